@@ -1,0 +1,137 @@
+"""Parsed sets kept on disk, so that a file is parsed once and opened in milliseconds afterwards.
+
+An entry is a folder of plain `.npy` files and a `header.json`. It appears under its name only when complete, and
+anything odd about it (a missing file, another size or shape) counts as absent: the set is then read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.kernels.compile import cache_folder
+
+FORMAT = 1  # raise it whenever files would be read differently, or entries are laid out differently
+
+_ARRAYS = ("features", "grades", "offsets", "query_ids")
+_SAMPLE = 1 << 20  # bytes hashed at either end of a file
+_UNFINISHED = ".unfinished-"  # what their folders are called
+_ABANDONED = 24 * 3600  # seconds after which an unfinished entry has no living writer
+
+
+def cache_key(paths: Sequence[Path], options: Mapping[str, Any]) -> str:
+    """Name of the entry for these files, as they are now, read with these options."""
+    files = [_fingerprint(path) for path in paths]
+    text = json.dumps([FORMAT, files, dict(options)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def load(key: str) -> RankingData | None:
+    """The set kept under this name, memory-mapped; None if there is none or it is damaged."""
+    folder = _entries() / key
+    try:
+        header = json.loads((folder / "header.json").read_text(encoding="utf-8"))
+        arrays = {name: _open(folder / f"{name}.npy", header["arrays"][name]) for name in _ARRAYS}
+        return RankingData(
+            features=arrays["features"],
+            grades=arrays["grades"],
+            offsets=arrays["offsets"],
+            query_ids=arrays["query_ids"],
+            top_grade=int(header["top_grade"]),
+            normalised=str(header["normalised"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError):
+        return None
+
+
+def store(key: str, data: RankingData) -> bool:
+    """Keep a set under this name; False where the cache folder cannot be written."""
+    entries = _entries()
+    try:
+        entries.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=entries))
+    except OSError:
+        return False
+    try:
+        _remove_abandoned(entries)
+        _write(unfinished, data)
+        return _move_in(unfinished, entries / key, key)
+    except OSError:
+        return False
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _entries() -> Path:
+    return cache_folder() / "data"
+
+
+def _fingerprint(path: Path) -> list[str | int]:
+    # The path as well: parts of one archive may share size, times and both ends.
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        digest = hashlib.blake2b(file.read(_SAMPLE), digest_size=16)
+        file.seek(max(0, status.st_size - _SAMPLE))
+        digest.update(file.read(_SAMPLE))
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, digest.hexdigest()]
+
+
+def _open(path: Path, expected: Mapping[str, Any]) -> NDArray[Any]:
+    if path.stat().st_size != expected["bytes"]:
+        raise ValueError(f"{path} does not have {expected['bytes']} bytes")
+    # Copy-on-write rather than read-only: nothing reaches the disk, and kernels need no second, read-only signature.
+    array: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    if list(array.shape) != expected["shape"] or array.dtype.str != expected["type"]:
+        raise ValueError(f"{path} is not {expected['type']} {expected['shape']}")
+    return np.asarray(array)
+
+
+def _write(folder: Path, data: RankingData) -> None:
+    described = {}
+    for name in _ARRAYS:
+        array = getattr(data, name)
+        path = folder / f"{name}.npy"
+        np.save(path, array, allow_pickle=False)
+        described[name] = {"shape": list(array.shape), "type": array.dtype.str, "bytes": path.stat().st_size}
+    header = {
+        "format": FORMAT,
+        "arrays": described,
+        "top_grade": data.top_grade,
+        "normalised": data.normalised,
+    }
+    (folder / "header.json").write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _move_in(unfinished: Path, entry: Path, key: str) -> bool:
+    for _ in range(3):
+        try:
+            os.rename(unfinished, entry)
+            return True
+        except OSError:
+            if load(key) is not None:
+                return True  # another process wrote the same entry first
+            # In the way lies a damaged entry. Moved away before it is deleted: nobody may see half of it.
+            away = tempfile.mkdtemp(prefix=_UNFINISHED, dir=entry.parent)
+            with contextlib.suppress(OSError):
+                os.rename(entry, Path(away) / "damaged")
+            shutil.rmtree(away, ignore_errors=True)
+    return False
+
+
+def _remove_abandoned(entries: Path) -> None:
+    for folder in entries.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(folder, ignore_errors=True)

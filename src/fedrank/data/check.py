@@ -1,0 +1,202 @@
+"""Looks a LETOR file over: is it sound, what is in it, and what about it would surprise you."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedrank.data.letor import LetorError, read_letor
+from fedrank.data.normalise import feature_ranges
+from fedrank.data.ranking import RankingData
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """What is in a file; all counts are 0 for a file that cannot be read."""
+
+    path: str
+    error: str = ""  # why it cannot be read; "" for a sound file
+    queries: int = 0
+    documents: int = 0
+    features: int = 0
+    grades: tuple[int, ...] = ()  # documents of grade 0, 1, 2 ...
+    fewest: int = 0  # documents of the shortest query
+    median: float = 0.0  # documents of the middle query
+    most: int = 0  # documents of the longest query
+    without_relevant: int = 0  # queries whose documents all have grade 0
+    single: int = 0  # queries with one document
+    same_grade: int = 0  # queries with several documents, all of one grade
+    constant: tuple[int, ...] = ()  # features that never change but are not 0, counted from 1
+    all_zero: tuple[int, ...] = ()  # features that are always 0, counted from 1
+    duplicates: int = 0  # documents that repeat another one of their query in all features
+    sorted_queries: float = (
+        0.0  # share of queries with several grades whose documents lie in order of grade, best first
+    )
+    looks_normalised: bool = False  # all values from 0 to 1
+    zeros: float = 0.0  # share of values
+    oddities: tuple[str, ...] = ()  # sentences
+
+    @property
+    def sound(self) -> bool:
+        return not self.error
+
+    @property
+    def sorted_by_grade(self) -> bool:
+        """Whether most queries list their best documents first, which flatters any ranker that leaves ties."""
+        return self.sorted_queries > 0.5
+
+
+def check_files(
+    paths: Sequence[str | os.PathLike[str]], *, features: int | None = None, missing: float | None = None
+) -> list[FileCheck]:
+    """Look over each file on its own. An unsound file is a result here, not an exception."""
+    checks = []
+    for path in paths:
+        try:
+            data = read_letor(path, features=features, missing=missing, cache=False)
+        except (LetorError, OSError) as error:
+            checks.append(FileCheck(str(path), error=str(error)))
+        else:
+            checks.append(check_data(data, str(path)))
+    return checks
+
+
+def check_data(data: RankingData, path: str) -> FileCheck:
+    """Look over a set that was read already."""
+    starts = data.offsets[:-1]
+    lengths = np.diff(data.offsets)
+    best = np.maximum.reduceat(data.grades, starts)
+    worst = np.minimum.reduceat(data.grades, starts)
+    low, high = feature_ranges(data)
+    values = data.features.size
+    check = FileCheck(
+        path,
+        queries=data.queries,
+        documents=data.documents,
+        features=data.features.shape[1],
+        grades=tuple(np.bincount(data.grades).tolist()),
+        fewest=int(lengths.min()),
+        median=float(np.median(lengths)),
+        most=int(lengths.max()),
+        without_relevant=int(np.sum(best == 0)),
+        single=int(np.sum(lengths == 1)),
+        same_grade=int(np.sum((best == worst) & (lengths > 1))),
+        constant=_numbers((low == high) & (low != 0)),
+        all_zero=_numbers((low == 0) & (high == 0)),
+        duplicates=_duplicates(data),
+        sorted_queries=_sorted_queries(data, best > worst),
+        looks_normalised=bool(low.min() >= 0 and high.max() <= 1),
+        zeros=(values - int(np.count_nonzero(data.features))) / values,
+    )
+    return replace(check, oddities=tuple(_oddities(check)))
+
+
+def _numbers(which: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple((np.flatnonzero(which) + 1).tolist())
+
+
+def _duplicates(data: RankingData) -> int:
+    repeated = 0
+    for start, stop in zip(data.offsets[:-1].tolist(), data.offsets[1:].tolist(), strict=True):
+        rows = data.features[start:stop] + np.float32(0)  # makes -0 a 0, so that equal rows have equal bytes
+        repeated += len(rows) - len({row.tobytes() for row in rows})
+    return repeated
+
+
+def _sorted_queries(data: RankingData, several: NDArray[np.bool_]) -> float:
+    if not several.any():
+        return 0.0
+    rises = np.zeros(data.documents, np.int64)
+    rises[1:] = np.diff(data.grades.astype(np.int64)) > 0
+    rises[data.offsets[:-1]] = 0
+    in_order = np.add.reduceat(rises, data.offsets[:-1]) == 0
+    return float(np.mean(in_order[several]))
+
+
+def _oddities(check: FileCheck) -> list[str]:
+    said = []
+    if check.without_relevant:
+        said.append(f"{_count(check.without_relevant, 'query has', 'queries have')} no relevant document")
+    if check.single:
+        said.append(f"{_count(check.single, 'query has', 'queries have')} only one document: nothing to rank")
+    if check.same_grade:
+        said.append(f"{_count(check.same_grade, 'query has', 'queries have')} several documents, all of one grade")
+    skipped = [str(grade) for grade, count in enumerate(check.grades) if count == 0]
+    if skipped:
+        said.append(f"no document has grade {_listed(skipped)}")
+    if check.constant:
+        said.append(_features(check.constant, "never changes", "never change"))
+    if check.all_zero:
+        said.append(_features(check.all_zero, "is always 0", "are always 0"))
+    if check.duplicates:
+        said.append(
+            f"{_count(check.duplicates, 'document has', 'documents have')} the features of another of the same query"
+        )
+    if check.sorted_by_grade:
+        said.append(
+            f"{check.sorted_queries:.0%} of the queries list their documents in order of grade, best first: "
+            "a ranker that ties them all would look perfect wherever ties keep this order"
+        )
+    return said
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _features(numbers: Sequence[int], one: str, many: str) -> str:
+    if len(numbers) == 1:
+        return f"feature {numbers[0]} {one}"
+    return f"features {_listed([str(number) for number in numbers])} {many}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    if len(words) > 8:
+        words = [*words[:7], f"{len(words) - 7} more"]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def show_checks(checks: Sequence[FileCheck], console: Console) -> None:
+    """Print a table of the sound files, then what is odd about each, then what is wrong with the others."""
+    sound = [check for check in checks if check.sound]
+    names = _short_names([check.path for check in checks])
+    if sound:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("file", overflow="fold")
+        for title in ("queries", "documents", "features", "docs per query", "documents by grade 0, 1 ...", "zeros"):
+            table.add_column(title, justify="right")
+        table.add_column("values")
+        for check in sound:
+            table.add_row(
+                Text(names[check.path]),
+                f"{check.queries:,}",
+                f"{check.documents:,}",
+                f"{check.features:,}",
+                f"{check.fewest} / {check.median:g} / {check.most}",
+                "  ".join(f"{count:,}" for count in check.grades),
+                f"{check.zeros:.0%}",
+                "0 .. 1" if check.looks_normalised else "raw",
+            )
+        console.print(table)
+        console.print("docs per query: fewest / median / most", style="dim")
+    for check in checks:
+        if check.error:
+            console.print(Text.assemble(("unsound ", "bold red"), check.error), soft_wrap=True)
+        elif check.oddities:
+            console.print(Text(names[check.path], style="bold"))
+            for sentence in check.oddities:
+                console.print(Text(f"  - {sentence}"), soft_wrap=True)
+
+
+def _short_names(paths: Sequence[str]) -> dict[str, str]:
+    """File names alone where they tell the files apart."""
+    alone = [Path(path).name for path in paths]
+    return {path: path if alone.count(name) > 1 else name for path, name in zip(paths, alone, strict=True)}

@@ -1,0 +1,358 @@
+"""LETOR files: lines of `grade qid:Q index:value ... # comment`, as text, `.gz` or `.xz`."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data import cache as kept
+from fedrank.data.normalise import known_normalisation, normalise_into
+from fedrank.data.ranking import RankingData
+from fedrank.kernels import letor as kernel
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+BLOCK = 4 << 20  # bytes of text in memory at a time; also the longest line
+LONGEST_QUERY = 1000  # bytes of a query id
+_GROWTH = 64 << 20  # bytes up to which the features double in size; from there on they grow by an eighth or as much
+_BOM = b"\xef\xbb\xbf"
+
+
+class LetorError(ValueError):
+    """A file that is not sound LETOR; the message names file, line, text and remedy."""
+
+
+def read_letor(
+    paths: Paths,
+    *,
+    features: int | None = None,
+    normalise: str = "none",
+    missing: float | None = None,
+    cache: bool = True,
+) -> RankingData:
+    """Read one file, or several as if they were one.
+
+    `features` is how many there must be; without it the highest index counts. A sparse file may leave out its last
+    features, but one that lists fewer on every line is refused. `missing` names a value that stands for "missing" and
+    is read as 0. `global` normalisation uses the ranges of these files alone: see `normalise` for a test set.
+    """
+    files = _files(paths)
+    known_normalisation(normalise)
+    if features is not None and not 1 <= features <= kernel.LARGEST_INDEX:
+        raise ValueError(f"features = {features}: no such file can be read; use 1 .. {kernel.LARGEST_INDEX:,}, or None")
+    name = "+".join(file.name.split(".")[0] for file in files)
+    if not cache:
+        return replace(_read(files, features, normalise, missing), name=name)
+    options = {"features": features, "normalise": normalise, "missing": missing}
+    key = kept.cache_key(files, options)
+    data = kept.load(key)
+    if data is None:
+        data = _read(files, features, normalise, missing)
+        # A file that changed meanwhile would be remembered under the wrong name.
+        if kept.cache_key(files, options) == key and kept.store(key, data):
+            data = kept.load(key) or data
+    return replace(data, name=name)
+
+
+def read_comments(paths: Paths) -> list[str]:
+    """What stands behind the `#` of every document, in order; "" where there is none.
+
+    >>> import tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "tiny.txt"
+    >>> _ = file.write_text("1 qid:7 1:0.5 #docid = GX000\\n# no document\\n0 qid:7 1:0.1\\n")
+    >>> read_comments(file)
+    ['docid = GX000', '']
+    """
+    comments = []
+    for path in _files(paths):
+        with _opened(path) as stream:
+            for number, line in enumerate(stream):
+                if number == 0:
+                    line = line.removeprefix(_BOM)
+                document, _, comment = line.partition(b"#")
+                if document.strip():
+                    comments.append(comment.strip().decode(errors="replace"))
+    return comments
+
+
+def _files(paths: Paths) -> list[Path]:
+    files = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
+    if not files:
+        raise ValueError("no files to read; name at least one")
+    return files
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The text of a file as bytes; errors of its archive become ours."""
+    with open(path, "rb") as file:
+        try:
+            with _unpacked(file, path.suffix) as stream:
+                yield stream
+        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+            raise LetorError(
+                f"{path}: the archive is damaged or cut short ({error}), so documents would be missing; "
+                "copy or download it again"
+            ) from error
+
+
+def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO:
+    # By its first bytes too: archives are often renamed to .txt.
+    start = file.read(6)
+    file.seek(0)
+    if suffix == ".gz" or start.startswith(b"\x1f\x8b"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    if suffix == ".xz" or start == b"\xfd7zXZ\x00":
+        return cast(BinaryIO, lzma.LZMAFile(file))
+    return file
+
+
+def _read(files: Sequence[Path], features: int | None, normalise: str, missing: float | None) -> RankingData:
+    table = _Table(features, missing)
+    for path in files:
+        table.read(path)
+    table.finish()
+    normalise_into(table.features, table.features, table.offsets, normalise)
+    return RankingData(
+        features=table.features,
+        grades=table.grades,
+        offsets=table.offsets,
+        query_ids=np.array(table.query_ids, dtype=np.str_),
+        normalised=normalise,
+    )
+
+
+class _Table:
+    """Arrays that grow while files are read, and the block of text that is being read."""
+
+    def __init__(self, features: int | None, missing: float | None) -> None:
+        self.expected = features
+        self.missing = np.nan if missing is None else float(missing)
+        self.features: NDArray[np.float32] = np.zeros((0, features or 0), np.float32)
+        self.grades: NDArray[np.int8] = np.zeros(0, np.int8)
+        self.offsets: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.query_ids: list[str] = []
+
+        self._starts: list[int] = []  # first document of every query
+        self._known: set[str] = set()  # query ids
+        self._path = Path()
+        # The id of the last query is kept in front of the block, where the kernel can compare it.
+        self._bytes = bytearray(LONGEST_QUERY + BLOCK + 1)
+        self._text = np.frombuffer(self._bytes, np.uint8)
+        self._seen = np.zeros((features or 0) + 1, np.int64)
+        self._queries = np.zeros((1 << 14, 4), np.int64)
+        self._hard = np.zeros((kernel.LARGEST_INDEX, 5), np.int64)
+        self._state = np.zeros(kernel.STATES, np.int64)
+        self._state[kernel.FEWEST] = kernel.LARGEST_INDEX
+
+    def read(self, path: Path) -> None:
+        """Append the documents of a file."""
+        state, text = self._state, self._bytes
+        self._path = path
+        before = int(state[kernel.ROW])
+        state[kernel.LINE] = 1
+        first, end = True, LONGEST_QUERY
+        with _opened(path) as stream:
+            ended = False
+            while not ended:
+                filled = _fill(stream, memoryview(text)[end:-1])
+                ended = end + filled < len(text) - 1
+                end += filled
+                if ended and end > LONGEST_QUERY and text[end - 1] != 10:
+                    text[end] = 10
+                    end += 1
+                stop = text.rfind(b"\n", LONGEST_QUERY, end) + 1
+                if not ended and stop == 0:
+                    what = f"the line is longer than {BLOCK:,} bytes; is this a LETOR file?"
+                    raise self._error(int(state[kernel.LINE]), "", what)
+                bom = first and text.startswith(_BOM, LONGEST_QUERY)
+                state[kernel.POSITION] = LONGEST_QUERY + (len(_BOM) if bom else 0)
+                first = False
+                self._parse(stop)
+                last = text[state[kernel.LAST] : state[kernel.LAST_END]]
+                text[: len(last)] = last
+                state[kernel.LAST], state[kernel.LAST_END] = 0, len(last)
+                if not ended:
+                    rest = text[stop:end]
+                    end = LONGEST_QUERY + len(rest)
+                    text[LONGEST_QUERY:end] = rest
+        if state[kernel.ROW] == before:
+            raise LetorError(f"{path}: there are no documents in it; is it the right file, and was it copied whole?")
+
+    def finish(self) -> None:
+        """Cut the arrays to what was read."""
+        rows, highest, fewest = (int(self._state[place]) for place in (kernel.ROW, kernel.HIGHEST, kernel.FEWEST))
+        if highest == 0:
+            raise LetorError(f"{self._path}: no document has a feature; lines must look like '2 qid:1 1:0.5 2:3'")
+        if self.expected is not None and highest < self.expected and fewest == highest:
+            raise LetorError(
+                f"{self._path}: every document has {highest} features instead of {self.expected}; "
+                f"use another file, or features={highest}"
+            )
+        width = self.expected or highest
+        if width < self.features.shape[1]:
+            self.features = self.features[:rows, :width].copy()
+        self.features.resize((rows, width), refcheck=False)
+        self.grades.resize(rows, refcheck=False)
+        self.offsets = np.array([*self._starts, rows], np.int64)
+
+    def _parse(self, stop: int) -> None:
+        state = self._state
+        while True:
+            status = kernel.read_lines(
+                self._text,
+                stop,
+                self.features,
+                self.grades,
+                self._seen,
+                self._queries,
+                self._hard,
+                state,
+                self.missing,
+                LONGEST_QUERY,
+            )
+            self._name_queries()
+            self._settle_hard()
+            if status == kernel.DONE:
+                return
+            if status == kernel.WIDER:
+                self._widen(int(state[kernel.WANTED]))
+            elif status == kernel.FULL:
+                self._lengthen()
+            else:
+                raise self._bad_line(status)
+
+    def _name_queries(self) -> None:
+        used = int(self._state[kernel.QUERIES])
+        self._state[kernel.QUERIES] = 0
+        for row, line, start, end in self._queries[:used].tolist():
+            try:
+                name = self._bytes[start:end].decode()
+            except UnicodeDecodeError as error:
+                text = repr(_short(self._bytes[start:end].decode(errors="replace")))
+                raise self._error(line, text, "is no UTF-8; save the file as UTF-8") from error
+            if name in self._known:
+                raise self._error(
+                    line,
+                    f"qid:{name}",
+                    "has occurred before, with other queries in between, so its documents would be ranked apart; "
+                    "sort the lines by query",
+                )
+            self._known.add(name)
+            self.query_ids.append(name)
+            self._starts.append(row)
+
+    def _settle_hard(self) -> None:
+        used = int(self._state[kernel.HARD])
+        self._state[kernel.HARD] = 0
+        for row, column, line, start, end in self._hard[:used].tolist():
+            text = self._bytes[start:end].decode()
+            with np.errstate(over="ignore", under="ignore"):
+                value = np.float32(float(text))
+            if np.isinf(value):
+                raise self._infinite(line, f"{column + 1}:{text}")
+            self.features[row, column] = value
+
+    def _widen(self, wanted: int) -> None:
+        if self.expected is not None:
+            raise self._error(
+                int(self._state[kernel.LINE]),
+                f"feature {wanted}",
+                f"is more than the {self.expected} that were expected; use another file, or features={wanted}",
+            )
+        width = self.features.shape[1]
+        # A little more than wanted the second time: in a sparse file the highest index rises line by line.
+        width = wanted if width == 0 else max(wanted, width + width // 4)
+        rows = int(self._state[kernel.ROW])
+        room = _room(rows, width)
+        wider = np.zeros((room, width), np.float32)
+        wider[:rows, : self.features.shape[1]] = self.features[:rows]
+        self.features = wider
+        self.grades.resize(room, refcheck=False)
+        self._seen = np.zeros(width + 1, np.int64)
+
+    def _lengthen(self) -> None:
+        if self._state[kernel.ROW] < len(self.grades):
+            return
+        # Large arrays are moved by the operating system rather than copied when they are resized in place.
+        rows, width = self.features.shape
+        room = _room(rows, width)
+        self.features.resize((room, width), refcheck=False)
+        self.grades.resize(room, refcheck=False)
+
+    def _bad_line(self, status: int) -> LetorError:
+        state, text = self._state, self._bytes
+        line, mark = int(state[kernel.LINE]), int(state[kernel.MARK])
+        whole = bytes(text[state[kernel.POSITION] : text.index(b"\n", mark)])
+        words = bytes(text[mark : mark + 80]).split(b"\n")[0].split()
+        word = words[0].decode(errors="replace") if words else ""
+        if b"\0" in whole:
+            return self._error(line, "", _REMEDIES[kernel.NUL])
+        if status == kernel.ENDLESS:
+            return self._infinite(line, word)
+        if status == kernel.BAD_VALUE and _is_not_finite(word):
+            return self._infinite(line, word)
+        return self._error(line, repr(_short(word)), _REMEDIES[status])
+
+    def _infinite(self, line: int, word: str) -> LetorError:
+        return self._error(
+            line,
+            repr(_short(word)),
+            "is not a finite float32, and no ranker could learn from it; correct it, or, if this value stands for "
+            "'missing', name it: missing=...",
+        )
+
+    def _error(self, line: int, text: str, what: str) -> LetorError:
+        return LetorError(f"{self._path}, line {line}: {text}{' ' if text else ''}{what}")
+
+
+_REMEDIES = {
+    kernel.BAD_GRADE: (
+        f"is no grade; start the line with a whole number from 0 to {kernel.LARGEST_GRADE}, as in '2 qid:1 1:0.5'"
+    ),
+    kernel.BAD_QUERY: "stands where the query must; write it behind the grade, as in '2 qid:1 1:0.5'",
+    kernel.LONG_QUERY: f"is a query id of more than {LONGEST_QUERY} bytes; use a shorter one",
+    kernel.BAD_PAIR: "is no feature; write index:value, as in '7:0.25', with an index from 1 upwards",
+    kernel.BAD_INDEX: f"has an index outside 1 .. {kernel.LARGEST_INDEX:,}; number the features from 1",
+    kernel.TWICE: "gives a feature of this line a second time; keep one of the two",
+    kernel.BAD_VALUE: "has no number behind the colon; write index:value, as in '7:0.25'",
+    kernel.NUL: "there is a NUL byte, so this is no text, or it was damaged; copy the file again",
+}
+
+
+def _room(rows: int, width: int) -> int:
+    """Rows to make room for when there are `rows` and more are to come."""
+    size = 4 * max(width, 16)
+    return rows + max(rows // 8, min(rows, _GROWTH // size), (1 << 20) // size, 1)
+
+
+def _fill(stream: BinaryIO, room: memoryview) -> int:
+    """Read until the room is full or the file ends: bytes read."""
+    filled = 0
+    while filled < len(room):
+        got = cast(Any, stream).readinto(room[filled:])
+        if not got:
+            break
+        filled += got
+    return filled
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _is_not_finite(pair: str) -> bool:
+    try:
+        return not np.isfinite(float(pair.partition(":")[2]))
+    except ValueError:
+        return False

@@ -1,0 +1,81 @@
+"""Normalisation: features brought to the range 0 .. 1, by query or over a whole set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.types import Features, Offsets
+
+NORMALISATIONS = ("none", "query", "global")
+
+Ranges = NDArray[np.float32]  # [2, features]: smallest and largest value
+
+
+def normalise(data: RankingData, how: str, ranges: Ranges | None = None) -> RankingData:
+    """The same queries with features from 0 to 1: by `query`, `global` over the whole set, or `none`.
+
+    A feature that is the same for all documents of the query (or of the set) becomes 0. A test set must be normalised
+    with the `feature_ranges` of its training set; what lies outside them then lies outside 0 .. 1.
+    """
+    known_normalisation(how)
+    if ranges is not None and how != "global":
+        raise ValueError(f"ranges have no meaning for normalisation {how!r}; leave them out, or use 'global'")
+    if data.normalised != how and (how == "none" or data.normalised == "query"):
+        raise ValueError(
+            f"features are already normalised by {data.normalised!r}, which {how!r} cannot undo; "
+            f"read the files again with normalise={how!r}"
+        )
+    if how == "none":
+        return data
+    out = np.empty(data.features.shape, np.float32)
+    normalise_into(out, data.features, data.offsets, how, ranges)
+    return replace(data, features=out, normalised=how)
+
+
+def feature_ranges(data: RankingData) -> Ranges:
+    """Smallest and largest value of every feature, [2, features]."""
+    return _ranges(_plain(data.features))
+
+
+def normalise_into(out: Features, features: Features, offsets: Offsets, how: str, ranges: Ranges | None = None) -> None:
+    """Write normalised features to `out`, which may be `features` itself."""
+    from fedrank.kernels.normalise import rescale, rescale_queries
+
+    features = _plain(features)
+    if how == "query":
+        rescale_queries(features, _plain(offsets), out)
+    elif how == "global":
+        if ranges is None:
+            ranges = _ranges(features)
+        if ranges.shape != (2, features.shape[1]):
+            raise ValueError(
+                f"ranges {ranges.shape} do not fit {features.shape[1]} features; "
+                f"use feature_ranges() of a set with as many"
+            )
+        low, high = np.array(ranges, np.float32)
+        rescale(features, 0, len(features), low, high, out)
+
+
+def known_normalisation(how: str) -> None:
+    """Refuse a name that is not one of the three."""
+    if how not in NORMALISATIONS:
+        raise ValueError(f"no normalisation {how!r}; use 'none', 'query' or 'global'")
+
+
+def _ranges(features: Features) -> Ranges:
+    from fedrank.kernels.normalise import find_ranges
+
+    ranges = np.empty((2, features.shape[1]), np.float32)
+    find_ranges(features, 0, len(features), ranges[0], ranges[1])
+    return ranges
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    # Kernels are compiled for contiguous, writable arrays; one more signature would cost seconds at the first call.
+    array = np.ascontiguousarray(array)
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,87 @@
+"""`RankingData`: queries with their candidate documents, as flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.types import Features, Grades, Offsets
+
+
+@dataclass(frozen=True)
+class RankingData:
+    """Queries with their candidate documents. Documents of a query are neighbours; arrays may be memory-mapped."""
+
+    features: Features  # [documents, features]
+    grades: Grades  # [documents]
+    offsets: Offsets  # [queries + 1]
+    query_ids: NDArray[np.str_]  # [queries]
+    name: str = ""
+    top_grade: int = -1  # highest grade of the scale, which a small sample may not contain; -1: highest that occurs
+    feature_names: tuple[str, ...] = ()
+    normalised: str = "none"  # what was done to the features: "none", "query" or "global"
+
+    def __post_init__(self) -> None:
+        documents = len(self.features)
+        if self.features.ndim != 2 or self.features.dtype != np.float32:
+            raise ValueError(f"features are {self.features.dtype} {self.features.shape}; use float32 [documents, features]")
+        if len(self.grades) != documents or self.offsets[0] != 0 or self.offsets[-1] != documents:
+            raise ValueError(
+                f"{documents} rows of features, {len(self.grades)} grades, offsets {self.offsets[0]} .. {self.offsets[-1]}: "
+                "all three must describe the same documents"
+            )
+        if len(self.query_ids) != self.queries or np.any(np.diff(self.offsets) < 1):
+            raise ValueError("every query needs an id and at least one document")
+        if self.top_grade < 0:
+            object.__setattr__(self, "top_grade", int(self.grades.max(initial=0)))
+
+    @property
+    def queries(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def documents(self) -> int:
+        return len(self.grades)
+
+    @cached_property
+    def longest(self) -> int:
+        """Documents of the longest query."""
+        return int(np.diff(self.offsets).max())
+
+    def select(self, queries: NDArray[np.integer] | Sequence[int]) -> RankingData:
+        """Some of the queries, in the given order."""
+        queries = np.asarray(queries, dtype=np.int64)
+        lengths = np.diff(self.offsets)[queries]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        rows = np.repeat(self.offsets[queries] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return replace(
+            self,
+            features=self.features[rows],
+            grades=self.grades[rows],
+            offsets=offsets,
+            query_ids=self.query_ids[queries],
+        )
+
+    @staticmethod
+    def join(parts: Sequence[RankingData]) -> RankingData:
+        """Several sets one after the other. They must agree in features and normalisation."""
+        if not parts:
+            raise ValueError("nothing to join")
+        widths = {part.features.shape[1] for part in parts}
+        if len(widths) > 1 or len({part.normalised for part in parts}) > 1:
+            raise ValueError(f"parts differ in number of features {sorted(widths)} or in normalisation")
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0] + [part.documents for part in parts[:-1]])
+        return replace(
+            parts[0],
+            features=np.concatenate([part.features for part in parts]),
+            grades=np.concatenate([part.grades for part in parts]),
+            offsets=np.concatenate([[0]] + [part.offsets[1:] + start for part, start in zip(parts, starts, strict=True)]),
+            query_ids=np.concatenate([part.query_ids for part in parts]),
+            top_grade=max(part.top_grade for part in parts),
+        )

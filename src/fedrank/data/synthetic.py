@@ -1,0 +1,254 @@
+"""Synthetic ranking data that is worth learning from, in the shape of two well-known sets.
+
+A document has hidden traits: how well its body, anchor texts, title and URL match the query, its length, its authority,
+its depth in the site. Features see the traits through noise, as term and link counts do; grades depend on them in a way
+that no weighted sum can express. A linear ranker learns something, a neural one more, a forest of trees the most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.feature_names import LETOR_4, MSLR, STREAMS
+from fedrank.data.ranking import RankingData
+from fedrank.seeds import rng_for
+
+_Real = NDArray[np.float32]
+
+
+class _Sight(NamedTuple):
+    """What a feature sees of a document: a weighted sum of its traits and noise, shown in one of several forms."""
+
+    form: str  # score, share (0 .. 1), count (heavy tail, 0 in an empty stream), query (one value a query), rare, empty
+    match: float = 0.0
+    length: float = 0.0
+    authority: float = 0.0
+    depth: float = 0.0
+    noise: float = 1.0  # standard deviation
+    middle: float = 0.0  # a score's mean, the logarithm of a count's median
+    spread: float = 1.0  # of a score, or of the logarithm of a count
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a synthetic set imitates."""
+
+    queries: int
+    shares: tuple[float, ...]  # of grades 0, 1, ...
+    length: tuple[float, float, int, int]  # documents a query: median, spread of the logarithm, least, most
+    barren: float  # share of queries without a relevant document by decree; a few more follow by chance
+    noise: float  # of grades, standard deviation in a query of mean difficulty
+    blocks: tuple[_Sight, ...]  # each gives five features, one per stream
+    singles: tuple[_Sight, ...]  # features of the whole document or of its site
+    scaled: bool  # features are published scaled to 0 .. 1 within each query
+    names: tuple[str, ...]
+
+
+class _Traits(NamedTuple):
+    """What documents are like, hidden from every ranker; of mean 0 and deviation about 1."""
+
+    full: NDArray[np.bool_]  # [streams, documents]: whether the stream holds anything
+    match: _Real  # [streams, documents]
+    length: _Real  # [documents]
+    authority: _Real  # [documents]
+    depth: _Real  # [documents]
+
+
+_TF = _Sight("count", match=0.7, length=0.5, noise=0.8, middle=1.5, spread=0.9)
+_IDF = _Sight("query", middle=12.0, spread=4.0)
+_LENGTH = _Sight("count", length=1.0, noise=0.2, middle=5.0, spread=0.7)
+_BM25 = _Sight("score", match=0.8, noise=0.8, middle=12.0, spread=6.0)
+_LMIR = (
+    _Sight("score", match=0.6, length=0.5, noise=0.9, middle=-12.0, spread=5.0),
+    _Sight("score", match=0.7, length=-0.4, noise=0.9, middle=-14.0, spread=5.0),
+    _Sight("score", match=0.7, length=0.2, noise=0.9, middle=-11.0, spread=5.0),
+)
+_TF_STATISTICS = (
+    _TF,
+    _Sight("count", match=0.5, length=0.3, noise=1.2, middle=-0.5, spread=1.0),
+    _Sight("count", match=0.6, length=0.5, noise=0.9, middle=1.2, spread=1.0),
+    _Sight("count", match=0.7, length=0.4, noise=0.8, middle=0.8, spread=1.0),
+    _Sight("count", match=0.3, length=0.6, noise=1.2, middle=1.0, spread=2.0),
+)
+_SLASHES = _Sight("count", depth=1.0, noise=0.3, middle=1.2, spread=0.5)
+_URL_LENGTH = _Sight("count", depth=0.8, noise=0.6, middle=3.9, spread=0.4)
+_INLINKS = _Sight("count", authority=0.8, noise=0.7, middle=1.5, spread=3.0)
+_OUTLINKS = _Sight("count", length=0.4, noise=1.0, middle=1.0, spread=1.5)
+_PAGERANK = _Sight("count", authority=0.9, noise=0.5, middle=7.0, spread=1.2)
+
+_SHAPES = {
+    "mq2007": _Shape(
+        queries=600,
+        shares=(0.74, 0.20, 0.06),
+        length=(37.0, 0.42, 6, 147),
+        barren=0.10,
+        noise=1.1,
+        blocks=(_TF, _IDF, _TF, _LENGTH, _BM25, *_LMIR),
+        singles=(_PAGERANK, _INLINKS, _OUTLINKS, _SLASHES, _URL_LENGTH, _Sight("empty")),
+        scaled=True,
+        names=LETOR_4,
+    ),
+    "mslr": _Shape(
+        queries=500,
+        shares=(0.52, 0.32, 0.13, 0.02, 0.01),
+        length=(106.0, 0.58, 2, 450),
+        barren=0.10,
+        noise=1.1,
+        blocks=(
+            _Sight("count", match=0.8, noise=0.6, middle=0.8, spread=0.5),
+            _Sight("share", match=0.8, noise=0.6),
+            _LENGTH,
+            _IDF,
+            *_TF_STATISTICS,
+            *(sight._replace(form="share", length=-sight.length) for sight in _TF_STATISTICS),
+            *(sight._replace(middle=sight.middle + 2.0) for sight in _TF_STATISTICS),
+            _Sight("share", match=1.5, noise=1.0),
+            _Sight("share", match=0.7, noise=0.8),
+            _BM25,
+            *_LMIR,
+        ),
+        singles=(
+            _SLASHES,
+            _URL_LENGTH,
+            _INLINKS,
+            _OUTLINKS,
+            _PAGERANK,
+            _PAGERANK._replace(authority=0.6, noise=0.9),
+            _Sight("count", length=0.5, noise=1.0, middle=2.5, spread=1.2),
+            _Sight("count", noise=1.0, middle=2.5, spread=1.2),
+            _Sight("rare", match=0.6, authority=0.4, noise=0.8, middle=1.0, spread=2.0),
+            _Sight("rare", authority=0.6, noise=0.8, middle=2.0, spread=2.0),
+            _Sight("rare", noise=1.0, middle=3.0, spread=1.5),
+        ),
+        scaled=False,
+        names=MSLR,
+    ),
+}
+
+_FULL = (0.95, 0.35, 0.90, 0.45, 0.97)  # share of documents in which each stream holds anything
+
+
+def synthetic(shape: str, queries: int | None = None, seed: int = 0) -> RankingData:
+    """Queries and documents drawn by chance, in the shape of "mq2007" (46 features) or "mslr" (136 raw features).
+
+    The same seed gives the same set; a set with fewer queries is not the beginning of a larger one.
+    """
+    if shape not in _SHAPES:
+        raise ValueError(f"no synthetic shape {shape!r}; use one of {', '.join(_SHAPES)}")
+    plan = _SHAPES[shape]
+    queries = plan.queries if queries is None else queries
+    if queries < 1:
+        raise ValueError(f"queries = {queries} leaves nothing to rank; ask for at least 1")
+    rng = rng_for(seed, "synthetic", shape, queries)
+
+    lengths = _lengths(plan, queries, rng)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    query = np.repeat(np.arange(queries), lengths)
+    traits = _traits(query, queries, rng)
+    grades = _grades(plan, traits, query, queries, rng)
+    features = _features(plan, traits, query, queries, rng)
+    if plan.scaled:
+        features = _scaled(features, offsets, query)
+    return RankingData(
+        features=features,
+        grades=grades,
+        offsets=offsets,
+        query_ids=np.arange(1, queries + 1).astype(str),
+        name=f"synthetic-{shape}",
+        top_grade=len(plan.shares) - 1,
+        feature_names=plan.names,
+    )
+
+
+def _lengths(plan: _Shape, queries: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    median, spread, least, most = plan.length
+    drawn = np.rint(median * np.exp(spread * rng.standard_normal(queries)))
+    lengths = np.clip(drawn, least, most).astype(np.int64)
+    lengths[rng.random(queries) < 0.01] = 1  # real sets hold a few, and they break careless code
+    return lengths
+
+
+def _traits(query: NDArray[np.int64], queries: int, rng: np.random.Generator) -> _Traits:
+    documents = len(query)
+    topical, length, fame, depth = rng.standard_normal((4, documents), dtype=np.float32)
+    own = rng.standard_normal((4, documents), dtype=np.float32)
+    tide = rng.standard_normal(queries, dtype=np.float32)[query]  # all documents of a query match more, or less
+    body, anchor, title, url = np.float32(0.6) * topical + np.float32(0.8) * own + np.float32(0.3) * tide
+    whole = np.float32(0.8) * body + np.float32(0.35) * title + np.float32(0.2) * anchor
+    full = rng.random((5, documents), dtype=np.float32) < np.array(_FULL, dtype=np.float32)[:, None]
+    match = np.where(full, np.stack((body, anchor, title, url, whole)), np.float32(-1.5))
+    authority = np.float32(0.8) * fame - np.float32(0.6) * depth  # home pages are the well-known ones
+    return _Traits(full, match, length, authority, depth)
+
+
+def _appeal(traits: _Traits) -> _Real:
+    """How relevant documents are before chance: what a perfect ranker would sort by."""
+    body, anchor, title = traits.match[:3]
+    best = np.maximum(np.maximum(body, anchor), title)  # one good stream is enough
+    # Authority helps those who are on topic; a famous page about something else is all the more a nuisance.
+    trusted = np.where(best > 0.4, traits.authority, np.float32(-0.4) * traits.authority)
+    odd = np.minimum(np.square(traits.length), 4)  # too short and too long are both bad
+    stuffed = (body > 1.4) & (title < 0.2)  # words repeated in the body, and a title about something else
+    appeal: _Real = (
+        np.float32(0.8) * best + np.float32(1.1) * trusted - np.float32(0.9) * odd - np.float32(2.0) * stuffed
+    )
+    return appeal
+
+
+def _grades(
+    plan: _Shape, traits: _Traits, query: NDArray[np.int64], queries: int, rng: np.random.Generator
+) -> NDArray[np.int8]:
+    difficulty = np.exp(np.float32(0.5) * rng.standard_normal(queries, dtype=np.float32))
+    richness = rng.standard_normal(queries, dtype=np.float32)
+    barren = rng.permutation(queries) < round(plan.barren * queries)
+    noise = rng.standard_normal(len(query), dtype=np.float32)
+    judged = _appeal(traits) + richness[query] + np.float32(plan.noise) * difficulty[query] * noise
+    judged[barren[query]] = -np.inf
+    limits = np.quantile(judged, np.cumsum(plan.shares)[:-1], method="higher")
+    grades: NDArray[np.int8] = np.searchsorted(limits, judged, side="right").astype(np.int8)
+    return grades
+
+
+def _features(plan: _Shape, traits: _Traits, query: NDArray[np.int64], queries: int, rng: np.random.Generator) -> _Real:
+    streams = range(len(STREAMS))
+    everywhere = np.ones(len(query), dtype=np.bool_)
+    columns = [(sight, traits.match[s], traits.full[s]) for sight in plan.blocks for s in streams]
+    columns += [(sight, traits.match[-1], everywhere) for sight in plan.singles]
+    features = np.empty((len(query), len(columns)), dtype=np.float32)
+    for column, (sight, match, full) in enumerate(columns):
+        if sight.form == "query":
+            seen = rng.standard_normal(queries, dtype=np.float32)[query]
+        else:
+            seen = np.float32(sight.noise) * rng.standard_normal(len(query), dtype=np.float32)
+        # Term by term rather than as a matrix product, whose last bits depend on the machine.
+        weights = (sight.match, sight.length, sight.authority, sight.depth)
+        for weight, trait in zip(weights, (match, traits.length, traits.authority, traits.depth), strict=True):
+            if weight:
+                seen += np.float32(weight) * trait
+        features[:, column] = _shown(sight, seen, full, rng)
+    return features
+
+
+def _shown(sight: _Sight, seen: _Real, full: NDArray[np.bool_], rng: np.random.Generator) -> _Real:
+    match sight.form:
+        case "score" | "query":
+            return np.round(np.float32(sight.middle) + np.float32(sight.spread) * seen, 4)
+        case "share":
+            return np.where(full, np.round(np.float32(0.5) + np.float32(0.5) * seen / (1 + np.abs(seen)), 4), 0)
+        case "empty":
+            return np.zeros_like(seen)
+        case "rare":
+            full = rng.random(len(seen), dtype=np.float32) < 0.03
+    return np.where(full, np.floor(np.exp(np.float32(sight.middle) + np.float32(sight.spread) * seen)), 0)
+
+
+def _scaled(features: _Real, offsets: NDArray[np.int64], query: NDArray[np.int64]) -> _Real:
+    low = np.minimum.reduceat(features, offsets[:-1])
+    width = np.maximum.reduceat(features, offsets[:-1]) - low
+    width[width == 0] = 1  # constant within a query becomes 0
+    scaled: _Real = np.round((features - low[query]) / width[query], 6)
+    return scaled

@@ -1,0 +1,1 @@
+"""Questions put to all of the rest: spec, run, store, statistics, report."""

@@ -1,0 +1,183 @@
+"""The charts of a report, as SVG text that can stand inside a page."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedrank.experiment.findings import Findings, Variant, show
+
+# Okabe and Ito's colours without yellow, which vanishes on white; styles keep eight lines apart in grey print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#882255")
+STYLES = ("-", "-", "-", "-", "--", "--", "--", "--")
+TOGETHER = 8  # lines that one panel can hold
+INK, QUIET = "#1f2933", "#7b8794"
+LOOK = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedrank",  # the same runs give the same file
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.edgecolor": "#cbd2d9",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e9edf1",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+}
+FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+Panel = tuple[str, list[tuple[str, Variant]]]  # title, lines with their labels
+
+
+def curves(found: Findings, column: str, title: str) -> str:
+    """One column by round: a line per variant with a 95% band, in several panels where there are many variants."""
+    with mpl.rc_context(LOOK):
+        panels = split(found)
+        across = min(len(panels), 2 if len(panels) in (2, 4) else 3)
+        down = -(-len(panels) // across)
+        size = (8.6, 3.5) if len(panels) == 1 else (9.0, 2.6 * down + 0.7)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
+        labels = list(dict.fromkeys(label for _, lines in panels for label, _ in lines))
+        handles: dict[str, Any] = {}
+        for axis, (name, lines) in zip(axes, panels, strict=False):
+            base = found.baseline
+            if len(panels) > 1 and base is not None and all(variant is not base for _, variant in lines):
+                handles |= _line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
+            for label, variant in lines:
+                place = labels.index(label) % TOGETHER
+                handles |= _line(axis, variant, column, label, COLOURS[place], STYLES[place])
+            if name:
+                _plain(axis.set_title(_wrapped(name, 44), loc="left", color=INK))
+        for i, axis in enumerate(axes):
+            axis.set_visible(i < len(panels))
+            # The last row may be short: the panels above its gaps carry the round numbers then.
+            lowest = i + across >= len(panels)
+            axis.tick_params(labelbottom=lowest, length=3)
+            if lowest:
+                axis.set_xlabel("round")
+            if i % across == 0:
+                _plain(axis.set_ylabel(title))
+        if len(found.variants) > 1:
+            names = [_wrapped(label, 30 if len(panels) == 1 else 44) for label in handles]
+            where = {"loc": "outside right center"}
+            if len(panels) > 1 or max(len(name) for name in names) > 60:
+                where = {"loc": "outside lower center", "ncols": min(len(names), 4)}
+            legend = figure.legend(list(handles.values()), [_shown(name) for name in names], handlelength=2.2, **where)
+            for text in legend.get_texts():
+                _plain(text)
+        return _svg(figure)
+
+
+def weight_bars(variants: Sequence[Variant], top: int = 12) -> str:
+    """The features that weigh most in the linear models of some variants: mean over repeats, with one sd."""
+    with mpl.rc_context(LOOK):
+        shown = [(variant, variant.weights()) for variant in variants]
+        most = max(min(top, weights.shape[1]) for _, weights in shown if weights is not None)
+        figure = Figure(figsize=(4.9 * len(shown) if len(shown) > 1 else 6.5, 0.27 * most + 0.9), layout="constrained")
+        for axis, (variant, weights) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+            assert weights is not None
+            order, mean, sd = heaviest(weights, top)
+            names = next(iter(variant.repeats.values())).feature_names
+            places = np.arange(len(order))[::-1]
+            colours = [COLOURS[0] if value >= 0 else COLOURS[1] for value in mean[order]]
+            errors = None if np.isnan(sd).any() else sd[order]
+            axis.barh(places, mean[order], xerr=errors, color=colours, height=0.66, ecolor=INK, error_kw={"lw": 0.9})
+            axis.axvline(0, color=QUIET, lw=0.8)
+            axis.set_yticks(places, [_shown(textwrap.shorten(names[i] or "-", 34, placeholder="…")) for i in order])
+            for text in axis.get_yticklabels():
+                _plain(text)
+            axis.tick_params(axis="y", length=0)
+            axis.grid(False, axis="y")
+            axis.set_xlabel("weight")
+            _plain(axis.set_title(_wrapped(variant.label, 40), loc="left"))
+        return _svg(figure)
+
+
+def heaviest(
+    weights: NDArray[np.float64], top: int
+) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
+    """Order of the features with the largest absolute mean weight, all means, and all standard deviations."""
+    mean = weights.mean(axis=0)
+    sd = weights.std(axis=0, ddof=1) if len(weights) > 1 else np.full(len(mean), np.nan)
+    return np.argsort(-np.abs(mean), kind="stable")[:top], mean, sd
+
+
+def split(found: Findings) -> list[Panel]:
+    """Variants in panels of at most eight lines: by the value of a varied setting if possible, else in order."""
+    variants = list(found.variants)
+    if len(variants) <= TOGETHER:
+        return [("", [(variant.label, variant) for variant in variants])]
+    keys = list(variants[0].settings)
+    if len(keys) > 1 and all(list(variant.settings) == keys and "=" in variant.name for variant in variants):
+        for key in keys:
+            groups: dict[str, list[tuple[str, Variant]]] = {}
+            for variant in variants:
+                rest = {name: value for name, value in variant.settings.items() if name != key}
+                label = ", ".join(f"{name.removesuffix('.name')} = {show(value)}" for name, value in rest.items())
+                groups.setdefault(show(variant.settings[key]), []).append((label, variant))
+            largest = max(len(lines) for lines in groups.values())
+            if 2 <= largest <= TOGETHER and len({label for lines in groups.values() for label, _ in lines}) <= TOGETHER:
+                return [(f"{key.removesuffix('.name')} = {value}", lines) for value, lines in groups.items()]
+    parts = -(-len(variants) // (TOGETHER - 2))
+    size = -(-len(variants) // parts)
+    return [("", [(v.label, v) for v in variants[start : start + size]]) for start in range(0, len(variants), size)]
+
+
+def _line(axis: Any, variant: Variant, column: str, label: str, colour: str, style: str, band: bool = True) -> dict[str, Any]:
+    curve = variant.curve(column)
+    if curve is None or not len(curve.rounds):
+        return {}
+    marker = "o" if len(curve.rounds) == 1 else None
+    (handle,) = axis.plot(curve.rounds, curve.mean, color=colour, ls=style, lw=1.6, marker=marker, ms=4)
+    if band and not np.isnan(curve.half).any():
+        low, high = curve.mean - curve.half, curve.mean + curve.half
+        axis.fill_between(curve.rounds, low, high, color=colour, alpha=0.14, lw=0)
+    return {label: handle}
+
+
+def _plain(text: Any) -> None:
+    text.set_parse_math(False)  # names come from files, and a "$" there is only a "$"
+
+
+def _shown(label: str) -> str:
+    return "\u200b" + label if label.startswith("_") else label  # legends leave out what starts with "_"
+
+
+def _wrapped(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text, width)) or text
+
+
+def _svg(figure: Figure) -> str:
+    FigureCanvasAgg(figure)
+    file = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters that the measuring font lacks; the reader's browser has them
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' id="(?![pm][0-9a-f]{10}")[^"]*"', "", text)  # "axes_1" of several charts would clash on one page
+    text = re.sub(r"font-family: [^;\"]+", f"font-family: {FONTS}", text)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]+", rf"font: \1 {FONTS}", text)
+    # The viewBox keeps the shape; the width is for the page to decide.
+    text = re.sub(r'(<svg [^>]*?) height="[\d.]+pt"', r"\1", text, count=1)
+    return re.sub(r'(<svg [^>]*?)width="([\d.]+)pt"', r'\1width="100%" style="max-width: \2pt"', text, count=1)

@@ -1,0 +1,295 @@
+"""The tables of a report as text, for the page, for Markdown and for the terminal alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fedrank.experiment.findings import COSTS, Findings, Variant, show
+from fedrank.experiment.statistics import Summary
+from fedrank.experiment.store import Runs, duration
+
+HEADINGS = {
+    "online": "online nDCG@10",
+    "online_sum": "online, discounted sum",
+    "interactions": "interactions",
+    "bytes_up": "sent by clients",
+    "bytes_down": "sent to clients",
+    "seconds": "time",
+    "cpu_seconds": "processor time",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    strong: bool = False  # the best of its column
+    hint: str = ""  # more, where there is room for it
+    tone: str = ""  # "better", "worse" or "quiet"
+
+
+@dataclass(frozen=True)
+class Table:
+    header: list[str]
+    rows: list[list[Cell]]
+    words: int = 1  # leading columns that hold words; the others hold numbers
+    notes: list[str] = field(default_factory=list)
+
+
+def heading(column: str) -> str:
+    return HEADINGS.get(column, column)
+
+
+def final_table(found: Findings) -> Table:
+    """Final quality of each variant; ▲ and ▼ mark significant differences from the baseline."""
+    names, words = _variant_columns(found)
+    best = {column: _best(found, column) for column in found.columns}
+    rows = []
+    for variant in found.variants:
+        n = len(variant.repeats)
+        short = found.expected is not None and n < found.expected
+        repeats = Cell(f"{n} of {found.expected}" if short else str(n), tone="worse" if short else "")
+        row = [*_variant_cells(found, variant, words), repeats]
+        for column in found.columns:
+            summary = variant.summary(column)
+            comparison = found.comparisons.get(column, {}).get(variant.name)
+            mark = {"better": " ▲", "worse": " ▼", "": ""}[comparison.verdict if comparison else ""]
+            hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}" if n > 1 else ""
+            row.append(
+                Cell(
+                    spread(column, summary) + mark,
+                    strong=len(found.variants) > 1 and variant.name in best[column],
+                    hint=hint,
+                )
+            )
+        rows.append(row)
+    notes = []
+    if len(found.variants) > 1:
+        notes.append("Bold: highest mean of its column.")
+    if found.baseline is not None:
+        notes.append(
+            f"▲ ▼: significantly above or below the baseline, {found.baseline.label} ({found.baseline_why}): paired t-test "
+            "over fold and seed, Bonferroni-corrected p < 0.05."
+        )
+    return Table([*names, "repeats", *(heading(column) for column in found.columns)], rows, len(names), notes)
+
+
+def interval_table(found: Findings, column: str) -> Table:
+    """Mean with its confidence interval and range."""
+    names, words = _variant_columns(found)
+    rows = []
+    for variant in found.variants:
+        summary = variant.summary(column)
+        values = (summary.mean, summary.sd, summary.low, summary.high, summary.smallest, summary.largest)
+        rows.append([*_variant_cells(found, variant, words), *(Cell(number(column, value)) for value in values)])
+    return Table([*names, "mean", "sd", "95% from", "to", "lowest", "highest"], rows, len(names))
+
+
+def comparison_table(found: Findings, column: str) -> Table:
+    """Each variant against the baseline in one column."""
+    names, words = _variant_columns(found)
+    by_query = column in found.measures
+    rows = []
+    for variant in found.variants:
+        comparison = found.comparisons.get(column, {}).get(variant.name)
+        if comparison is None:
+            continue
+        paired = comparison.paired
+        row = [
+            *_variant_cells(found, variant, words),
+            Cell(signed(column, paired.difference), tone=comparison.verdict),
+            Cell(str(paired.pairs)),
+            Cell(probability(comparison.p), hint=f"uncorrected p {probability(paired.p)}", tone=comparison.verdict),
+        ]
+        if by_query:
+            hint = f"uncorrected p {probability(comparison.p_queries)} over {comparison.queries:,} queries"
+            row.append(Cell(probability(comparison.p_queries_corrected), hint=hint))
+        row.append(Cell("-" if math.isnan(paired.effect) else f"{paired.effect:+.2f}"))
+        rows.append(row)
+    header = [*names, "difference", "pairs", "p, t-test"]
+    return Table([*header, *(["p, over queries"] if by_query else []), "effect (d)"], rows, len(names))
+
+
+def published_table(found: Findings) -> Table:
+    """Values from papers next to ours."""
+    rows = []
+    for entry in found.published:
+        value = number(entry.column, entry.value)
+        told = value if entry.spread is None else f"{value} ± {number(entry.column, entry.spread)}"
+        ours = entry.measured
+        tone = "better" if entry.verdict.startswith("within") else "worse" if entry.verdict == "outside" else "quiet"
+        rows.append(
+            [
+                Cell(entry.variant.label),
+                Cell(heading(entry.column)),
+                Cell(entry.source),
+                Cell(told),
+                Cell(spread(entry.column, ours), hint=_range(entry.column, ours)),
+                Cell(str(ours.n)),
+                Cell(signed(entry.column, ours.mean - entry.value)),
+                Cell(entry.verdict, tone=tone),
+            ]
+        )
+    note = (
+        "Rule: a published value is within the spread of our repeats if it lies between their lowest and highest value, or "
+        "at most two of their standard deviations from their mean."
+    )
+    header = ["variant", "measure", "source", "published", "measured", "repeats", "ours - theirs", "verdict"]
+    return Table(header, rows, 3, [note])
+
+
+def cost_table(found: Findings) -> Table:
+    """What a run of each variant cost, on average over repeats."""
+    names, words = _variant_columns(found)
+    rows = []
+    for variant in found.variants:
+        cells = [Cell(amount(name, variant.cost(name))) for name in COSTS]
+        rows.append([*_variant_cells(found, variant, words), *cells])
+    note = "Means over repeats, each for a whole run. Times depend on the machine and on what else it was doing."
+    return Table([*names, *(heading(name) for name in COSTS)], rows, len(names), [note])
+
+
+def unfinished_table(runs: Runs) -> Table:
+    """Runs that no table counts, each with its reason."""
+    rows = [
+        [
+            Cell(run.variant),
+            Cell(f"fold {run.fold}, seed {run.seed}"),
+            Cell(run.status, tone="worse" if run.status in ("failed", "broken") else ""),
+            Cell(f"{run.round:,} of {run.asked:,}" if run.asked else "-"),
+            Cell(run.reason),
+        ]
+        for run in runs
+    ]
+    return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
+
+
+def asked_rows(found: Findings) -> list[tuple[str, str]]:
+    """What was asked, one line per part of the experiment."""
+    asked = found.asked
+    facts = next(run for run in found.runs.finished).data
+    rows = []
+    first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
+    aside = ("kind", "title", "vary", "variants", "published", "baseline", "seeds", "name")
+    for key in [*(key for key in first if key in asked), *(key for key in asked if key not in (*first, *aside))]:
+        text = show(asked[key])
+        if key == "data":
+            text = "; ".join([text, *_data_facts(facts)])
+        rows.append((key.replace("_", " "), text))
+    if "data" not in asked and facts:
+        rows.insert(0, ("data", "; ".join([str(facts.get("name", "")), *_data_facts(facts)])))
+    vary, given = asked.get("vary"), asked.get("variants")
+    varies = [f"{key}: {show(values)}" for key, values in (vary.items() if isinstance(vary, dict) else ())]
+    varies += [", ".join(given)] if isinstance(given, dict) and given else []
+    if varies:
+        rows.append(("varies", "; ".join(varies)))
+    folds = sorted({run.fold for run in found.runs})
+    seeds = sorted({run.seed for run in found.runs})
+    each = "" if found.expected is None else f", {found.expected} for each variant"
+    rows.append(("repeats", f"{_count(len(folds), 'fold')} x {_count(len(seeds), 'seed')}{each}"))
+    return rows
+
+
+def headline(found: Findings) -> str:
+    """The result in one or two sentences."""
+    best, column = found.best, found.main
+    value = f"{heading(column)} {spread(column, best.summary(column))}"
+    repeats = _count(len(best.repeats), "repeat")
+    if len(found.variants) == 1:
+        return f"{value} over {repeats}."
+    text = f"Highest {heading(column)}: {best.label}, {spread(column, best.summary(column))} over {repeats}."
+    if found.baseline is not None:
+        verdicts = [comparison.verdict for comparison in found.comparisons[column].values()]
+        better, worse = verdicts.count("better"), verdicts.count("worse")
+        text += (
+            f" Of {_count(len(verdicts), 'variant')} compared with {found.baseline.label}, {better} {_is(better)} "
+            f"significantly better and {worse} significantly worse."
+        )
+    return text
+
+
+def number(column: str, value: float) -> str:
+    """A value with the digits that its column deserves."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.2f}" if column == "online_sum" else f"{value:.4f}"
+
+
+def signed(column: str, value: float) -> str:
+    return "-" if math.isnan(value) else f"{'+' if value >= 0 else '-'}{number(column, abs(value))}"
+
+
+def spread(column: str, summary: Summary) -> str:
+    if math.isnan(summary.sd):
+        return number(column, summary.mean)
+    return f"{number(column, summary.mean)} ± {number(column, summary.sd)}"
+
+
+def probability(p: float) -> str:
+    if math.isnan(p):
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def amount(name: str, value: float) -> str:
+    """Bytes, seconds and counts for people.
+
+    >>> amount("bytes_up", 73_600.0)
+    '73.6 kB'
+    """
+    if math.isnan(value):
+        return "-"
+    if name.endswith("seconds"):
+        return duration(value)
+    if not name.startswith("bytes"):
+        return f"{value:,.0f}"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def _variant_columns(found: Findings) -> tuple[list[str], list[str]]:
+    """Headings, and the settings behind them: one column a setting where every variant has the same few."""
+    keys = list(found.variants[0].settings)
+    regular = all(list(variant.settings) == keys and "=" in variant.name for variant in found.variants)
+    return (keys, keys) if regular and 1 <= len(keys) <= 4 else (["variant"], [])
+
+
+def _variant_cells(found: Findings, variant: Variant, keys: list[str]) -> list[Cell]:
+    texts = [show(variant.settings[key]) for key in keys] or [variant.label]
+    hint = "" if variant.label == variant.name else variant.name
+    cells = [Cell(text, hint=hint) for text in texts]
+    if variant is found.baseline:
+        cells[-1] = Cell(f"{texts[-1]} (baseline)", hint=hint)
+    return cells
+
+
+def _best(found: Findings, column: str) -> set[str]:
+    means = {variant.name: variant.summary(column).mean for variant in found.variants}
+    known = [mean for mean in means.values() if not math.isnan(mean)]
+    return {name for name, mean in means.items() if known and mean == max(known)}
+
+
+def _range(column: str, summary: Summary) -> str:
+    return f"{number(column, summary.smallest)} to {number(column, summary.largest)}" if summary.n else ""
+
+
+def _data_facts(facts: dict[str, object]) -> list[str]:
+    told = []
+    if "train_queries" in facts and "test_queries" in facts:
+        told.append(f"{show(facts['train_queries'])} training and {show(facts['test_queries'])} test queries in one fold")
+    if "features" in facts:
+        told.append(f"{show(facts['features'])} features, normalised: {facts.get('normalised', 'unknown')}")
+    if "top_grade" in facts:
+        told.append(f"grades 0 to {facts['top_grade']}")
+    return told
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def _is(n: int) -> str:
+    return "is" if n == 1 else "are"

@@ -1,0 +1,1 @@
+"""How many learn together: clients, the round, aggregators, server steps."""

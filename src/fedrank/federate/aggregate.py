@@ -1,0 +1,46 @@
+"""Aggregators: how the server combines what arrived into one change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.types import Aggregator, Arrivals, Change
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Average of the updates, each counted by its interactions (FedAvg; McMahan et al., AISTATS 2017)."""
+
+    weighted: bool = True  # by interactions; otherwise every client counts the same
+
+    def part(self, arrived: Arrivals) -> NDArray[np.float64]:
+        """[parameters + 1]: the weighted sum, and the sum of weights behind it."""
+        weights = arrived.sizes if self.weighted else np.ones_like(arrived.sizes)
+        total = np.empty(arrived.updates.shape[1] + 1)
+        np.dot(weights.astype(np.float64), arrived.updates.astype(np.float64), out=total[:-1])
+        total[-1] = weights.sum()
+        return total
+
+    def whole(self, total: NDArray[np.float64]) -> Change:
+        if total[-1] == 0:
+            return np.zeros(len(total) - 1)
+        change: Change = total[:-1] / total[-1]
+        return change
+
+    def __call__(self, arrived: Arrivals) -> Change:
+        return self.whole(self.part(arrived))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """No aggregation: every client keeps its own model and learns alone. The baseline that federation must beat."""
+
+    def __call__(self, arrived: Arrivals) -> Change:
+        """[clients, parameters]: each model moves by its own update."""
+        return arrived.updates.astype(np.float64)
+
+
+AGGREGATORS: dict[str, type[Aggregator]] = {"mean": Mean, "none": Apart}

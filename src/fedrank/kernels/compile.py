@@ -1,0 +1,53 @@
+"""How kernels are compiled, and where compiled code is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def cache_folder() -> Path:
+    """Folder for everything that can be made again: `FEDRANK_CACHE`, or the user's cache folder."""
+    named = os.environ.get("FEDRANK_CACHE")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "fedrank"
+
+
+def _compiled_folder() -> str:
+    # Numba looks only at the file of the function itself, so a change in a kernel that it calls would go unseen.
+    # A folder named after all kernel sources cannot hold anything stale.
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return str(cache_folder() / "compiled" / digest.hexdigest())
+
+
+_FOLDER = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
+
+
+def compiled(fastmath: bool = False, inline: bool = False) -> Callable[[Function], Function]:
+    """Compile on first call, cache on disk, release the interpreter lock while running.
+
+    `fastmath` lets a sum be reordered so that it can be vectorised; it belongs on dot products alone.
+    """
+
+    def decorate(function: Function) -> Function:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = _FOLDER
+        try:
+            done: Function = numba.njit(
+                cache=True, nogil=True, fastmath=fastmath, error_model="numpy", inline="always" if inline else "never"
+            )(function)
+        finally:
+            numba.config.CACHE_DIR = before
+        return done
+
+    return decorate

@@ -1,0 +1,94 @@
+"""LambdaRank (Burges, 2010) on true grades: what a ranker could learn if everybody's judgements were known.
+
+Number of draws within an interaction's stream: 0 query.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedrank.kernels.chance import stream, uniform
+from fedrank.kernels.compile import compiled
+from fedrank.kernels.pdgd import SHOWN, insert, shown_ndcg
+from fedrank.kernels.rankers import add_gradients, copy_as_float32, score
+
+
+@compiled()
+def lambdas(scores, grades, count, ranks, ideal, scales):
+    """scales[d] = sum over better-worse pairs of sigmoid(-difference) x change in nDCG@10 if the two were swapped."""
+    for d in range(count):
+        scales[d] = 0.0
+    for d in range(count):
+        for e in range(d):
+            if grades[d] == grades[e] or (ranks[d] >= SHOWN and ranks[e] >= SHOWN):
+                continue
+            better, worse = (d, e) if grades[d] > grades[e] else (e, d)
+            discount_d = 1.0 / math.log2(ranks[d] + 2.0) if ranks[d] < SHOWN else 0.0
+            discount_e = 1.0 / math.log2(ranks[e] + 2.0) if ranks[e] < SHOWN else 0.0
+            swap = abs(2.0 ** grades[d] - 2.0 ** grades[e]) * abs(discount_d - discount_e) / ideal
+            difference = min(max(np.float64(scores[better]) - np.float64(scores[worse]), -500.0), 500.0)
+            pull = swap / (1.0 + math.exp(difference))
+            scales[better] += pull
+            scales[worse] -= pull
+
+
+@compiled()
+def lambdarank_clients(
+    starts, key, rate, hidden, features, offsets, longest,
+    ids, pool, view, interactions, queries, pools, grades, ideal,
+    first, last, updates, online,
+):  # fmt: skip
+    """Clients first .. last - 1 learn from the grades of the queries they draw, one step per query."""
+    parameters = starts.shape[1]
+    weights = np.empty(parameters, dtype=np.float32)
+    master = np.empty(parameters)
+    scores = np.empty(longest, dtype=np.float32)
+    ranks = np.empty(longest, dtype=np.int64)
+    rows = np.empty(longest, dtype=np.int64)
+    scales = np.empty(longest)
+    keys = np.empty(SHOWN)
+    shown = np.empty(SHOWN, dtype=np.int64)
+    discounts = np.empty(SHOWN)
+    for i in range(SHOWN):
+        discounts[i] = 1.0 / math.log2(i + 2.0)
+
+    for c in range(first, last):
+        start = starts[c if len(starts) > 1 else 0]
+        for p in range(parameters):
+            weights[p] = start[p]
+            master[p] = start[p]
+        client = stream(key, ids[c])
+        pool_start = pools[pool[c]]
+        pool_size = pools[pool[c] + 1] - pool_start
+        seen = grades[view[c]]
+        quality = 0.0
+        for interaction in range(interactions[c]):
+            chance = stream(client, interaction)
+            query = queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
+            begin = offsets[query]
+            count = offsets[query + 1] - begin
+            best = ideal[view[c], query]
+            if best == 0.0:
+                continue
+            score(weights, hidden, features, begin, begin + count, scores)
+            size = min(SHOWN, count)
+            filled = 0
+            for d in range(count):
+                ranks[d] = SHOWN
+                rows[d] = begin + d
+                if filled < size or -scores[d] < keys[size - 1]:
+                    filled = insert(keys[:size], shown, filled, -np.float64(scores[d]), d)
+            for i in range(size):
+                ranks[shown[i]] = i
+            own = seen[begin : begin + count]
+            quality += shown_ndcg(own, shown, size, best, discounts)
+            lambdas(scores, own, count, ranks, best, scales)
+            for d in range(count):
+                scales[d] *= rate
+            add_gradients(master, weights, hidden, features, rows, scales, count)
+            copy_as_float32(master, weights)
+        online[c] = quality / interactions[c] if interactions[c] > 0 else 0.0
+        for p in range(parameters):
+            updates[c, p] = master[p] - start[p]

@@ -1,0 +1,258 @@
+"""Pairwise Differentiable Gradient Descent (Oosterhuis and de Rijke, CIKM 2018), for all clients of a round.
+
+Numbers of draws within an interaction's stream: 0 query, 1 user, 2 .. 21 clicks and stops, 22 + d document d.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedrank.kernels.chance import stream, uniform
+from fedrank.kernels.clicks import read_and_click
+from fedrank.kernels.compile import compiled
+from fedrank.kernels.exponential import exponential
+from fedrank.kernels.rankers import add_gradients, copy_as_float32, score
+
+SHOWN = 10
+FIRST_CLICK_DRAW = 2
+FIRST_DOCUMENT_DRAW = 22
+FAR_APART = 500.0  # beyond this spread of scores, e^(score - highest) comes near underflow: logarithms from then on
+
+
+@compiled()
+def exponentials(scores, count, scratch, out):
+    """out[d] = e^(score - highest score); returns the spread of the scores."""
+    highest = scores[0]
+    lowest = scores[0]
+    for d in range(1, count):
+        highest = max(highest, scores[d])
+        lowest = min(lowest, scores[d])
+    for d in range(count):
+        scratch[d] = np.float64(scores[d]) - np.float64(highest)
+    exponential(scratch, count, out)
+    return np.float64(highest) - np.float64(lowest)
+
+
+@compiled()
+def insert(keys, shown, filled, key, document):
+    """Insert into the ascending list of the len(keys) smallest; returns how many it holds now."""
+    at = filled if filled < len(keys) else len(keys) - 1
+    while at > 0 and keys[at - 1] > key:
+        keys[at] = keys[at - 1]
+        shown[at] = shown[at - 1]
+        at -= 1
+    keys[at] = key
+    shown[at] = document
+    return min(filled + 1, len(keys))
+
+
+@compiled()
+def plackett_luce(scores, exps, spread, count, stream, draws, times, early, shown):
+    """Draw the top of a Plackett-Luce ranking: documents race, and arrive at exponential times of rate e^score.
+
+    Exact: the same as sorting scores with Gumbel noise. Only documents that can arrive before a deadline need their
+    time, -log(u) / rate; since that is at least (1 - u) / rate, one multiplication rules the others out. The deadline
+    moves until enough have arrived. `draws`, `times` and `early` are scratch of at least `count`; returns the list's
+    length, with the documents in `shown`.
+    """
+    size = min(SHOWN, count)
+    for d in range(count):
+        draws[d] = uniform(stream, FIRST_DOCUMENT_DRAW + d)
+    if spread >= FAR_APART:
+        filled = 0
+        for d in range(count):
+            log_time = math.log(-math.log(draws[d])) - scores[d]
+            if filled < size or log_time < times[size - 1]:
+                filled = insert(times[:size], shown, filled, log_time, d)
+        return size
+
+    total = 0.0
+    for d in range(count):
+        total += exps[d]
+    deadline = 1.6 * SHOWN / total  # by then about this many times the total rate have arrived
+    while True:
+        candidates = 0
+        for d in range(count):
+            early[candidates] = d
+            candidates += 1.0 - draws[d] < deadline * exps[d]
+        arrived = 0
+        for i in range(candidates):
+            times[i] = -math.log(draws[early[i]]) / exps[early[i]]
+            arrived += times[i] < deadline
+        if arrived >= size or candidates == count:
+            break
+        deadline *= 8.0
+    for i in range(candidates):  # a candidate's rank is the number of those before it
+        rank = 0
+        for j in range(i):
+            rank += times[j] <= times[i]
+        for j in range(i + 1, candidates):
+            rank += times[j] < times[i]
+        if rank < size:
+            shown[rank] = early[i]
+    return size
+
+
+@compiled()
+def log_add(a, b):
+    high = max(a, b)
+    if high == -np.inf:
+        return high
+    return high + math.log1p(math.exp(min(a, b) - high))
+
+
+@compiled()
+def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, scales):
+    """scales[i] = sum over the pairs of position i of +-(rho x slope): how much its score should rise or fall.
+
+    With Z_i = sum of e^score over documents not shown before position i, swapping positions a < b changes the list's
+    probability by the product over i = a+1 .. b of Z_i / (Z_i + e_a - e_b). Z_i and Z_i - e_b are built from the end
+    by adding positive terms: subtraction would cancel when scores are far apart.
+    """
+    for i in range(size):
+        scales[i] = 0.0
+    if spread >= FAR_APART:
+        pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, scales)
+        return
+    top = np.empty(SHOWN)  # e^score by position
+    tail = np.empty(SHOWN + 1)  # Z by position
+    for i in range(size):
+        top[i] = exps[shown[i]]
+        exps[shown[i]] = 0.0
+    rest = 0.0
+    for d in range(count):
+        rest += exps[d]
+    for i in range(size):
+        exps[shown[i]] = top[i]
+    tail[size] = rest
+    for i in range(size - 1, -1, -1):
+        tail[i] = tail[i + 1] + top[i]
+    without = np.empty(SHOWN)  # Z_i - e_b for i = a+1 .. b
+    for b in range(1, considered):
+        without[b] = tail[b + 1]
+        for i in range(b - 1, 0, -1):
+            without[i] = without[i + 1] + top[i]
+        for a in range(b):
+            if clicked[a] == clicked[b]:
+                continue
+            inverse = 1.0  # P(list) / P(swapped list)
+            for i in range(a + 1, b + 1):
+                inverse *= (without[i] + top[a]) / tail[i]
+            odds = min(top[a], top[b]) / max(top[a], top[b])
+            weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse)
+            sign = 1.0 if clicked[a] else -1.0
+            scales[a] += sign * weight
+            scales[b] -= sign * weight
+
+
+@compiled()
+def pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, scales):
+    """The same with every sum as a logarithm: slower, and safe whatever the scores."""
+    is_shown = np.zeros(count, dtype=np.bool_)
+    for i in range(size):
+        is_shown[shown[i]] = True
+    rest = -np.inf
+    for d in range(count):
+        if not is_shown[d]:
+            rest = log_add(rest, np.float64(scores[d]))
+    tail = np.empty(SHOWN + 1)
+    tail[size] = rest
+    for i in range(size - 1, -1, -1):
+        tail[i] = log_add(tail[i + 1], np.float64(scores[shown[i]]))
+    without = np.empty(SHOWN)
+    for b in range(1, considered):
+        without[b] = tail[b + 1]
+        for i in range(b - 1, 0, -1):
+            without[i] = log_add(without[i + 1], np.float64(scores[shown[i]]))
+        for a in range(b):
+            if clicked[a] == clicked[b]:
+                continue
+            score_a = np.float64(scores[shown[a]])
+            log_inverse = 0.0
+            for i in range(a + 1, b + 1):
+                log_inverse += log_add(without[i], score_a) - tail[i]
+            odds = math.exp(-abs(score_a - np.float64(scores[shown[b]])))
+            rho = 1.0 / (1.0 + math.exp(log_inverse)) if log_inverse < 700.0 else 0.0
+            weight = odds / ((1.0 + odds) * (1.0 + odds)) * rho
+            sign = 1.0 if clicked[a] else -1.0
+            scales[a] += sign * weight
+            scales[b] -= sign * weight
+
+
+@compiled()
+def shown_ndcg(grades, shown, size, ideal, discounts):
+    """nDCG@10 of a shown list; 0 for a query without a relevant document."""
+    if ideal == 0.0:
+        return 0.0
+    gain = 0.0
+    for i in range(size):
+        gain += (2.0 ** grades[shown[i]] - 1.0) * discounts[i]
+    return gain / ideal
+
+
+@compiled()
+def pdgd_clients(
+    starts, key, rate, batch, hidden, features, offsets, longest,
+    ids, pool, view, user, interactions, queries, pools, grades, ideal, click, stop, attention,
+    first, last, updates, online,
+):  # fmt: skip
+    """Clients first .. last - 1 search, click and learn; rows of `updates` and `online` are theirs.
+
+    `starts` [1 or clients, parameters] float32. With `batch` all gradients of a client are taken at its start and
+    summed into one step; otherwise it steps after every interaction.
+    """
+    parameters = starts.shape[1]
+    weights = np.empty(parameters, dtype=np.float32)  # what scores are computed with
+    master = np.empty(parameters)  # the same in double precision, so that small steps are not lost
+    scores = np.empty(longest, dtype=np.float32)
+    exps = np.empty(longest)
+    scratch = np.empty(longest)
+    draws = np.empty(longest)
+    early = np.empty(longest, dtype=np.int64)
+    shown = np.empty(SHOWN, dtype=np.int64)
+    rows = np.empty(SHOWN, dtype=np.int64)
+    clicked = np.empty(SHOWN, dtype=np.bool_)
+    scales = np.empty(SHOWN)
+    discounts = np.empty(SHOWN)
+    for i in range(SHOWN):
+        discounts[i] = 1.0 / math.log2(i + 2.0)
+
+    for c in range(first, last):
+        start = starts[c if len(starts) > 1 else 0]
+        for p in range(parameters):
+            weights[p] = start[p]
+            master[p] = start[p]
+        client = stream(key, ids[c])
+        pool_start = pools[pool[c]]
+        pool_size = pools[pool[c] + 1] - pool_start
+        seen = grades[view[c]]
+        quality = 0.0
+        for interaction in range(interactions[c]):
+            chance = stream(client, interaction)
+            query = queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
+            who = user[c] if user[c] >= 0 else np.int64(uniform(chance, 1) * len(click))
+            begin = offsets[query]
+            count = offsets[query + 1] - begin
+
+            score(weights, hidden, features, begin, begin + count, scores)
+            spread = exponentials(scores, count, scratch, exps)
+            size = plackett_luce(scores, exps, spread, count, chance, draws, scratch, early, shown)
+            own = seen[begin : begin + count]
+            quality += shown_ndcg(own, shown, size, ideal[view[c], query], discounts)
+            considered = read_and_click(
+                own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
+            )
+            if considered < 2:
+                continue  # no click, or nothing to compare it with: no pair, no step
+            pair_weights(scores, exps, spread, count, shown, size, clicked, considered, scales)
+            for i in range(considered):
+                rows[i] = begin + shown[i]
+                scales[i] *= rate
+            add_gradients(master, weights, hidden, features, rows, scales, considered)
+            if not batch:
+                copy_as_float32(master, weights)
+        online[c] = quality / interactions[c] if interactions[c] > 0 else 0.0
+        for p in range(parameters):
+            updates[c, p] = master[p] - start[p]

@@ -1,0 +1,1 @@
+"""How one machine learns to rank: measures, rankers, users who click, learners."""

@@ -1,0 +1,314 @@
+"""How good a ranking is: measures by name, per query and on average, for many models at once.
+
+    >>> import numpy as np
+    >>> from fedrank.data.ranking import RankingData
+    >>> data = RankingData(
+    ...     np.zeros((3, 1), np.float32), np.array([2, 0, 1], np.int8), np.array([0, 3]), np.array(["cats"])
+    ... )
+    >>> evaluate(["ndcg@10", "mrr"], np.array([0.1, 0.7, 0.3], np.float32), data).round(3).tolist()
+    [0.587, 0.5]
+
+Ties: documents with equal scores are ordered by a fixed shuffle of their positions in the query. It depends on nothing
+but the number of documents, so a model that cannot tell documents apart is neither flattered nor punished by a file that
+is sorted by grade. Scores are compared as float32.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.types import Grades, Offsets, Ranker, Scores, Weights
+
+Values = NDArray[np.float64]
+
+MEASURES = {
+    "ndcg": "normalised DCG: gain 2^grade - 1, discount 1 / log2(rank + 1), ideal over all candidates",
+    "ndcg-linear": "normalised DCG with gain = grade, as several other tools compute it",
+    "map": "mean average precision over the full ranking; relevant is grade 1 or more",
+    "mrr": "reciprocal rank of the first relevant document",
+    "err": "expected reciprocal rank of the document that satisfies: P = (2^grade - 1) / 2^top grade",
+    "p": "precision: share of relevant documents among the first k",
+}
+
+EMPTY = {
+    "skip": "queries without a relevant document do not count",
+    "zero": "queries without a relevant document count as 0",
+    "one": "queries without a relevant document count as 1",
+}
+
+SLOTS = 16  # models in one matrix product, always; see Evaluator
+DOCUMENTS = 4096  # in one matrix product, about: their scores stay in the cache
+EVERY_RANK = 2**62  # a cutoff that cuts nothing
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure, as text `name@cutoff/empty`: "ndcg@10", "map", "mrr@10/zero"."""
+
+    name: str  # one of MEASURES
+    cutoff: int | None = None  # only the first so many ranks; None: all
+    empty: str = "skip"  # what queries without a relevant document count as: one of EMPTY
+
+    def __post_init__(self) -> None:
+        if self.name not in MEASURES:
+            raise ValueError(f"no measure '{self.name}'{_nearest(self.name, MEASURES)}; {_SYNTAX}")
+        if self.empty not in EMPTY:
+            raise ValueError(f"no choice '{self.empty}'{_nearest(self.empty, EMPTY)}; {_SYNTAX}")
+        if self.cutoff is not None and self.cutoff < 1:
+            raise ValueError(f"{self.name}@{self.cutoff} looks at no rank; use a cutoff of 1 or more")
+        if self.name == "map" and self.cutoff is not None:
+            raise ValueError(f'map@{self.cutoff}: map is taken over the full ranking; write "map"')
+        if self.name == "p" and self.cutoff is None:
+            raise ValueError('p needs a cutoff: a full ranking has the same precision in every order; write "p@10"')
+
+    def __str__(self) -> str:
+        cutoff = "" if self.cutoff is None else f"@{self.cutoff}"
+        return f"{self.name}{cutoff}" + ("" if self.empty == "skip" else f"/{self.empty}")
+
+
+_SYNTAX = (
+    f'write name[@cutoff][/{"|".join(EMPTY)}], such as "ndcg@10" or "mrr@10/zero", with one of {", ".join(MEASURES)}'
+)
+
+
+def _nearest(word: str, known: dict[str, str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def measure(text: str | Measure) -> Measure:
+    """The measure that a text names.
+
+    >>> measure("ndcg@10")
+    Measure(name='ndcg', cutoff=10, empty='skip')
+    >>> str(measure("ndcg@10/zero"))
+    'ndcg@10/zero'
+    """
+    if isinstance(text, Measure):
+        return text
+    parts = re.fullmatch(r"([^@/]*)(?:@([0-9]+))?(?:/([^@/]*))?", text.strip().lower())
+    if parts is None:
+        raise ValueError(f"cannot read the measure '{text}'; {_SYNTAX}")
+    name, cutoff, empty = parts.groups()
+    return Measure(name, None if cutoff is None else int(cutoff), "skip" if empty is None else empty)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Measures models on one set of queries. Make it once, call it often: what does not depend on a model is kept.
+
+    The value of a model does not depend on which models it is measured with, to the last bit. A matrix product may
+    round differently for another shape or row, so it always has 16 rows, and model i of a call sits in row
+    (first_slot + i) mod 16; a caller that measures the same models in other portions passes the row of the first.
+    """
+
+    data: RankingData
+    measures: Sequence[str | Measure]
+    grades: Grades | None = None  # [documents]: instead of those in the data, such as one client's view
+
+    _parsed: tuple[Measure, ...] = field(init=False, repr=False)
+    _grades: Grades = field(init=False, repr=False)
+    _offsets: Offsets = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parsed = tuple(measure(each) for each in self.measures)
+        if not parsed:
+            raise ValueError('no measure to evaluate; name at least one, such as "ndcg@10"')
+        grades = np.asarray(self.data.grades if self.grades is None else self.grades)
+        if grades.shape != (self.data.documents,):
+            raise ValueError(f"grades are {list(grades.shape)} for {self.data.documents} documents; give one for each")
+        if grades.min() < 0 or grades.max() > 127:
+            raise ValueError(f"grades run from {grades.min()} to {grades.max()}; measures need 0 (not relevant) to 127")
+        object.__setattr__(self, "_parsed", parsed)
+        # Own arrays: compiled code is made once for writable ones and once more for read-only (memory-mapped) ones.
+        object.__setattr__(self, "_grades", np.array(grades, dtype=np.int8))
+        object.__setattr__(self, "_offsets", np.array(self.data.offsets, dtype=np.int64))
+
+    def __call__(self, weights: Weights, ranker: Ranker, first_slot: int = 0) -> Values:
+        """Averages over queries: [measures, models], or [measures] for one weight vector."""
+        return average(self.per_query(weights, ranker, first_slot))
+
+    def per_query(self, weights: Weights, ranker: Ranker, first_slot: int = 0) -> Values:
+        """[measures, models, queries], or [measures, queries] for one weight vector; NaN where a query is skipped."""
+        models = np.atleast_2d(weights)
+        skipped = first_slot % SLOTS
+        padded = np.zeros((-(-(skipped + len(models)) // SLOTS) * SLOTS, models.shape[1]), dtype=models.dtype)
+        padded[skipped : skipped + len(models)] = models
+
+        def score(block: int, rows: slice) -> Scores:
+            return ranker.score(padded[block : block + SLOTS], self.data.features[rows])
+
+        values = self._values(score, len(models), skipped)
+        return values if np.ndim(weights) == 2 else values[:, 0]
+
+    def per_query_of_scores(self, scores: ArrayLike) -> Values:
+        """[measures, models, queries] for scores [models, documents], [measures, queries] for scores [documents]."""
+        given = np.asarray(scores, dtype=np.float32)
+        table = np.atleast_2d(given)
+        if table.ndim != 2 or table.shape[1] != self.data.documents:
+            raise ValueError(f"scores are {list(given.shape)} for {self.data.documents} documents; give one for each")
+        values = self._values(lambda block, rows: table[block : block + SLOTS, rows], len(table), 0)
+        return values if given.ndim == 2 else values[:, 0]
+
+    def _values(self, score: Callable[[int, slice], Scores], models: int, skipped: int) -> Values:
+        """Measure blocks of models, chunk by chunk; `score` gives [models, documents] for a block and its rows."""
+        from fedrank.kernels.measures import measure_lists
+
+        values = np.empty((len(self._parsed), models, self.data.queries))
+        for first, last in self._chunks:
+            rows = slice(int(self._offsets[first]), int(self._offsets[last]))
+            for block in range(0, skipped + models, SLOTS):
+                # Diverged models overflow; the error below says so more clearly than a warning.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    scores = np.ascontiguousarray(score(block, rows).T, dtype=np.float32)
+                low, high = max(skipped - block, 0), min(skipped + models - block, SLOTS)
+                bad = measure_lists(
+                    scores.view(np.int32),
+                    low,
+                    high,
+                    self._offsets,
+                    first,
+                    last,
+                    self._grades,
+                    self._kinds,
+                    self._cutoffs,
+                    self._scales,
+                    self._top_grade,
+                    block - skipped,
+                    values,
+                )
+                if bad > 0:
+                    self._refuse(scores, first, block - skipped)
+        for values_of_measure, each in zip(values, self._parsed, strict=True):
+            values_of_measure[:, self._relevant == 0] = {"skip": np.nan, "zero": 0.0, "one": 1.0}[each.empty]
+        return values
+
+    def _refuse(self, scores: Scores, first: int, shift: int) -> NoReturn:
+        row, slot = np.argwhere(np.isnan(scores))[0]
+        query = np.searchsorted(self._offsets, self._offsets[first] + row, side="right") - 1
+        raise ValueError(
+            f"model {max(shift + slot, 0)} scores a document of query {self.data.query_ids[query]} as NaN, which has no "
+            "place in a ranking; look for NaN or infinity in features and weights, and for a rate that is too high"
+        )
+
+    @cached_property
+    def _chunks(self) -> list[tuple[int, int]]:
+        return list(_chunks(self._offsets))
+
+    @cached_property
+    def _relevant(self) -> NDArray[np.int64]:
+        """[queries]: documents of grade 1 or more."""
+        return np.add.reduceat(self._grades >= 1, self._offsets[:-1], dtype=np.int64)
+
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        return np.array([list(MEASURES).index(each.name) for each in self._parsed], dtype=np.int64)
+
+    @cached_property
+    def _cutoffs(self) -> NDArray[np.int64]:
+        return np.array([each.cutoff or EVERY_RANK for each in self._parsed], dtype=np.int64)
+
+    @cached_property
+    def _top_grade(self) -> int:
+        return max(self.data.top_grade, int(self._grades.max()))
+
+    @cached_property
+    def _scales(self) -> Values:
+        """[measures, queries]: what the kernel divides by; 1 where there is no relevant document."""
+        from fedrank.kernels.measures import GAIN, best_dcg
+
+        scales = np.ones((len(self._parsed), self.data.queries))
+        for scale, each, cutoff in zip(scales, self._parsed, self._cutoffs, strict=True):
+            if each.name in ("ndcg", "ndcg-linear"):
+                gain = GAIN if each.name == "ndcg" else np.arange(128.0)
+                scale[:] = best_dcg(self._grades[None], self._offsets, gain, int(cutoff))[0]
+            elif each.name == "map":
+                scale[:] = self._relevant
+            elif each.name == "p":
+                scale[:] = cutoff
+        scales[:, self._relevant == 0] = 1.0
+        return scales
+
+
+def _chunks(offsets: Offsets) -> Iterator[tuple[int, int]]:
+    """Whole queries of about DOCUMENTS documents: (first, one after the last)."""
+    first, queries = 0, len(offsets) - 1
+    while first < queries:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + DOCUMENTS, side="right")) - 1)
+        yield first, last
+        first = last
+
+
+def per_query(
+    measures: Sequence[str | Measure], scores: ArrayLike, data: RankingData, grades: Grades | None = None
+) -> Values:
+    """Values of every query: [measures, queries] for scores [documents], [measures, models, queries] for several.
+
+    NaN where the measure skips the query.
+    """
+    return Evaluator(data, measures, grades).per_query_of_scores(scores)
+
+
+def evaluate(
+    measures: Sequence[str | Measure], scores: ArrayLike, data: RankingData, grades: Grades | None = None
+) -> Values:
+    """Averages over queries: [measures] for scores [documents], [measures, models] for scores [models, documents]."""
+    return average(per_query(measures, scores, data, grades))
+
+
+def evaluate_weights(
+    measures: Sequence[str | Measure], weights: Weights, ranker: Ranker, data: RankingData, grades: Grades | None = None
+) -> Values:
+    """Averages over queries: [measures] for one weight vector, [measures, models] for weights [models, parameters]."""
+    return Evaluator(data, measures, grades)(weights, ranker)
+
+
+def average(values: Values) -> Values:
+    """Mean over the last axis, the queries, without those that were skipped; NaN when all were.
+
+    >>> average(np.array([[0.5, np.nan, 1.0], [np.nan, np.nan, np.nan]])).tolist()
+    [0.75, nan]
+    """
+    counted = ~np.isnan(values)
+    number = counted.sum(axis=-1)
+    total: Values = np.where(counted, values, 0.0).sum(axis=-1)
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def ranking(scores: ArrayLike, offsets: Offsets) -> NDArray[np.int64]:
+    """Document rows of every query, best first: scores [documents] -> rows [documents], queries one after the other.
+
+    >>> ranking(np.array([1.0, 3.0, 2.0, 0.5, 0.6]), np.array([0, 3, 5])).tolist()
+    [1, 2, 0, 4, 3]
+    """
+    from fedrank.kernels.measures import ranked_rows
+
+    column = np.array(scores, dtype=np.float32).reshape(-1, 1)
+    if np.isnan(column).any():
+        row = int(np.isnan(column).argmax())
+        raise ValueError(
+            f"the score of document row {row} is NaN, which has no place in a ranking; look where it came from"
+        )
+    if len(column) != offsets[-1]:
+        raise ValueError(f"{len(column)} scores for {offsets[-1]} documents; give one for each")
+    return ranked_rows(column.view(np.int32), np.array(offsets, dtype=np.int64))
+
+
+def max_rr(clicks: ArrayLike) -> Values:
+    """Reciprocal rank of the first click in the top 10, 0 without: clicks [..., ranks] -> [...].
+
+    >>> max_rr([[False, True, True], [False, False, False]]).tolist()
+    [0.5, 0.0]
+    """
+    shown = np.asarray(clicks, dtype=bool)[..., :10]
+    ranks = np.arange(1.0, shown.shape[-1] + 1.0)
+    return np.asarray((shown / ranks).max(axis=-1, initial=0.0))

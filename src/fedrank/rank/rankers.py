@@ -1,0 +1,72 @@
+"""Rankers: functions from features to a score, whose parameters are one flat vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrank.types import Features, Ranker, Scores, Weights
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One weight per feature, no bias."""
+
+    start_norm: float = 0.0  # length of the random first vector; 0 starts from zero (published code: 0.01)
+
+    def __post_init__(self) -> None:
+        if self.start_norm < 0:
+            raise ValueError(f"start_norm = {self.start_norm} is not a length; use 0 or more")
+
+    @property
+    def hidden(self) -> int:
+        return 0
+
+    def size(self, features: int) -> int:
+        return features
+
+    def first(self, features: int, rng: np.random.Generator) -> Weights:
+        if self.start_norm == 0:
+            return np.zeros(features)
+        direction = rng.standard_normal(features)
+        return self.start_norm * direction / np.linalg.norm(direction)
+
+    def score(self, weights: Weights, features: Features) -> Scores:
+        scores: Scores = weights.astype(np.float32) @ features.T
+        return scores
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """One hidden layer of sigmoid units with bias, and a linear output without.
+
+    The vector holds the hidden weights feature by feature, then the hidden biases, then the output weights.
+    """
+
+    hidden: int = 64  # units
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise ValueError(f"hidden = {self.hidden} leaves no unit; use 1 or more, or the linear ranker")
+
+    def size(self, features: int) -> int:
+        return self.hidden * (features + 2)
+
+    def first(self, features: int, rng: np.random.Generator) -> Weights:
+        """Normal with deviation 1 / fan-in, biases too."""
+        inner = rng.standard_normal(self.hidden * (features + 1)) / features
+        return np.concatenate([inner, rng.standard_normal(self.hidden) / self.hidden])
+
+    def score(self, weights: Weights, features: Features) -> Scores:
+        from fedrank.kernels.rankers import mlp_scores
+
+        features = np.ascontiguousarray(features)
+        models = np.ascontiguousarray(np.atleast_2d(weights), dtype=np.float32)
+        scores = np.empty((len(models), len(features)), dtype=np.float32)
+        for model, row in zip(models, scores, strict=True):
+            mlp_scores(model, self.hidden, features, 0, len(features), row)
+        return scores if weights.ndim == 2 else scores[0]
+
+
+RANKERS: dict[str, type[Ranker]] = {"linear": Linear, "mlp": Mlp}

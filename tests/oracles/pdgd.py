@@ -1,0 +1,103 @@
+"""PDGD as the paper writes it: whole probabilities of whole lists, one pair at a time. Slow and obvious."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedrank.kernels.chance import stream, uniform
+
+CLICK_DRAW, DOCUMENT_DRAW = 2, 22
+
+
+def log_list_probability(scores, shown) -> float:
+    """log P(shown | documents) under Plackett-Luce."""
+    left = list(range(len(scores)))
+    total = 0.0
+    for document in shown:
+        highest = max(scores[d] for d in left)
+        total += scores[document] - highest - math.log(sum(math.exp(scores[d] - highest) for d in left))
+        left.remove(document)
+    return total
+
+
+def list_probability(scores, shown) -> float:
+    return math.exp(log_list_probability(scores, shown))
+
+
+def rho(scores, shown, a, b) -> float:
+    """P(R*) / (P(R) + P(R*)), R* with positions a and b exchanged."""
+    swapped = list(shown)
+    swapped[a], swapped[b] = swapped[b], swapped[a]
+    return 1 / (1 + math.exp(log_list_probability(scores, shown) - log_list_probability(scores, swapped)))
+
+
+def position_scales(scores, shown, clicked, considered):
+    """How much the score of each shown document should rise: the sum over its pairs."""
+    scales = np.zeros(len(shown))
+    for d in range(considered):
+        for e in range(considered):
+            if clicked[d] and not clicked[e]:
+                odds = math.exp(-abs(scores[shown[d]] - scores[shown[e]]))  # e^d e^e / (e^d + e^e)^2 without cancelling
+                weight = rho(scores, shown, d, e) * odds / (1 + odds) ** 2
+                scales[d] += weight
+                scales[e] -= weight
+    return scales
+
+
+def gumbel_list(scores, chance, k=10):
+    """The k best of score + Gumbel noise."""
+    noisy = [score - math.log(-math.log(uniform(chance, DOCUMENT_DRAW + d))) for d, score in enumerate(scores)]
+    return sorted(range(len(scores)), key=lambda d: -noisy[d])[:k]
+
+
+def clicks(grades, shown, click, stop, attention, chance):
+    """Clicked or not for every position, and how many positions count."""
+    clicked = [False] * len(shown)
+    for i, document in enumerate(shown):
+        if uniform(chance, CLICK_DRAW + 2 * i) < click[grades[document]] * attention[i]:
+            clicked[i] = True
+            if uniform(chance, CLICK_DRAW + 2 * i + 1) < stop[grades[document]]:
+                break
+    last = max((i for i, c in enumerate(clicked) if c), default=-2)
+    return clicked, min(last + 2, len(shown))
+
+
+def score_and_gradient(weights, hidden, document):
+    """Score of one document and its gradient, in double precision."""
+    x = document.astype(float)
+    if hidden == 0:
+        return weights @ x, x
+    matrix = weights[: hidden * len(x)].reshape(len(x), hidden)
+    bias, output = weights[hidden * len(x) : -hidden], weights[-hidden:]
+    units = 1 / (1 + np.exp(-(x @ matrix + bias)))
+    back = output * units * (1 - units)
+    return output @ units, np.concatenate([np.outer(x, back).ravel(), back, units])
+
+
+def client_update(start, hidden, rate, batch, data, clients, c, key):
+    """What client c sends."""
+    weights = start.astype(np.float64).copy()
+    total = np.zeros_like(weights)
+    own = np.uint64(stream(key, clients.ids[c]))
+    pool = clients.queries[clients.pools[clients.pool[c]] : clients.pools[clients.pool[c] + 1]]
+    for interaction in range(clients.interactions[c]):
+        chance = np.uint64(stream(own, interaction))
+        query = pool[int(uniform(chance, 0) * len(pool))]
+        user = clients.user[c] if clients.user[c] >= 0 else int(uniform(chance, 1) * len(clients.click))
+        rows = np.arange(data.offsets[query], data.offsets[query + 1])
+        scored = [score_and_gradient(weights, hidden, data.features[row]) for row in rows]
+        scores = [s for s, _ in scored]
+        shown = gumbel_list(scores, chance)
+        grades = clients.grades[clients.view[c], rows]
+        clicked, considered = clicks(
+            grades, shown, clients.click[user], clients.stop[user], clients.attention[user], chance
+        )
+        scales = position_scales(scores, shown, clicked, considered)
+        gradient = sum(scale * scored[d][1] for scale, d in zip(scales, shown, strict=True))
+        if batch:
+            total += rate * gradient
+        else:
+            weights += rate * gradient
+    return weights + total - start
