@@ -52,7 +52,7 @@ def write_run(
         lines.append(",".join([str(r), f"{online[r - 1]:.6f}", str(50 * r), str(1840 * r), str(1840 * r), *cells]))
     (folder / "rounds.csv").write_text("\n".join(lines) + "\n")
     (folder / "timing.csv").write_text(
-        f"round,seconds,cpu_seconds\n{rounds // 2},{rounds * 0.01},{rounds * 0.02}\n{rounds},{rounds * 0.02},{rounds * 0.04}\n"
+        f"round,seconds,cpu_seconds\n{rounds // 2},{rounds / 100},{rounds / 50}\n{rounds},{rounds / 50},{rounds / 25}\n"
     )
     hardness = rng_for(0, "queries", fold).uniform(-0.2, 0.2, queries)
     lines = [",".join(["query", *measures])]
@@ -118,8 +118,9 @@ def write_experiment(out: Path, text: str = "", experiment: str = "robust") -> P
         'kind = "federated"\ntitle = "Do robust aggregators cost ranking quality?"\nrounds = 40\nevaluate_every = 2\n'
         'measures = ["ndcg@10", "mrr@10"]\nseeds = [1, 2, 3]\n'
         + text
-        + '\n[data]\nname = "mq2008"\nfolds = [1, 2]\n\n[clients]\ncount = 10\nuser = "informational"\ninteractions = 5\n'
-        '\n[learner]\nname = "pdgd"\nranker = { name = "linear" }\nrate = 0.1\n\n[aggregator]\nname = "mean"\n'
+        + '\n[data]\nname = "mq2008"\nfolds = [1, 2]\n\n[clients]\ncount = 10\nuser = "informational"\n'
+        'interactions = 5\n\n[learner]\nname = "pdgd"\nranker = { name = "linear" }\nrate = 0.1\n'
+        '\n[aggregator]\nname = "mean"\n'
     )
     return folder
 

@@ -19,10 +19,10 @@ def draw_list(scores, number=0, key=1):
     scores = np.asarray(scores, dtype=np.float32)
     n = len(scores)
     scratch, exps, draws, early = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int64)
-    shown = np.empty(10, np.int64)
+    ranks, shown = np.empty(n, np.int64), np.empty(10, np.int64)
     spread = pdgd.exponentials(scores, n, scratch, exps)
     chance = np.uint64(stream(np.uint64(key), number))
-    size = pdgd.plackett_luce(scores, exps, spread, n, chance, draws, scratch, early, shown)
+    size = pdgd.plackett_luce(scores, exps, spread, n, chance, draws, scratch, early, ranks, shown)
     return shown[:size].copy(), chance
 
 

@@ -21,12 +21,14 @@ from fedrank.experiment.findings import Findings, Variant, show
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#882255")
 STYLES = ("-", "-", "-", "-", "--", "--", "--", "--")
 TOGETHER = 8  # lines that one panel can hold
+FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 INK, QUIET = "#1f2933", "#7b8794"
-LOOK = {
+LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedrank",  # the same runs give the same file
     "font.size": 9,
     "axes.titlesize": 9.5,
+    "axes.labelpad": 7,
     "axes.edgecolor": "#cbd2d9",
     "axes.labelcolor": INK,
     "axes.spines.top": False,
@@ -53,20 +55,26 @@ def curves(found: Findings, column: str, title: str) -> str:
         panels = split(found)
         across = min(len(panels), 2 if len(panels) in (2, 4) else 3)
         down = -(-len(panels) // across)
-        size = (8.6, 3.5) if len(panels) == 1 else (9.0, 2.6 * down + 0.7)
+        size = (10.2, 3.7) if len(panels) == 1 else (10.2, 2.8 * down + 0.6)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
         labels = list(dict.fromkeys(label for _, lines in panels for label, _ in lines))
+        together = len(labels) <= TOGETHER  # one legend for all panels
         handles: dict[str, Any] = {}
         for axis, (name, lines) in zip(axes, panels, strict=False):
+            own: dict[str, Any] = {}
             base = found.baseline
             if len(panels) > 1 and base is not None and all(variant is not base for _, variant in lines):
-                handles |= _line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
-            for label, variant in lines:
-                place = labels.index(label) % TOGETHER
-                handles |= _line(axis, variant, column, label, COLOURS[place], STYLES[place])
+                own |= _line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
+            for i, (label, variant) in enumerate(lines):
+                place = labels.index(label) if together else i
+                own |= _line(axis, variant, column, label, COLOURS[place], STYLES[place])
             if name:
                 _plain(axis.set_title(_wrapped(name, 44), loc="left", color=INK))
+            if not together:
+                _legend(axis, own, 26, loc="lower right", fontsize=7.5, labelspacing=0.25)
+            handles |= own
+        axes[0].set_ylim(*_heights(found, column))
         for i, axis in enumerate(axes):
             axis.set_visible(i < len(panels))
             # The last row may be short: the panels above its gaps carry the round numbers then.
@@ -76,14 +84,11 @@ def curves(found: Findings, column: str, title: str) -> str:
                 axis.set_xlabel("round")
             if i % across == 0:
                 _plain(axis.set_ylabel(title))
-        if len(found.variants) > 1:
-            names = [_wrapped(label, 30 if len(panels) == 1 else 44) for label in handles]
-            where = {"loc": "outside right center"}
-            if len(panels) > 1 or max(len(name) for name in names) > 60:
-                where = {"loc": "outside lower center", "ncols": min(len(names), 4)}
-            legend = figure.legend(list(handles.values()), [_shown(name) for name in names], handlelength=2.2, **where)
-            for text in legend.get_texts():
-                _plain(text)
+        if together and len(found.variants) > 1:
+            if len(panels) > 1 or max(map(len, handles)) > 60:
+                _legend(figure, handles, 44, loc="outside lower center", ncols=min(len(handles), 3))
+            else:
+                _legend(figure, handles, 30, loc="outside right center")
         return _svg(figure)
 
 
@@ -92,7 +97,7 @@ def weight_bars(variants: Sequence[Variant], top: int = 12) -> str:
     with mpl.rc_context(LOOK):
         shown = [(variant, variant.weights()) for variant in variants]
         most = max(min(top, weights.shape[1]) for _, weights in shown if weights is not None)
-        figure = Figure(figsize=(4.9 * len(shown) if len(shown) > 1 else 6.5, 0.27 * most + 0.9), layout="constrained")
+        figure = Figure(figsize=(5.1 * len(shown) if len(shown) > 1 else 7.0, 0.27 * most + 0.9), layout="constrained")
         for axis, (variant, weights) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             assert weights is not None
             order, mean, sd = heaviest(weights, top)
@@ -142,16 +147,36 @@ def split(found: Findings) -> list[Panel]:
     return [("", [(v.label, v) for v in variants[start : start + size]]) for start in range(0, len(variants), size)]
 
 
-def _line(axis: Any, variant: Variant, column: str, label: str, colour: str, style: str, band: bool = True) -> dict[str, Any]:
+def _line(
+    axis: Any, variant: Variant, column: str, label: str, colour: str, style: str, band: bool = True
+) -> dict[str, Any]:
     curve = variant.curve(column)
     if curve is None or not len(curve.rounds):
         return {}
     marker = "o" if len(curve.rounds) == 1 else None
     (handle,) = axis.plot(curve.rounds, curve.mean, color=colour, ls=style, lw=1.6, marker=marker, ms=4)
-    if band and not np.isnan(curve.half).any():
+    if band and curve.repeats >= FEWEST:
         low, high = curve.mean - curve.half, curve.mean + curve.half
         axis.fill_between(curve.rounds, low, high, color=colour, alpha=0.14, lw=0)
     return {label: handle}
+
+
+def _heights(found: Findings, column: str) -> tuple[float, float]:
+    """Limits that show every line; the bands of three or four repeats may be so wide that they would flatten them."""
+    drawn = [curve for variant in found.variants if (curve := variant.curve(column)) is not None and len(curve.mean)]
+    low, high = min(float(curve.mean.min()) for curve in drawn), max(float(curve.mean.max()) for curve in drawn)
+    room = max(0.3 * (high - low), 0.005)
+    wide = [curve for curve in drawn if curve.repeats >= FEWEST]
+    bottom = min([low, *(float((curve.mean - curve.half).min()) for curve in wide)])
+    top = max([high, *(float((curve.mean + curve.half).max()) for curve in wide)])
+    edge = 0.1 * room
+    return max(bottom, low - room) - edge, min(top, high + room) + edge
+
+
+def _legend(owner: Any, handles: dict[str, Any], width: int, **look: Any) -> None:
+    names = [_shown(_wrapped(label, width)) for label in handles]
+    for text in owner.legend(list(handles.values()), names, handlelength=2.2, **look).get_texts():
+        _plain(text)
 
 
 def _plain(text: Any) -> None:

@@ -40,6 +40,7 @@ class Curve:
     rounds: NDArray[np.int64]
     mean: NDArray[np.float64]
     half: NDArray[np.float64]  # half the 95% confidence interval; NaN for one repeat
+    repeats: int
     window: int = 1  # rounds of the running mean; 1 where nothing was smoothed
 
 
@@ -83,7 +84,7 @@ class Variant:
         rounds = reduce(np.intersect1d, [line[0] for line in lines])
         values = np.array([line[1][np.isin(line[0], rounds)] for line in lines])
         window = next(iter(self.repeats.values())).window if column == "online" else 1
-        return Curve(rounds, values.mean(axis=0), half_width(values), window)
+        return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window)
 
     def weights(self) -> NDArray[np.float64] | None:
         """[repeats, features] of linear models; None where there are none, or of different lengths."""
@@ -172,7 +173,14 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
 
     `by_query` adds the randomisation test over queries, which takes the longest.
     """
-    checked = runs.checked()
+    readings: dict[Path, Reading] = {}
+    each = []
+    for run in runs:  # one by one, while its files are still in memory
+        now = run.checked()
+        if now.status == "finished":
+            readings[now.path] = _read(now)
+        each.append(now)
+    checked = Runs(tuple(each))
     if not len(checked.finished):
         if not len(checked):
             raise ValueError("no runs to report on; give the folder that `fedrank run` wrote to")
@@ -184,20 +192,23 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
     groups = [group for group in checked.group("folder").values() if len(group.finished)]
     names = {run.variant for run in checked}
     if baseline is not None and baseline not in names and not any(baseline in _labels(group) for group in groups):
-        raise ValueError(f"no variant {baseline!r} to compare with{_nearest(baseline, names)}; there are {_list(names)}")
-    return [_find(group, baseline, by_query) for group in groups]
+        raise ValueError(
+            f"no variant {baseline!r} to compare with{_nearest(baseline, names)}; there are {_list(names)}"
+        )
+    return [_find(group, readings, baseline, by_query) for group in groups]
 
 
-def _find(runs: Runs, baseline: str | None, by_query: bool) -> Findings:
+def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by_query: bool) -> Findings:
     first = runs.finished[0]
     asked, text, notes = _asked(first)
     labels = {name: label for label, name in _labels(runs).items()}
     groups = runs.finished.group("variant")
     variants = tuple(
-        Variant(name, labels[name], group[0].settings, {run.repeat: _read(run) for run in group})
+        Variant(name, labels[name], group[0].settings, {run.repeat: readings[run.path] for run in group})
         for (name,), group in sorted(groups.items(), key=lambda item: _place(asked, item[1][0]))
     )
-    measures = tuple(dict.fromkeys(name for run in runs.finished for name in run.measures))
+    recorded = dict.fromkeys(name for run in runs.finished for name in readings[run.path].values)
+    measures = tuple(name for name in recorded if name not in ("online", "online_sum"))
     chosen, why = _baseline(variants, baseline, asked, labels)
     if chosen is None and why:
         notes.append(why)
@@ -245,14 +256,15 @@ def _read(run: Run) -> Reading:
     number = rounds["round"].astype(np.int64)
     curves: dict[str, Line] = {}
     for name in run.measures:
-        rows = np.flatnonzero(~np.isnan(rounds[name]))
+        rows = np.flatnonzero(np.isfinite(rounds[name]))
         rows = rows[_thinned(len(rows))]
         if len(rows):
             curves[name] = number[rows], rounds[name][rows]
     window = max(1, len(number) // 50)
-    if len(number):
-        rows = _thinned(len(number))
-        curves["online"] = number[rows], running_mean(rounds["online"], window)[rows]
+    served = np.flatnonzero(np.isfinite(rounds["online"]))  # a model trained in one place serves nobody on the way
+    if len(served):
+        rows = _thinned(len(served))
+        curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
     costs = {name: run.total(name) for name in COSTS[:3] if name in rounds}
     costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
@@ -284,7 +296,7 @@ def _linear(model: dict[str, Any] | None) -> tuple[NDArray[np.float64] | None, t
     except (TypeError, ValueError):
         return None, ()
     names = tuple(str(name) for name in model.get("feature_names") or ())
-    if weights.ndim != 1 or not len(weights):
+    if weights.ndim != 1 or not len(weights) or not np.isfinite(weights).all():
         return None, ()
     if len(names) != len(weights):
         names = tuple(f"feature {i + 1}" for i in range(len(weights)))
@@ -393,8 +405,8 @@ def _query_differences(variant: Variant, base: Variant, column: str, notes: list
         ids = readings[0][1].query_ids
         if any(not np.array_equal(ids, reading.query_ids) for both in readings for reading in both):
             notes.append(
-                f"{variant.label} and the baseline were tested on different queries: there is no test over queries, and "
-                "differences mix the effect of the data with that of the method."
+                f"{variant.label} and the baseline were tested on different queries: there is no test over queries, "
+                "and differences mix the effect of the data with that of the method."
             )
             return np.array([])
         if any(column not in reading.queries for both in readings for reading in both):
@@ -416,9 +428,8 @@ def _published(found: Findings, notes: list[str]) -> tuple[Published, ...]:
         if column == "online" and value > 1:
             column = "online_sum"  # a mean nDCG never exceeds 1: papers print the discounted sum
         wanted = entry.get("variant")
-        if wanted is None:
-            variant = found.baseline or found.variants[0]
-        else:
+        variant: Variant | None = found.baseline or found.variants[0]
+        if wanted is not None:
             variant = next((v for v in found.variants if wanted in (v.name, v.label)), None)
         if variant is None or column not in found.columns:
             what = f"variant {wanted!r}" if variant is None else f"measure {column!r}"
@@ -440,21 +451,24 @@ def _expected(asked: Mapping[str, Any]) -> int | None:
     return len(folds) * len(seeds)
 
 
-def what_final_means() -> list[str]:
-    """Sentences that hold for every report."""
-    return [
+def what_final_means(compared: bool) -> list[str]:
+    """Sentences that hold for every report, and those on comparisons if there are any."""
+    told = [
         f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer); "
         "online is the mean online nDCG@10 in the same rounds.",
         "Round r is the model after the aggregation of round r.",
         f"The discounted online sum adds {DISCOUNT}^(r - 1) x the online nDCG@10 of round r over all rounds; lists "
         "without a relevant document count as 0.",
-        "± is the sample standard deviation over repeats (folds x seeds); intervals are 95% confidence intervals of the "
-        "mean by Student's t, which take repeats as independent although repeats of one fold share their data.",
-        "Differences from the baseline are paired over the (fold, seed) that both have: two-tailed Student's t-test, "
-        "p multiplied by the number of comparisons in the column (Bonferroni). The test over queries flips the signs of "
-        "per-query differences of the final models (averaged over seeds, queries of all folds) 10,000 times, corrected "
-        "in the same way. The effect is Cohen's d of the paired differences.",
+        "± is the sample standard deviation over repeats (folds x seeds); intervals are 95% confidence intervals of "
+        "the mean by Student's t, which take repeats as independent although repeats of one fold share their data.",
     ]
+    tests = [
+        "Differences from the baseline are paired over the (fold, seed) that both have: two-tailed Student's t-test, "
+        "p multiplied by the number of comparisons in the column (Bonferroni). The test over queries flips the signs "
+        "of per-query differences of the final models (averaged over seeds, queries of all folds) 10,000 times, "
+        "corrected in the same way. The effect is Cohen's d of the paired differences.",
+    ]
+    return told + tests if compared else told
 
 
 def _or_least(value: float) -> float:

@@ -43,6 +43,8 @@ th { text-align: left; font-weight: 600; color: var(--quiet); font-size: .82rem;
 td { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th.n, td.n { text-align: right; white-space: nowrap; padding: .35rem 0 .35rem 1.1rem; }
 td.w { overflow-wrap: break-word; max-width: 26rem; }
+th.n + th.w, td.n + td.w { padding-left: 1.4rem; }
+.mark { display: inline-block; width: 1.1em; text-align: right; font-size: .8em; }
 tr.base td { background: var(--soft); }
 td [title], td[title] { cursor: help; }
 .best { font-weight: 700; }
@@ -56,9 +58,11 @@ details { margin: .6rem 0; } summary { cursor: pointer; color: var(--accent); fo
 pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .9rem 1rem; overflow-x: auto;
   font: .82rem/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 nav ul { list-style: none; padding: 0; } a { color: var(--accent); }
-@media (max-width: 40rem) { main { padding: 1.5rem 1rem 3rem; } dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; } }
+@media (max-width: 40rem) { main { padding: 1.5rem 1rem 3rem; } dl { grid-template-columns: 1fr; }
+  dd { margin-bottom: .4rem; } }
 @media print { main { max-width: none; padding: 0; } body { font-size: 10.5pt; } h2, h3 { break-after: avoid; }
-  figure, tr { break-inside: avoid; } .wide { overflow: visible; } article + article { break-before: page; } pre { white-space: pre-wrap; } }
+  figure, tr { break-inside: avoid; } .wide { overflow: visible; } article + article { break-before: page; }
+  pre { white-space: pre-wrap; } }
 """
 # Nothing may be fetched, even if a name from a file should get past the escaping.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -130,8 +134,10 @@ def _published(found: Findings) -> str:
 
 def _curves(found: Findings) -> str:
     charts = []
-    several = any(len(variant.repeats) > 1 for variant in found.variants)
-    band = " Bands: 95% confidence interval of the mean over repeats." if several else " One repeat: no band."
+    if any(len(variant.repeats) >= figures.FEWEST for variant in found.variants):
+        band = " Bands: 95% confidence interval of the mean over repeats; very wide ones are cut off."
+    else:
+        band = f" No bands: they need at least {figures.FEWEST} repeats."
     for column in (*found.measures, "online"):
         windows = {curve.window for variant in found.variants if (curve := variant.curve(column)) is not None}
         if not windows:
@@ -140,7 +146,11 @@ def _curves(found: Findings) -> str:
         text = f"{name} by round, mean over repeats.{band}"
         if column == "online":
             widest = " or ".join(f"{window:,}" for window in sorted(windows))
-            text += f" Smoothed: each point is the mean of the last {widest} rounds." if windows != {1} else " Not smoothed."
+            text += (
+                f" Smoothed: each point is the mean of the last {widest} rounds."
+                if windows != {1}
+                else " Not smoothed."
+            )
         else:
             text += " Measured on the test queries, after aggregation."
         charts.append(_figure(figures.curves(found, column, name), text))
@@ -178,7 +188,7 @@ def _conventions(found: Findings) -> str:
             text += " (Not all runs used this convention: their values are not comparable.)" if len(told) > 1 else ""
             if text not in sentences:
                 sentences.append(text)
-    sentences += what_final_means()
+    sentences += what_final_means(found.baseline is not None)
     sentences += dict.fromkeys(note for run in found.runs.finished for note in run.notes)
     return "<h2>How it was measured</h2><ul>" + "".join(f"<li>{escape(text)}</li>" for text in sentences) + "</ul>"
 
@@ -186,16 +196,15 @@ def _conventions(found: Findings) -> str:
 def _unfinished(found: Findings) -> str:
     if not len(found.unfinished):
         return ""
-    return (
-        "<h2>Unfinished runs</h2><p>These are left out of every table and chart above.</p>"
-        + _table(unfinished_table(found.unfinished))
+    return "<h2>Unfinished runs</h2><p>These are left out of every table and chart above.</p>" + _table(
+        unfinished_table(found.unfinished)
     )
 
 
 def _provenance(found: Findings) -> str:
     versions = ", ".join(sorted({run.version for run in found.runs.finished if run.version})) or "unknown"
     repeats = sum(len(variant.repeats) for variant in found.variants)
-    text = f"<h2>Provenance</h2><p>fedrank {escape(versions)}, {repeats} finished runs.</p>"
+    text = f"<h2>Provenance</h2><p>fedrank {escape(versions)}, {repeats} finished run{'s' if repeats != 1 else ''}.</p>"
     if found.asked_text:
         text += f"<details><summary>The experiment in full</summary><pre>{escape(found.asked_text)}</pre></details>"
     return text
@@ -211,7 +220,9 @@ def _table(table: Table) -> str:
     rows = []
     for row in table.rows:
         base = ' class="base"' if any(cell.text.endswith("(baseline)") for cell in row[: table.words]) else ""
-        rows.append(f"<tr{base}>" + "".join(f"<td{_kind(table, i)}>{_cell(cell)}</td>" for i, cell in enumerate(row)) + "</tr>")
+        rows.append(
+            f"<tr{base}>" + "".join(f"<td{_kind(table, i)}>{_cell(cell)}</td>" for i, cell in enumerate(row)) + "</tr>"
+        )
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{notes}'
 
@@ -223,8 +234,12 @@ def _kind(table: Table, column: int) -> str:
 
 def _cell(cell: Cell) -> str:
     names = " ".join(name for name in ("best" if cell.strong else "", cell.tone) if name)
+    mark = ""
+    if cell.mark is not None:
+        tone = {"▲": " better", "▼": " worse"}.get(cell.mark, "")
+        mark = f'<span class="mark{tone}">{escape(cell.mark)}</span>'
     if not names and not cell.hint:
-        return escape(cell.text)
+        return escape(cell.text) + mark
     kind = f' class="{names}"' if names else ""
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
-    return f"<span{kind}{hint}>{escape(cell.text)}</span>"
+    return f"<span{kind}{hint}>{escape(cell.text)}</span>{mark}"

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+NUMBERS = (
+    *("repeats", "mean", "sd", "low95", "high95", "lowest", "highest", "baseline", "pairs", "difference", "p_t"),
+    *("p_t_bonferroni", "queries", "p_queries", "p_queries_bonferroni", "cohens_d"),
+    *("published", "published_spread", "published_verdict", "unfinished_runs"),
+)
+
+
 def write_report(runs: Runs, out: str | os.PathLike[str], baseline: str | None = None) -> Path:
     """Write a report on the finished runs: a web page (.html), Markdown (.md) or a table of numbers (.csv).
 
@@ -68,7 +75,7 @@ def show_table(runs: Runs, console: Console, baseline: str | None = None) -> Non
             words = i < table.words
             grid.add_column(Text(name, style="dim"), justify="left" if words else "right", overflow="fold")
         for row in table.rows:
-            grid.add_row(*(Text(cell.text, style="bold" if cell.strong else tones[cell.tone]) for cell in row))
+            grid.add_row(*(Text(str(cell), style="bold" if cell.strong else tones[cell.tone]) for cell in row))
         console.print(grid)
         for note in (*table.notes, *found.notes):
             console.print(Text(note, style="dim"))
@@ -99,9 +106,15 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
         parts += ["## Cost", _markdown(cost_table(found)), "## How it was measured"]
         told = dict.fromkeys(text for run in found.runs.finished for text in run.conventions.values())
         notes = dict.fromkeys(note for run in found.runs.finished for note in run.notes)
-        parts.append("\n".join(f"- {_plain(text)}" for text in (*told, *what_final_means(), *notes)))
+        parts.append(
+            "\n".join(f"- {_plain(text)}" for text in (*told, *what_final_means(found.baseline is not None), *notes))
+        )
         if len(found.unfinished):
-            parts += ["## Unfinished runs", "Left out of every table above.", _markdown(unfinished_table(found.unfinished))]
+            parts += [
+                "## Unfinished runs",
+                "Left out of every table above.",
+                _markdown(unfinished_table(found.unfinished)),
+            ]
         versions = ", ".join(sorted({run.version for run in found.runs.finished if run.version})) or "unknown"
         parts.append(f"## Provenance\n\nfedrank {versions}")
         if found.asked_text:
@@ -116,11 +129,7 @@ def numbers(sections: Sequence[Findings]) -> str:
     settings = list(dict.fromkeys(key for found in sections for v in found.variants for key in v.settings))
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(
-        ["experiment", "variant", *settings, "column", "repeats", "mean", "sd", "low95", "high95", "lowest", "highest"]
-        + ["baseline", "pairs", "difference", "p_t", "p_t_bonferroni", "queries", "p_queries", "p_queries_bonferroni"]
-        + ["cohens_d", "published", "published_spread", "published_verdict", "unfinished_runs"]
-    )
+    rows.writerow(["experiment", "variant", *settings, "column", *NUMBERS])
     for found in sections:
         for variant in found.variants:
             unfinished = len(found.unfinished.filter(variant=variant.name))
@@ -161,9 +170,9 @@ def _left_out(runs: Runs, sections: Sequence[Findings]) -> str:
 
 def _markdown(table: Table) -> str:
     lines = [table.header, [":---" if i < table.words else "---:" for i in range(len(table.header))]]
-    lines += [[f"**{_cell(cell.text)}**" if cell.strong else _cell(cell.text) for cell in row] for row in table.rows]
+    lines += [[f"**{_cell(str(cell))}**" if cell.strong else _cell(str(cell)) for cell in row] for row in table.rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return "\n\n".join([text, *table.notes])
+    return "\n\n".join([text, *(_plain(note) for note in table.notes)])
 
 
 def _cell(text: str) -> str:

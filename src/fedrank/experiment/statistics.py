@@ -65,9 +65,7 @@ def half_width(values: NDArray[np.float64], confidence: float = 0.95) -> NDArray
     return half
 
 
-def pair(
-    a: Mapping[Hashable, float], b: Mapping[Hashable, float]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def pair(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Values of the keys, such as (fold, seed), that both have and know, in the same order."""
     shared = [key for key in a if key in b and not np.isnan(a[key]) and not np.isnan(b[key])]
     return np.array([a[key] for key in shared]), np.array([b[key] for key in shared])

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    import pandas
     from rich.console import Console
 
 Column = NDArray[np.float64]
@@ -127,6 +126,20 @@ class Run:
         online = self._column("online")
         return float(np.sum(discount ** np.arange(len(online)) * online))
 
+    def checked(self) -> Run:
+        """The same run, marked as broken if it is said to be finished and its files turn out to be unreadable."""
+        if self.status != "finished":
+            return self
+        try:
+            if "round" not in self.rounds or "online" not in self.rounds:
+                raise ValueError("rounds.csv lacks the column 'round' or 'online'")
+            if (self.path / "queries.csv").exists():
+                self.queries  # noqa: B018
+            self.model, self.seconds  # noqa: B018
+        except (OSError, ValueError) as problem:
+            return _broken(self, str(problem))
+        return self
+
     @property
     def reason(self) -> str:
         """Why the run is not finished, in one line; empty if it is."""
@@ -217,10 +230,10 @@ class Runs:
             rows.append(row)
         return rows
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def to_pandas(self) -> Any:
         """The same rows as a data frame."""
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
         except ImportError:
             raise ImportError(
                 "to_pandas needs pandas, which is not installed; run `pip install pandas`, or use table(), "
@@ -230,7 +243,7 @@ class Runs:
 
     def checked(self) -> Runs:
         """The same runs, with finished ones whose files turn out to be unreadable marked as broken."""
-        return Runs(tuple(_check(run) if run.status == "finished" else run for run in self))
+        return Runs(tuple(run.checked() for run in self))
 
 
 def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Runs:
@@ -265,7 +278,7 @@ def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:
     for run in runs:
         if run.status not in ("interrupted", "failed", "broken") or (keep is not None and keep(run)):
             continue
-        if not run.path.is_dir() or run.path.is_symlink() or not _is_run_folder(run.path):
+        if not _may_delete(run.path):
             continue
         now = _load(run.path)
         # Broken ones may look fine by themselves: copies of another run, or files that only a full reading found bad.
@@ -286,7 +299,9 @@ def show_runs(runs: Runs, console: Console) -> None:
         return
     colours = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red", "broken": "red"}
     for (_, name), group in runs.group("folder", "experiment").items():
-        table = Table(title=Text(name, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="dim")
+        table = Table(
+            title=Text(name, style="bold"), title_justify="left", box=None, pad_edge=False, header_style="dim"
+        )
         for heading in ("variant", "fold", "seed", "status"):
             table.add_column(heading, overflow="fold")
         for heading in ("round", "quality", "time"):
@@ -327,10 +342,14 @@ def duration(seconds: float) -> str:
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
-    if _is_run_folder(root):
+    try:
+        found, inside = _is_run_folder(root), sorted(root.iterdir(), key=_natural)
+    except OSError:  # reported as broken, rather than passed over
+        found, inside = True, []
+    if found:
         yield root
         return
-    for below in sorted(root.iterdir(), key=_natural):
+    for below in inside:
         if below.is_dir() and not below.is_symlink() and not below.name.startswith("."):
             yield from _run_folders(below)
 
@@ -342,6 +361,19 @@ def _is_run_folder(path: Path) -> bool:
     return bool(REPEAT.fullmatch(path.name)) and (not names or any(name in names for name in OURS))
 
 
+def _may_delete(path: Path) -> bool:
+    try:
+        if not path.is_dir() or path.is_symlink() or not _is_run_folder(path):
+            return False
+        file = path / "run.json"
+        # What a newer fedrank wrote is only broken to us.
+        return not file.exists() or not _read_json(file).get("format", FORMAT) > FORMAT
+    except (OSError, TypeError):
+        return False
+    except ValueError:
+        return bool(REPEAT.fullmatch(path.name))  # an unreadable run.json: ours if its folder is named like ours
+
+
 def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
 
@@ -351,9 +383,9 @@ def _load(path: Path) -> Run:
     repeat = REPEAT.fullmatch(path.name)
     fold, seed = (int(repeat[1]), int(repeat[2])) if repeat else (0, 0)
     run = Run(path, path.parent.parent.name, path.parent.name, fold, seed, "broken")
-    if not (path / "run.json").exists():
-        return _broken(run, "no run.json: stopped before its first round")
     try:
+        if not (path / "run.json").exists():
+            return _broken(run, "no run.json: stopped before its first round")
         facts = _read_json(path / "run.json")
         if facts.get("format", FORMAT) > FORMAT:
             return _broken(run, f"run.json has format {facts['format']}, newer than this fedrank; update fedrank")
@@ -392,25 +424,15 @@ def _broken(run: Run, message: str) -> Run:
     return replace(run, status="broken", error={"message": message, "round": None, "client": None})
 
 
-def _check(run: Run) -> Run:
-    try:
-        if "round" not in run.rounds or "online" not in run.rounds:
-            raise ValueError(f"{run.path / 'rounds.csv'} lacks the column 'round' or 'online'")
-        if (run.path / "queries.csv").exists():
-            run.queries  # noqa: B018
-        run.model, run.seconds  # noqa: B018
-    except (OSError, ValueError) as problem:
-        return _broken(run, str(problem))
-    return run
-
-
 def _check_end(file: Path, round: int) -> None:
     with file.open("rb") as lines:
         cells = lines.readline().count(b",")
         lines.seek(max(0, file.stat().st_size - 4096))
-        last = lines.read().splitlines()[-1]
+        last = (lines.read().splitlines() or [b""])[-1]
     if last.count(b",") != cells or last.split(b",")[0] != str(round).encode():
-        raise ValueError(f"rounds.csv ends with {last[:40].decode(errors='replace')!r}, not with a row of round {round}")
+        raise ValueError(
+            f"rounds.csv ends with {last[:40].decode(errors='replace')!r}, not with a row of round {round}"
+        )
 
 
 def _alive(pid: Any) -> bool:
@@ -476,14 +498,13 @@ def _version_of(file: Path) -> tuple[Path, int, int]:
 def _read_rounds(file: Path, _changed: int, _size: int) -> dict[str, Column]:
     header, _, body = file.read_text(encoding="utf-8").partition("\n")
     names = header.strip().split(",")
-    rows = [line.split(",") for line in body.splitlines()]
-    if any(len(row) != len(names) for row in rows):
-        bad = next(i for i, row in enumerate(rows) if len(row) != len(names))
-        raise ValueError(f"{file.name} line {bad + 2} has {len(rows[bad])} cells where the header has {len(names)}")
-    columns: dict[str, Column] = {}
-    for name, cells in zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True):
-        columns[name] = _numbers(file, name, cells)
-    return columns
+    lines = body.splitlines()
+    bad = next((i for i, line in enumerate(lines) if line.count(",") != len(names) - 1), None)
+    if bad is not None:
+        cells = lines[bad].count(",") + 1
+        raise ValueError(f"{file.name} line {bad + 2} has {cells} cells where the header has {len(names)}")
+    flat = ",".join(lines).split(",") if lines else []
+    return {name: _numbers(file, name, flat[i :: len(names)]) for i, name in enumerate(names)}
 
 
 @functools.lru_cache(maxsize=64)

@@ -26,6 +26,10 @@ class Cell:
     strong: bool = False  # the best of its column
     hint: str = ""  # more, where there is room for it
     tone: str = ""  # "better", "worse" or "quiet"
+    mark: str | None = None  # ▲ or ▼, "" where there could be one, None where there cannot
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.mark}" if self.mark else self.text
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,14 @@ def final_table(found: Findings) -> Table:
         for column in found.columns:
             summary = variant.summary(column)
             comparison = found.comparisons.get(column, {}).get(variant.name)
-            mark = {"better": " ▲", "worse": " ▼", "": ""}[comparison.verdict if comparison else ""]
+            mark = {"better": "▲", "worse": "▼", "": ""}[comparison.verdict if comparison else ""]
             hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}" if n > 1 else ""
             row.append(
                 Cell(
-                    spread(column, summary) + mark,
+                    spread(column, summary),
                     strong=len(found.variants) > 1 and variant.name in best[column],
                     hint=hint,
+                    mark=mark if found.baseline is not None else None,
                 )
             )
         rows.append(row)
@@ -68,8 +73,8 @@ def final_table(found: Findings) -> Table:
         notes.append("Bold: highest mean of its column.")
     if found.baseline is not None:
         notes.append(
-            f"▲ ▼: significantly above or below the baseline, {found.baseline.label} ({found.baseline_why}): paired t-test "
-            "over fold and seed, Bonferroni-corrected p < 0.05."
+            f"▲ ▼: significantly above or below the baseline, {found.baseline.label} ({found.baseline_why}): paired "
+            "t-test over fold and seed, Bonferroni-corrected p < 0.05."
         )
     return Table([*names, "repeats", *(heading(column) for column in found.columns)], rows, len(names), notes)
 
@@ -131,8 +136,8 @@ def published_table(found: Findings) -> Table:
             ]
         )
     note = (
-        "Rule: a published value is within the spread of our repeats if it lies between their lowest and highest value, or "
-        "at most two of their standard deviations from their mean."
+        "Rule: a published value is within the spread of our repeats if it lies between their lowest and highest "
+        "value, or at most two of their standard deviations from their mean."
     )
     header = ["variant", "measure", "source", "published", "measured", "repeats", "ours - theirs", "verdict"]
     return Table(header, rows, 3, [note])
@@ -279,7 +284,9 @@ def _range(column: str, summary: Summary) -> str:
 def _data_facts(facts: dict[str, object]) -> list[str]:
     told = []
     if "train_queries" in facts and "test_queries" in facts:
-        told.append(f"{show(facts['train_queries'])} training and {show(facts['test_queries'])} test queries in one fold")
+        told.append(
+            f"{show(facts['train_queries'])} training and {show(facts['test_queries'])} test queries in one fold"
+        )
     if "features" in facts:
         told.append(f"{show(facts['features'])} features, normalised: {facts.get('normalised', 'unknown')}")
     if "top_grade" in facts:

@@ -49,13 +49,13 @@ def insert(keys, shown, filled, key, document):
 
 
 @compiled()
-def plackett_luce(scores, exps, spread, count, stream, draws, times, early, shown):
+def plackett_luce(scores, exps, spread, count, stream, draws, times, early, ranks, shown):
     """Draw the top of a Plackett-Luce ranking: documents race, and arrive at exponential times of rate e^score.
 
     Exact: the same as sorting scores with Gumbel noise. Only documents that can arrive before a deadline need their
     time, -log(u) / rate; since that is at least (1 - u) / rate, one multiplication rules the others out. The deadline
-    moves until enough have arrived. `draws`, `times` and `early` are scratch of at least `count`; returns the list's
-    length, with the documents in `shown`.
+    moves until enough have arrived. `draws`, `times`, `early` and `ranks` are scratch of at least `count`. Returns
+    the list's length, with the documents in `shown`.
     """
     size = min(SHOWN, count)
     for d in range(count):
@@ -71,7 +71,7 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, show
     total = 0.0
     for d in range(count):
         total += exps[d]
-    deadline = 1.6 * SHOWN / total  # by then about this many times the total rate have arrived
+    deadline = 1.8 * SHOWN / total  # if rates were alike, about 1.8 times as many as needed would arrive by then
     while True:
         candidates = 0
         for d in range(count):
@@ -83,15 +83,17 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, show
             arrived += times[i] < deadline
         if arrived >= size or candidates == count:
             break
-        deadline *= 8.0
-    for i in range(candidates):  # a candidate's rank is the number of those before it
+        deadline *= 2.5
+    for i in range(candidates):  # a candidate's rank is the number of those that came before it
         rank = 0
         for j in range(i):
-            rank += times[j] <= times[i]
-        for j in range(i + 1, candidates):
-            rank += times[j] < times[i]
-        if rank < size:
-            shown[rank] = early[i]
+            before = np.int64(times[j] <= times[i])
+            rank += before
+            ranks[j] += 1 - before
+        ranks[i] = rank
+    for i in range(candidates):
+        if ranks[i] < size:
+            shown[ranks[i]] = early[i]
     return size
 
 
@@ -211,6 +213,7 @@ def pdgd_clients(
     scratch = np.empty(longest)
     draws = np.empty(longest)
     early = np.empty(longest, dtype=np.int64)
+    ranks = np.empty(longest, dtype=np.int64)
     shown = np.empty(SHOWN, dtype=np.int64)
     rows = np.empty(SHOWN, dtype=np.int64)
     clicked = np.empty(SHOWN, dtype=np.bool_)
@@ -238,7 +241,7 @@ def pdgd_clients(
 
             score(weights, hidden, features, begin, begin + count, scores)
             spread = exponentials(scores, count, scratch, exps)
-            size = plackett_luce(scores, exps, spread, count, chance, draws, scratch, early, shown)
+            size = plackett_luce(scores, exps, spread, count, chance, draws, scratch, early, ranks, shown)
             own = seen[begin : begin + count]
             quality += shown_ndcg(own, shown, size, ideal[view[c], query], discounts)
             considered = read_and_click(

@@ -9,8 +9,8 @@
     [0.587, 0.5]
 
 Ties: documents with equal scores are ordered by a fixed shuffle of their positions in the query. It depends on nothing
-but the number of documents, so a model that cannot tell documents apart is neither flattered nor punished by a file that
-is sorted by grade. Scores are compared as float32.
+but the number of documents, so a model that cannot tell documents apart is neither flattered nor punished by a file
+that is sorted by grade. Scores are compared as float32.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Evaluator:
             for block in range(0, skipped + models, SLOTS):
                 # Diverged models overflow; the error below says so more clearly than a warning.
                 with np.errstate(over="ignore", invalid="ignore"):
-                    scores = np.ascontiguousarray(score(block, rows).T, dtype=np.float32)
+                    scores = np.require(score(block, rows).T, np.float32, ["C", "W"])
                 low, high = max(skipped - block, 0), min(skipped + models - block, SLOTS)
                 bad = measure_lists(
                     scores.view(np.int32),
@@ -196,8 +196,8 @@ class Evaluator:
         row, slot = np.argwhere(np.isnan(scores))[0]
         query = np.searchsorted(self._offsets, self._offsets[first] + row, side="right") - 1
         raise ValueError(
-            f"model {max(shift + slot, 0)} scores a document of query {self.data.query_ids[query]} as NaN, which has no "
-            "place in a ranking; look for NaN or infinity in features and weights, and for a rate that is too high"
+            f"model {max(shift + slot, 0)} scores a document of query {self.data.query_ids[query]} as NaN, which has "
+            "no place in a ranking; look for NaN or infinity in features and weights, and for a rate that is too high"
         )
 
     @cached_property
@@ -211,7 +211,10 @@ class Evaluator:
 
     @cached_property
     def _kinds(self) -> NDArray[np.int64]:
-        return np.array([list(MEASURES).index(each.name) for each in self._parsed], dtype=np.int64)
+        from fedrank.kernels.measures import ERR, MAP, MRR, NDCG, NDCG_LINEAR, PRECISION
+
+        kinds = {"ndcg": NDCG, "ndcg-linear": NDCG_LINEAR, "map": MAP, "mrr": MRR, "err": ERR, "p": PRECISION}
+        return np.array([kinds[each.name] for each in self._parsed], dtype=np.int64)
 
     @cached_property
     def _cutoffs(self) -> NDArray[np.int64]:

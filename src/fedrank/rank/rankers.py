@@ -33,7 +33,7 @@ class Linear:
         return self.start_norm * direction / np.linalg.norm(direction)
 
     def score(self, weights: Weights, features: Features) -> Scores:
-        scores: Scores = weights.astype(np.float32) @ features.T
+        scores: Scores = (features @ weights.astype(np.float32).T).T
         return scores
 
 
@@ -63,9 +63,10 @@ class Mlp:
 
         features = np.ascontiguousarray(features)
         models = np.ascontiguousarray(np.atleast_2d(weights), dtype=np.float32)
-        scores = np.empty((len(models), len(features)), dtype=np.float32)
+        scores = np.zeros((len(models), len(features)), dtype=np.float32)
         for model, row in zip(models, scores, strict=True):
-            mlp_scores(model, self.hidden, features, 0, len(features), row)
+            if model.any():  # a model of zeros, as others pad with, scores everything 0
+                mlp_scores(model, self.hidden, features, 0, len(features), row)
         return scores if weights.ndim == 2 else scores[0]
 
 

@@ -1,0 +1,41 @@
+# fedrank: five words to know. Everything installs into .venv, which the first target creates.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(READY)  ## simulate a federation on built-in data: progress, a table, a report to open
+	$(BIN)/fedrank run quickstart --out runs
+	$(BIN)/fedrank report runs/quickstart --out report.html
+
+test: $(READY)  ## run all tests
+	$(BIN)/python -m pytest -n auto
+
+check: $(READY)  ## style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure speed, as ratios against references timed in the same run
+	$(BIN)/python benchmarks/fpdgd.py
+	$(BIN)/python benchmarks/evaluate.py
+	$(BIN)/python benchmarks/letor.py
+	$(BIN)/python benchmarks/clients.py
+	$(BIN)/python benchmarks/compilation.py
+
+clean:  ## remove what the other targets made, except results in runs/
+	rm -rf $(VENV) report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "fedrank needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(READY)

@@ -1,0 +1,231 @@
+"""The command: each reads files, calls one function, writes files, and prints where they lie.
+
+Everything heavy is imported inside the commands, so that `fedrank --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# One thread for each matrix product: whole runs go side by side instead. Read when NumPy is first imported.
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+app = typer.Typer(
+    name="fedrank",
+    help="Federated learning to rank: train one ranker together, without moving documents, queries or clicks.",
+    epilog="First steps:  fedrank run quickstart  ·  fedrank report runs/quickstart --out report.html",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets: which are known, which are here, and whether a file is sound.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
+
+
+@app.command(
+    epilog="Examples:  fedrank run quickstart  ·  fedrank run my.toml --set learner.rate=0.05 --workers 2  ·  "
+    "fedrank run quickstart --set rounds=100 --name short"
+)
+def run(
+    spec: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")],
+    out: Annotated[Path, typer.Option(help="Folder for results; they go to OUT/NAME.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
+) -> None:
+    """Do an experiment. Finished runs are skipped, interrupted ones resume."""
+    from fedrank.experiment.report import show_table
+    from fedrank.experiment.schedule import run_experiment
+    from fedrank.experiment.spec import read_experiment
+    from fedrank.experiment.store import load_runs
+
+    console = _console()
+    experiment = read_experiment(spec, set_ or [])
+    label = name or Path(spec).with_suffix("").as_posix().replace("..", "").strip("/")
+    if Path(spec).exists():
+        label = name or Path(spec).stem
+    runs = len(experiment.expand()) * len(experiment.repeats())
+    console.print(f"[bold]{experiment.title or label}[/bold]", highlight=False)
+    console.print(f"{runs} runs of {experiment.rounds:,} rounds, into {out / label}", highlight=False, soft_wrap=True)
+    results = run_experiment(
+        experiment, label, out, workers=workers or os.cpu_count() or 1, threads=threads, console=console
+    )
+    if results.skipped:
+        console.print(f"{len(results.skipped)} of {runs} runs were finished before", highlight=False)
+    for task, reason in results.failed:
+        console.print(f"[red]failed[/red] {task.label}: {reason}", highlight=False, soft_wrap=True)
+    if results.interrupted:
+        console.print(
+            f"Stopped. {len(results.interrupted)} runs are not finished; nothing is lost: run the same command to resume.",
+            highlight=False,
+        )
+    if results.finished or results.skipped:
+        show_table(load_runs(out / label), console, baseline=experiment.baseline)
+        console.print(f"Pictures and tests: fedrank report {out / label} --out report.html", highlight=False, soft_wrap=True)
+    if results.failed:
+        raise typer.Exit(1)
+    if results.interrupted:
+        raise typer.Exit(130)
+
+
+@app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
+def runs(
+    folders: RunsFolders,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete interrupted, failed and broken runs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+) -> None:
+    """Show which runs are finished, interrupted or failed."""
+    from fedrank.experiment import store
+
+    console = _console()
+    found = store.load_runs(folders)
+    store.show_runs(found, console)
+    if not clean:
+        return
+    doomed = [run for run in found if run.status in ("interrupted", "failed", "broken")]
+    if not doomed:
+        console.print("Nothing to clean.")
+    elif yes or typer.confirm(f"Delete {len(doomed)} unfinished runs?"):
+        for path in store.clean(found):
+            console.print(f"deleted {path}", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:  fedrank report runs/quickstart  ·  fedrank report runs/a runs/b --out both.html --baseline centralised  ·  "
+    "fedrank report runs/quickstart --out table.csv"
+)
+def report(
+    folders: RunsFolders,
+    out: Annotated[Path, typer.Option(help="File to write: .html, .md or .csv.")] = Path("report.html"),
+    baseline: Annotated[str | None, typer.Option(help="Variant that the others are tested against.")] = None,
+) -> None:
+    """Write a report: curves with confidence bands, tables, significance, cost."""
+    from fedrank.experiment.report import write_report
+    from fedrank.experiment.store import load_runs
+
+    write_report(load_runs(folders), out, baseline=baseline)
+    _console().print(f"Report: {out}", highlight=False, soft_wrap=True)
+
+
+ModelFile = Annotated[Path, typer.Argument(help="model.json, or the folder of a finished run.")]
+DataFile = Annotated[str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), or a name of the catalog (its test part).")]
+Client = Annotated[int | None, typer.Option(help="Whose model, where every client has its own.")]
+
+
+@app.command(
+    epilog="Examples:  fedrank score runs/quickstart/federated/fold-1-seed-1 new.txt > scores.txt  ·  "
+    "fedrank score model.json new.txt --trec mine --out mine.run"
+)
+def score(
+    model: ModelFile,
+    data: DataFile,
+    out: Annotated[Path | None, typer.Option(help="File to write; the screen if not given.")] = None,
+    trec: Annotated[str | None, typer.Option(metavar="TAG", help="Write a TREC run file with this tag.")] = None,
+    client: Client = None,
+) -> None:
+    """Score documents: one number a line, in the order of the file; or a TREC run file."""
+    from fedrank.experiment.apply import score_lines
+
+    lines = score_lines(model, data, trec, client)
+    if out is None:
+        sys.stdout.writelines(lines)
+    else:
+        with out.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+        _console().print(f"Scores: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:  fedrank evaluate runs/quickstart/federated/fold-1-seed-1 synthetic-mq2007  ·  "
+    "fedrank evaluate model.json test.txt --measure ndcg@5 --measure map --per-query values.csv"
+)
+def evaluate(
+    model: ModelFile,
+    data: DataFile,
+    measure: Annotated[list[str] | None, typer.Option(help="Such as ndcg@10, map, mrr@10, err, p@5; may be repeated.")] = None,
+    per_query: Annotated[Path | None, typer.Option(help="CSV file for the value of every query.")] = None,
+    client: Client = None,
+) -> None:
+    """Measure a model on judged data, on average and per query."""
+    from fedrank.experiment.apply import evaluate_model, show_quality
+
+    console = _console()
+    quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client)
+    show_quality(quality, console)
+    if per_query is not None:
+        per_query.write_text(quality.csv(), encoding="utf-8")
+        console.print(f"Values per query: {per_query}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("check", epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz")
+def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: plain, .gz or .xz.")]) -> None:
+    """Is a LETOR file sound? Queries, documents, features, grades, and what is odd."""
+    from fedrank.data.check import check_files, show_checks
+
+    checks = check_files(files)
+    show_checks(checks, _console())
+    if not all(check.sound for check in checks):
+        raise typer.Exit(1)
+
+
+@data_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank data list")
+def data_list() -> None:
+    """Known data sets: what they are, whether they are here, where to get them."""
+    from fedrank.data.catalog import show_catalog
+
+    show_catalog(_console())
+
+
+@app.command(epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods learner pdgd")
+def methods(
+    family: Annotated[str | None, typer.Argument(help="Only this family, such as learner.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Only this method, with all its settings.")] = None,
+) -> None:
+    """Every learner, aggregator, user and measure, with its settings and one sentence."""
+    from fedrank.experiment.families import show_methods
+
+    show_methods(_console(), family, name)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from fedrank import __version__
+
+        typer.echo(f"fedrank {__version__}")
+        raise typer.Exit
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def main() -> None:
+    """Errors that a user can mend are one clear message; anything else is a bug and shows where."""
+    try:
+        app()
+    except (ValueError, OSError, KeyError, ImportError, RuntimeError) as problem:
+        if os.environ.get("FEDRANK_DEBUG"):
+            raise
+        message = problem.args[0] if isinstance(problem, KeyError) and problem.args else problem
+        typer.echo(f"fedrank: {message}", err=True)
+        raise SystemExit(2) from None

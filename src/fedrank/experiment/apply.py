@@ -1,0 +1,116 @@
+"""A trained model on new data: scores, TREC run files, measures."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.catalog import CATALOG, load
+from fedrank.data.letor import read_comments, read_letor
+from fedrank.data.ranking import RankingData
+from fedrank.rank.measures import EMPTY, MEASURES, average, measure, per_query, ranking
+from fedrank.rank.model import Model, load_model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a model ranks one set of queries."""
+
+    measures: tuple[str, ...]
+    query_ids: NDArray[np.str_]  # [queries]
+    values: NDArray[np.float64]  # [measures, queries]; NaN where a measure skips a query
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        rows = csv.writer(out, lineterminator="\n")
+        rows.writerow(["query", *self.measures])
+        for query, column in zip(self.query_ids, self.values.T, strict=True):
+            rows.writerow([query, *("" if np.isnan(value) else repr(float(value)) for value in column)])
+        return out.getvalue()
+
+
+def score_lines(model_path: str | Path, data: str, trec: str | None = None, client: int | None = None) -> Iterator[str]:
+    """Lines of a score file (one number a document), or of a TREC run file with the given tag."""
+    model = load_model(model_path)
+    read = _read(data, model)
+    scores = model.score(read, client)
+    if trec is None:
+        return (f"{float(one):.9g}\n" for one in scores)
+    if not trec.split() or trec.split()[0] != trec:
+        raise ValueError(f"the tag {trec!r} of a TREC run must be one word")
+    return _trec_lines(read, scores, _document_ids(data, read), trec)
+
+
+def evaluate_model(model_path: str | Path, data: str, measures: Sequence[str], client: int | None = None) -> Quality:
+    """Measures of a model on judged data."""
+    parsed = [measure(text) for text in measures]
+    model = load_model(model_path)
+    read = _read(data, model)
+    return Quality(tuple(map(str, parsed)), read.query_ids, per_query(parsed, model.score(read, client), read))
+
+
+def show_quality(quality: Quality, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table("measure", title_justify="left", box=None, pad_edge=False, header_style="dim")
+    for heading in ("mean", "queries", "skipped"):
+        table.add_column(heading, justify="right")
+    table.add_column("meaning")
+    for text, values, mean in zip(quality.measures, quality.values, average(quality.values), strict=True):
+        parsed = measure(text)
+        skipped = int(np.isnan(values).sum())
+        shown = "-" if np.isnan(mean) else f"{mean:.4f}"
+        meaning = f"{MEASURES[parsed.name]}; {EMPTY[parsed.empty]}"
+        table.add_row(text, shown, str(len(values) - skipped), str(skipped), meaning)
+    console.print(table)
+
+
+def _read(data: str, model: Model) -> RankingData:
+    """A file, or the test part of a set of the catalog, normalised as the model expects."""
+    if model.normalised == "global":
+        raise ValueError(
+            'the model was trained on features with normalise = "global", whose ranges only its training data have; '
+            'train with "query" or "none" to use it elsewhere'
+        )
+    if Path(data).exists():
+        return read_letor(data, normalise=model.normalised)
+    if data in CATALOG:
+        return load(data, normalise=model.normalised).test
+    raise FileNotFoundError(f"no file {data}, and no data set of that name; `fedrank data list` shows the known ones")
+
+
+def _document_ids(data: str, read: RankingData) -> list[str]:
+    """Ids from the comments of the file where there are any, or query-position."""
+    named: list[str] = []
+    if Path(data).exists():
+        named = [_id_in(comment) for comment in read_comments(data)]
+    if named and all(named):
+        return named
+    position = np.arange(read.documents) - np.repeat(read.offsets[:-1], np.diff(read.offsets)) + 1
+    queries = np.repeat(read.query_ids, np.diff(read.offsets))
+    return [f"{query}-{place}" for query, place in zip(queries, position, strict=True)]
+
+
+def _id_in(comment: str) -> str:
+    """`docid = GX000-00 inc = 1` and `GX000-00` both name GX000-00."""
+    words = comment.replace("=", " ").split()
+    if words[:1] == ["docid"]:
+        words = words[1:]
+    return words[0] if words else ""
+
+
+def _trec_lines(data: RankingData, scores: NDArray[np.float32], documents: Sequence[str], tag: str) -> Iterator[str]:
+    order = ranking(scores, data.offsets)
+    for query, (begin, end) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
+        for rank, row in enumerate(order[begin:end], start=1):
+            yield f"{data.query_ids[query]} Q0 {documents[row]} {rank} {float(scores[row]):.9g} {tag}\n"

@@ -1,0 +1,365 @@
+"""One run: a concrete experiment on one fold with one seed goes in, a run folder comes out.
+
+A run can be stopped at any moment, even by `kill -9`. Every few seconds the rows of `rounds.csv` are made durable and
+`checkpoint.npz` is replaced by one that says how many bytes of it belong to it; a resumed run cuts off what came later
+and goes on. Chance is keyed by round, so what follows is what would have followed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank import __version__
+from fedrank.data.catalog import Fold, load, load_files
+from fedrank.experiment.spec import Experiment, to_toml
+from fedrank.federate.clients import make_clients
+from fedrank.federate.round import Federation, Outcome, RoundError, State, simulate
+from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
+from fedrank.rank.model import Model, load_model, save_model
+from fedrank.types import Weights
+
+SECONDS_BETWEEN_CHECKPOINTS = 2.0
+SECONDS_BETWEEN_NEWS = 0.1
+
+CONVENTIONS = {
+    "online": "nDCG@10 of the lists that users were shown, mean over a client's interactions, then over clients; "
+    "queries without a relevant document count as 0",
+    "rounds": "row r is the model after the aggregation of round r",
+    "final": "mean of the last 10 evaluations",
+    "ties": "equal scores are ordered by a fixed shuffle of positions, which favours no order of the file",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to be done."""
+
+    folder: Path  # the run folder
+    experiment: Experiment  # concrete: one variant, one fold, one seed
+    name: str  # of the whole experiment
+    variant: str
+    settings: dict[str, Any]  # what this variant varies
+    fold: int
+    seed: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.variant}, fold {self.fold}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class News:
+    """How far a run has come."""
+
+    round: int
+    rounds: int
+    quality: float  # last value of the first measure; NaN before the first evaluation
+    interactions: int  # since this process took the run up
+    seconds: float  # likewise
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What adds up over rounds."""
+
+    interactions: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    evaluations: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+def perform(
+    task: Task,
+    threads: int = 1,
+    tell: Callable[[News], None] = lambda news: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> str:
+    """Do a run, or what is left of it; returns its status: finished, interrupted or failed.
+
+    A failure is written into the run folder and does not leave this function: other runs go on.
+    """
+    task.folder.mkdir(parents=True, exist_ok=True)
+    _write(task.folder / "spec.toml", to_toml(task.experiment))
+    facts = _facts(task)
+    try:
+        _write_facts(task.folder, facts | {"status": "running"})
+        return _perform(task, facts, threads, tell, stop)
+    except Exception as problem:
+        at = getattr(problem, "round", None)
+        message = problem.message if isinstance(problem, RoundError) else f"{problem}"
+        error = {"message": message or type(problem).__name__, "round": at, "client": getattr(problem, "client", None)}
+        done = _read_round(task.folder)
+        _write_facts(task.folder, facts | {"status": "failed", "round": done, "error": error})
+        return "failed"
+
+
+def _perform(
+    task: Task, facts: dict[str, Any], threads: int, tell: Callable[[News], None], stop: Callable[[], bool]
+) -> str:
+    asked = task.experiment
+    fold = load_fold(asked.data, task.fold)
+    ranker = asked.methods.learner.ranker
+    federation = Federation(
+        learner=asked.methods.learner,
+        aggregator=asked.methods.aggregator,
+        server=asked.methods.server,
+        participation=asked.clients.participation,
+    )
+    clients = make_clients(
+        fold.train,
+        asked.clients.count,
+        partition=asked.methods.partition,
+        user=asked.methods.users,
+        interactions=asked.clients.interactions,
+        seed=task.seed,
+    )
+    facts |= {
+        "data": {
+            "name": fold.name,
+            "train_queries": fold.train.queries,
+            "test_queries": fold.test.queries,
+            "features": fold.train.features.shape[1],
+            "normalised": fold.train.normalised,
+            "top_grade": fold.train.top_grade,
+        },
+        "notes": list(fold.notes),
+    }
+    _write_facts(task.folder, facts | {"status": "running", "round": _read_round(task.folder)})
+    evaluator = Evaluator(fold.test, asked.measures)
+    start = None if asked.start is None else _start_weights(asked.start, ranker)
+    with Record(task.folder, asked.measures, lambda models, slot: evaluator(models, ranker, slot)) as record:
+        state, began, told = record.state, time.monotonic(), 0.0
+        first, resumed = record.tally.interactions, 0 if state is None else state.round
+        for outcome in simulate(
+            federation, fold.train, clients, asked.rounds, task.seed, start=start, state=state, threads=threads
+        ):
+            state = outcome.state
+            record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or outcome.round == asked.rounds)
+            now = time.monotonic()
+            if now - told >= SECONDS_BETWEEN_NEWS or outcome.round == asked.rounds:
+                told = now
+                done = record.tally.interactions - first
+                left = (now - began) / (outcome.round - resumed) * (asked.rounds - outcome.round)
+                tell(News(outcome.round, asked.rounds, record.quality, done, now - began, left))
+                if outcome.round < asked.rounds and stop():
+                    record.keep(state)
+                    _write_facts(task.folder, facts | {"status": "interrupted", "round": outcome.round})
+                    return "interrupted"
+                if now - record.kept >= SECONDS_BETWEEN_CHECKPOINTS:
+                    record.keep(state)
+        assert state is not None
+        record.keep(state)
+    model = Model(
+        ranker,
+        state.weights,
+        fold.train.features.shape[1],
+        fold.train.normalised,
+        fold.train.feature_names,
+        {"experiment": task.name, "variant": task.variant, "fold": task.fold, "seed": task.seed, "data": fold.name},
+    )
+    save_model(model, task.folder / "model.json")
+    _write(task.folder / "queries.csv", _queries_csv(evaluator, asked.measures, state.weights, ranker))
+    _write_facts(task.folder, facts | {"status": "finished", "round": asked.rounds})
+    (task.folder / "checkpoint.npz").unlink(missing_ok=True)
+    return "finished"
+
+
+@dataclass
+class Record:
+    """The growing files of a run. Models to be evaluated are gathered, because many at once cost little more than one."""
+
+    folder: Path
+    measures: list[str]
+    evaluate: Callable[[Weights, int], Any]  # (models, first slot) -> [measures, models]
+    state: State | None = None  # where a resumed run goes on
+    tally: Tally = field(default_factory=Tally)
+    quality: float = float("nan")
+    kept: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
+
+    def __enter__(self) -> Record:
+        self._rows: list[str] = []
+        self._models: list[Weights] = []  # waiting for evaluation
+        self._places: list[int] = []  # the rows that wait for their values
+        self._file = self._open()
+        self._clock, self._cpu = time.monotonic(), time.process_time()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._file.close()
+
+    def add(self, outcome: Outcome, evaluate: bool) -> None:
+        old = self.tally
+        self.tally = Tally(
+            old.interactions + outcome.interactions,
+            old.bytes_up + outcome.bytes_up,
+            old.bytes_down + outcome.bytes_down,
+            old.evaluations + evaluate,
+            old.seconds,
+            old.cpu_seconds,
+        )
+        now = self.tally
+        row = f"{outcome.round},{outcome.online!r},{now.interactions},{now.bytes_up},{now.bytes_down}"
+        if not evaluate:
+            self._rows.append(row + "," * len(self.measures))
+            return
+        self._places.append(len(self._rows))
+        self._rows.append(row)
+        self._models.append(outcome.weights)
+        if now.evaluations % SLOTS == 0:
+            self._evaluate()
+
+    def keep(self, state: State) -> None:
+        """Make everything so far durable."""
+        self._evaluate()
+        clock, cpu = time.monotonic(), time.process_time()
+        self.tally = Tally(
+            **{
+                **asdict(self.tally),
+                "seconds": self.tally.seconds + clock - self._clock,
+                "cpu_seconds": self.tally.cpu_seconds + cpu - self._cpu,
+            }
+        )
+        self._clock, self._cpu = clock, cpu
+        self._file.write("".join(row + "\n" for row in self._rows).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._rows.clear()
+        timing = self.folder / "timing.csv"
+        with timing.open("a", encoding="utf-8") as file:
+            if file.tell() == 0:
+                file.write("round,seconds,cpu_seconds\n")
+            file.write(f"{state.round},{self.tally.seconds:.3f},{self.tally.cpu_seconds:.3f}\n")
+        content = io.BytesIO()
+        memory = {} if state.memory is None else {"memory": state.memory}
+        np.savez(
+            content,
+            round=state.round,
+            weights=state.weights,
+            server=state.server,
+            csv_bytes=self._file.tell(),
+            quality=self.quality,
+            tally=json.dumps(asdict(self.tally)),
+            **memory,
+        )
+        _write(self.folder / "checkpoint.npz", content.getvalue())
+        self.kept = time.monotonic()
+
+    def _evaluate(self) -> None:
+        if not self._models:
+            return
+        if self._models[0].ndim == 2:  # every client has its own model: their mean is what people get
+            values = np.stack([self.evaluate(models, 0).mean(axis=1) for models in self._models], axis=1)
+        else:
+            values = self.evaluate(np.stack(self._models), (self.tally.evaluations - len(self._models)) % SLOTS)
+        for place, column in zip(self._places, values.T, strict=True):
+            cells = ("" if np.isnan(value) else repr(float(value)) for value in column)
+            self._rows[place] += "," + ",".join(cells)
+        self.quality = float(values[0, -1])
+        self._models.clear()
+        self._places.clear()
+
+    def _open(self) -> io.BufferedRandom:
+        path, checkpoint = self.folder / "rounds.csv", self.folder / "checkpoint.npz"
+        if checkpoint.exists() and path.exists():
+            with np.load(checkpoint, allow_pickle=False) as kept:
+                csv_bytes = int(kept["csv_bytes"])
+                if path.stat().st_size >= csv_bytes:
+                    memory = kept["memory"] if "memory" in kept else None
+                    self.state = State(int(kept["round"]), kept["weights"], memory, kept["server"])
+                    self.tally = Tally(**json.loads(str(kept["tally"])))
+                    self.quality = float(kept["quality"])
+                    file = path.open("r+b")
+                    file.truncate(csv_bytes)
+                    file.seek(csv_bytes)
+                    return file
+        for old in ("timing.csv", "queries.csv", "model.json", "checkpoint.npz"):
+            (self.folder / old).unlink(missing_ok=True)
+        file = path.open("w+b")
+        file.write((",".join(["round", "online", "interactions", "bytes_up", "bytes_down", *self.measures]) + "\n").encode())
+        return file
+
+
+def load_fold(data: Any, fold: int) -> Fold:
+    """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
+    if data.name is not None:
+        return _load_named(data.name, fold, data.normalise)
+    return _load_files(data.train, data.test, data.validation, data.normalise or "none")
+
+
+_load_named = lru_cache(maxsize=2)(load)
+_load_files = lru_cache(maxsize=2)(load_files)
+
+
+def _start_weights(path: str, ranker: Any) -> Weights:
+    model = load_model(path)
+    if model.ranker.hidden != ranker.hidden or model.weights.ndim != 1:
+        raise ValueError(f"start = {path!r} is not a model of the same ranker as learner.ranker; choose the one it has")
+    return model.weights
+
+
+def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ranker: Any) -> str:
+    values = evaluator.per_query(weights, ranker)
+    if weights.ndim == 2:
+        values = average(np.moveaxis(values, 1, -1))
+    lines = [",".join(["query", *measures])]
+    for query, column in zip(evaluator.data.query_ids, values.T, strict=True):
+        quoted = f'"{query}"' if "," in query else str(query)
+        lines.append(",".join([quoted, *("" if np.isnan(v) else repr(float(v)) for v in column)]))
+    return "\n".join(lines) + "\n"
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    parsed = [measure(text) for text in task.experiment.measures]
+    return {
+        "format": 1,
+        "fedrank": __version__,
+        "experiment": task.name,
+        "title": task.experiment.title,
+        "variant": task.variant,
+        "settings": task.settings,
+        "fold": task.fold,
+        "seed": task.seed,
+        "round": 0,
+        "rounds": task.experiment.rounds,
+        "data": {},
+        "conventions": {str(one): f"{MEASURES[one.name]}; {EMPTY[one.empty]}" for one in parsed} | CONVENTIONS,
+        "pid": os.getpid(),
+        "error": None,
+        "notes": [],
+    }
+
+
+def _read_round(folder: Path) -> int:
+    """Rounds that are safe in the checkpoint."""
+    checkpoint = folder / "checkpoint.npz"
+    if not checkpoint.exists():
+        return 0
+    with np.load(checkpoint, allow_pickle=False) as kept:
+        return int(kept["round"])
+
+
+def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    _write(folder / "run.json", json.dumps(facts, indent=1) + "\n")
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    """Replace a file at once and durably: whoever reads it, even after a crash, finds the old or the new one whole."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)

@@ -1,0 +1,156 @@
+"""The round and the simulation around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import fedrank.federate.round as round_module
+from fedrank.federate.aggregate import AGGREGATORS, Apart, Mean
+from fedrank.federate.clients import make_clients
+from fedrank.federate.partition import Own
+from fedrank.federate.round import Federation, RoundError, federated_round, first_state, simulate, taking_part
+from fedrank.rank.learners import Pdgd
+from fedrank.rank.rankers import Linear, Mlp
+from fedrank.types import Arrivals
+from tests.made_up import made_up_data
+
+
+def arrivals(updates, sizes):
+    updates = np.asarray(updates, dtype=np.float32)
+    n = len(updates)
+    return Arrivals(updates, np.asarray(sizes), np.arange(n), np.zeros(updates.shape[1]), np.zeros(n))
+
+
+def test_mean_by_hand():
+    arrived = arrivals([[1.0, 0.0], [4.0, 8.0]], [3, 1])
+    assert Mean()(arrived).tolist() == [(3 * 1 + 1 * 4) / 4, (3 * 0 + 1 * 8) / 4]
+    assert Mean(weighted=False)(arrived).tolist() == [2.5, 4.0]
+
+
+def test_mean_of_nobody_is_no_change():
+    assert Mean()(arrivals([[1.0], [2.0]], [0, 0])).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("name", sorted(set(AGGREGATORS) - {"none"}))
+def test_aggregators_ignore_the_order_of_clients_and_believe_agreement(name):
+    rule = AGGREGATORS[name]()
+    rng = np.random.default_rng(1)
+    updates, sizes = rng.standard_normal((9, 4)), rng.integers(1, 9, 9)
+    order = rng.permutation(9)
+    assert rule(arrivals(updates[order], sizes[order])) == pytest.approx(rule(arrivals(updates, sizes)))
+    agreed = np.tile(updates[:1], (9, 1))
+    assert rule(arrivals(agreed, sizes)) == pytest.approx(updates[0], rel=1e-6)
+
+
+def test_a_round_is_what_the_paper_says():
+    data = made_up_data()
+    clients = make_clients(data, 3, interactions=[1, 2, 5])
+    federation = Federation()
+    state = replace(first_state(federation, data, clients, 1), weights=np.full(5, 0.25))
+    outcome = federated_round(federation, state, data, clients, seed=1)
+    from fedrank.seeds import Chance
+
+    arrived, _ = Pdgd()(state.weights, None, data, clients, Chance(1, 1))
+    models = state.weights + arrived.updates
+    assert outcome.weights == pytest.approx((1 * models[0] + 2 * models[1] + 5 * models[2]) / 8)
+    assert outcome.interactions == 8
+    assert outcome.bytes_up == outcome.bytes_down == 3 * 5 * 4
+    assert outcome.online == pytest.approx(arrived.online.mean())
+
+
+def test_simulation_is_the_same_for_any_threads_chunks_and_resumption(monkeypatch):
+    data = made_up_data(queries=40)
+    clients = make_clients(data, 600, interactions=3)
+    federation = Federation(participation=0.5)
+    whole = list(simulate(federation, data, clients, 6, seed=3))
+    threaded = list(simulate(federation, data, clients, 6, seed=3, threads=3))
+    resumed = list(simulate(federation, data, clients, 6, seed=3, state=whole[2].state))
+    assert np.array_equal(whole[-1].weights, threaded[-1].weights)
+    assert np.array_equal(whole[-1].weights, resumed[-1].weights)
+    assert [one.online for one in whole] == [one.online for one in threaded]
+    monkeypatch.setattr(round_module, "CHUNK_BYTES", 40 * 20)
+    chunked = list(simulate(federation, data, clients, 6, seed=3))
+    assert chunked[-1].weights == pytest.approx(whole[-1].weights, rel=1e-12)
+    assert [one.online for one in chunked] == pytest.approx([one.online for one in whole])
+
+
+def test_another_seed_gives_another_run():
+    data = made_up_data()
+    clients = make_clients(data, 5)
+    one = list(simulate(Federation(), data, clients, 3, seed=1))[-1].weights
+    two = list(simulate(Federation(), data, clients, 3, seed=2))[-1].weights
+    assert not np.allclose(one, two)
+
+
+def test_participation_draws_a_share_anew_each_round():
+    data = made_up_data()
+    clients = make_clients(data, 10)
+    rounds = [tuple(taking_part(clients, 0.3, 1, r)) for r in range(1, 200)]
+    assert {len(present) for present in rounds} == {3}
+    counts = np.bincount(np.concatenate(rounds), minlength=10)
+    assert counts.min() > 0.6 * counts.mean()
+    assert counts.max() < 1.4 * counts.mean()
+    assert len(taking_part(clients, 0.001, 1, 1)) == 1
+    assert len(taking_part(clients, 1.0, 1, 1)) == 10
+
+
+def test_apart_keeps_one_model_per_client():
+    data = made_up_data(queries=20)
+    clients = make_clients(data, 4, partition=Own())
+    last = list(simulate(Federation(aggregator=Apart()), data, clients, 5))[-1]
+    assert last.weights.shape == (4, 5)
+    assert len({tuple(row) for row in last.weights}) == 4
+    assert last.bytes_up == 0
+
+
+def test_one_client_without_federation_is_pdgd():
+    data = made_up_data()
+    one = make_clients(data, 1, interactions=7)
+    together = list(simulate(Federation(), data, one, 4, seed=2))[-1].weights
+    apart = list(simulate(Federation(aggregator=Apart()), data, one, 4, seed=2))[-1].weights
+    assert together == pytest.approx(apart[0], abs=1e-6)
+
+
+def test_warm_start_goes_on_from_a_model():
+    data = made_up_data()
+    clients = make_clients(data, 2)
+    start = np.arange(5.0)
+    first = next(simulate(Federation(), data, clients, 1, start=start))
+    assert np.abs(first.weights - start).max() < 1.0
+    with pytest.raises(ValueError, match="4 parameters"):
+        next(simulate(Federation(), data, clients, 1, start=np.zeros(4)))
+
+
+@pytest.mark.parametrize("ranker", [Linear(), Mlp(hidden=3)])
+def test_an_update_that_is_not_finite_names_round_and_client(ranker):
+    @dataclass(frozen=True)
+    class Diverges:
+        ranker: object
+
+        def __call__(self, start, memory, data, clients, chance, threads=1):
+            arrived, memory = Pdgd(ranker=self.ranker)(start, memory, data, clients, chance, threads)
+            if chance.round == 2:
+                arrived.updates[1, 0] = np.nan
+            return arrived, memory
+
+    data = made_up_data()
+    clients = make_clients(data, 3)
+    with pytest.raises(RoundError, match="round 2, client 1: the update is not finite") as caught:
+        list(simulate(Federation(learner=Diverges(ranker)), data, clients, 5))
+    assert (caught.value.round, caught.value.client) == (2, 1)
+
+
+def test_a_rule_that_needs_too_much_memory_says_so_first(monkeypatch):
+    monkeypatch.setattr(round_module, "LARGEST_ROUND", 100)
+
+    @dataclass(frozen=True)
+    class Median:
+        def __call__(self, arrived):
+            return np.median(arrived.updates, axis=0)
+
+    data = made_up_data()
+    with pytest.raises(RoundError, match="needs all 50 updates together"):
+        next(simulate(Federation(aggregator=Median()), data, make_clients(data, 50), 1))

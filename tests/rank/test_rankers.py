@@ -1,0 +1,83 @@
+"""Rankers and model files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedrank.rank.model import Model, load_model, save_model
+from fedrank.rank.rankers import RANKERS, Linear, Mlp
+from tests.made_up import made_up_data
+from tests.oracles.pdgd import score_and_gradient
+
+
+@pytest.mark.parametrize("features", [1, 3, 8, 46])
+@pytest.mark.parametrize("ranker", [Linear(), Linear(start_norm=1.0), Mlp(hidden=1), Mlp(hidden=5), Mlp()])
+def test_scores_equal_the_formula(ranker, features):
+    rng = np.random.default_rng(3)
+    weights = rng.standard_normal((3, ranker.size(features)))
+    table = rng.random((7, features), dtype=np.float32)
+    scores = ranker.score(weights, table)
+    expected = [[score_and_gradient(w, ranker.hidden, row)[0] for row in table] for w in weights]
+    assert scores == pytest.approx(np.array(expected), rel=1e-4, abs=1e-5)
+    assert ranker.score(weights[1], table) == pytest.approx(scores[1], rel=1e-5)
+
+
+def test_first_weights():
+    rng = np.random.default_rng(1)
+    assert not Linear().first(9, rng).any()
+    assert np.linalg.norm(Linear(start_norm=0.01).first(9, rng)) == pytest.approx(0.01)
+    first = Mlp(hidden=64).first(136, rng)
+    assert len(first) == 64 * 138
+    assert first[: 64 * 136].std() == pytest.approx(1 / 136, rel=0.05)
+    assert first[-64:].std() == pytest.approx(1 / 64, rel=0.3)
+
+
+@pytest.mark.parametrize("name", sorted(RANKERS))
+def test_models_survive_their_file(name, tmp_path):
+    data = made_up_data()
+    ranker = RANKERS[name]()
+    weights = np.random.default_rng(1).standard_normal(ranker.size(5))
+    model = Model(ranker, weights, 5, "query", ("a", "b", "c", "d", "e"), {"seed": 1})
+    save_model(model, tmp_path / "model.json")
+    back = load_model(tmp_path)
+    assert back.ranker == ranker
+    assert np.array_equal(back.weights, weights)
+    assert np.array_equal(back.score(data), model.score(data))
+    assert (back.normalised, back.feature_names, back.notes) == ("query", ("a", "b", "c", "d", "e"), {"seed": 1})
+
+
+def test_a_model_per_client_asks_whose(tmp_path):
+    data = made_up_data()
+    model = Model(Linear(), np.arange(10.0).reshape(2, 5), 5)
+    with pytest.raises(ValueError, match="choose one with client = 0 .. 1"):
+        model.score(data)
+    assert np.array_equal(model.score(data, client=1), Linear().score(np.arange(5.0, 10.0), data.features))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "not a model of fedrank"),
+        ({"version": 99}, "update fedrank"),
+        ({"ranker": {"name": "oracle"}}, "cannot be read as a model"),
+        ({"weights": [1.0]}, "the file is damaged"),
+        ({"weights": [float("nan")] * 5}, "the file is damaged"),
+    ],
+)
+def test_damaged_models_are_refused(tmp_path, change, message):
+    save_model(Model(Linear(), np.zeros(5), 5), tmp_path / "model.json")
+    content = json.loads((tmp_path / "model.json").read_text()) | change
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path / "model.json")
+
+
+def test_no_model_and_wrong_features(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no model at"):
+        load_model(tmp_path)
+    with pytest.raises(ValueError, match="reads 4 features, the data have 5"):
+        Model(Linear(), np.zeros(4), 4).score(made_up_data())
+    assert len(Model(Linear(), np.ones(6), 6).score(made_up_data())) == made_up_data().documents
