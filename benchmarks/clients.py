@@ -60,7 +60,9 @@ def main() -> int:
         missed.append(f"two threads are only {clock_one / clock_two:.2f} times as fast (a busy machine?)")
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"peak memory: {peak:.2f} GiB (all updates together would take {4 * 46 * asked.clients / 2**30:.2f} GiB more)")
+    print(
+        f"peak memory: {peak:.2f} GiB (all updates together would take {4 * 46 * asked.clients / 2**30:.2f} GiB more)"
+    )
     if peak > 4:
         missed.append(f"{peak:.2f} GiB, target 4")
     for line in missed:

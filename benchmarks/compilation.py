@@ -1,6 +1,6 @@
 """How long does a newcomer wait for compilation? The quickstart's first run in an empty cache, and its second.
 
-    python benchmarks/compilation.py [--check]
+python benchmarks/compilation.py [--check]
 """
 
 from __future__ import annotations

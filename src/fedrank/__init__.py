@@ -89,7 +89,7 @@ _HOMES = {
     "write_report": "experiment.report",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Data sets: which are known, which are here, and whether a file is sound.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets: which are known, which are here, and whether a file is sound.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
@@ -43,7 +45,8 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for results; they go to OUT/NAME.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
@@ -76,7 +79,9 @@ def run(
         )
     if results.finished or results.skipped:
         show_table(load_runs(out / label), console, baseline=experiment.baseline)
-        console.print(f"Pictures and tests: fedrank report {out / label} --out report.html", highlight=False, soft_wrap=True)
+        console.print(
+            f"Pictures and tests: fedrank report {out / label} --out report.html", highlight=False, soft_wrap=True
+        )
     if results.failed:
         raise typer.Exit(1)
     if results.interrupted:
@@ -123,7 +128,9 @@ def report(
 
 
 ModelFile = Annotated[Path, typer.Argument(help="model.json, or the folder of a finished run.")]
-DataFile = Annotated[str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), or a name of the catalog (its test part).")]
+DataFile = Annotated[
+    str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), or a name of the catalog (its test part).")
+]
 Client = Annotated[int | None, typer.Option(help="Whose model, where every client has its own.")]
 
 
@@ -157,7 +164,9 @@ def score(
 def evaluate(
     model: ModelFile,
     data: DataFile,
-    measure: Annotated[list[str] | None, typer.Option(help="Such as ndcg@10, map, mrr@10, err, p@5; may be repeated.")] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="Such as ndcg@10, map, mrr@10, err, p@5; may be repeated.")
+    ] = None,
     per_query: Annotated[Path | None, typer.Option(help="CSV file for the value of every query.")] = None,
     client: Client = None,
 ) -> None:

@@ -88,7 +88,9 @@ def test_user_tables_are_those_of_the_papers():
             assert len(user.click) == len(user.stop) == levels
 
 
-@pytest.mark.parametrize("user", [((0.5,), (0.5, 0.5), 0), ((1.5, 0), (0, 0), 0), ((0, 0), (0, -1), 0), ((0, 1), (0, 0), -1)])
+@pytest.mark.parametrize(
+    "user", [((0.5,), (0.5, 0.5), 0), ((1.5, 0), (0, 0), 0), ((0, 0), (0, -1), 0), ((0, 1), (0, 0), -1)]
+)
 def test_impossible_tables_are_refused(user):
     with pytest.raises(ValueError):
         User(*user)

@@ -41,7 +41,7 @@ def weights_of(scores, shown, clicked, considered):
 @pytest.mark.parametrize("scores", [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, -1.0, 0.5], [4.0, -2.0, 0.0, 1.0]])
 def test_lists_follow_plackett_luce(scores):
     draws = 40_000
-    seen = {order: 0 for order in itertools.permutations(range(4))}
+    seen = dict.fromkeys(itertools.permutations(range(4)), 0)
     for i in range(draws):
         seen[tuple(draw_list(scores, i)[0].tolist())] += 1
     expected = {order: draws * oracle.list_probability(scores, order) for order in seen}

@@ -86,7 +86,9 @@ def test_click_frequencies_follow_the_tables(name, levels):
     runs, counts = 20_000, np.zeros(10)
     clicked = np.empty(10, dtype=np.bool_)
     for i in range(runs):
-        click_kernel.read_and_click(grades, shown, 10, click, stop, attention, np.uint64(stream(np.uint64(1), i)), 2, clicked)
+        click_kernel.read_and_click(
+            grades, shown, 10, click, stop, attention, np.uint64(stream(np.uint64(1), i)), 2, clicked
+        )
         counts += clicked
     reading, expected = 1.0, []
     for i in range(10):
@@ -116,7 +118,9 @@ def test_learning_beats_the_start(learner):
     start = learner.ranker.first(5, np.random.default_rng(1))
     arrived, _ = learner(start, None, data, clients, Chance(1, 1))
     grades = data.grades.astype(float)
-    before = np.corrcoef(learner.ranker.score(start + 1e-9, data.features) + 1e-9 * np.arange(data.documents), grades)[0, 1]
+    before = np.corrcoef(learner.ranker.score(start + 1e-9, data.features) + 1e-9 * np.arange(data.documents), grades)[
+        0, 1
+    ]
     after = np.corrcoef(learner.ranker.score(start + arrived.updates[0], data.features), grades)[0, 1]
     assert after > 0.7
     assert after > before + 0.1

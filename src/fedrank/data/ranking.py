@@ -28,7 +28,9 @@ class RankingData:
     def __post_init__(self) -> None:
         documents = len(self.features)
         if self.features.ndim != 2 or self.features.dtype != np.float32:
-            raise ValueError(f"features are {self.features.dtype} {self.features.shape}; use float32 [documents, features]")
+            raise ValueError(
+                f"features are {self.features.dtype} {self.features.shape}; use float32 [documents, features]"
+            )
         if len(self.grades) != documents or self.offsets[0] != 0 or self.offsets[-1] != documents:
             raise ValueError(
                 f"{documents} rows of features, {len(self.grades)} grades, offsets {self.offsets[0]} .. {self.offsets[-1]}: "
@@ -81,7 +83,9 @@ class RankingData:
             parts[0],
             features=np.concatenate([part.features for part in parts]),
             grades=np.concatenate([part.grades for part in parts]),
-            offsets=np.concatenate([[0]] + [part.offsets[1:] + start for part, start in zip(parts, starts, strict=True)]),
+            offsets=np.concatenate(
+                [[0]] + [part.offsets[1:] + start for part, start in zip(parts, starts, strict=True)]
+            ),
             query_ids=np.concatenate([part.query_ids for part in parts]),
             top_grade=max(part.top_grade for part in parts),
         )

@@ -244,8 +244,7 @@ class Record:
             file.write(f"{state.round},{self.tally.seconds:.3f},{self.tally.cpu_seconds:.3f}\n")
         content = io.BytesIO()
         memory = {} if state.memory is None else {"memory": state.memory}
-        np.savez(
-            content,
+        parts: dict[str, Any] = dict(
             round=state.round,
             weights=state.weights,
             server=state.server,
@@ -254,6 +253,7 @@ class Record:
             tally=json.dumps(asdict(self.tally)),
             **memory,
         )
+        np.savez(content, **parts)
         _write(self.folder / "checkpoint.npz", content.getvalue())
         self.kept = time.monotonic()
 
@@ -288,7 +288,9 @@ class Record:
         for old in ("timing.csv", "queries.csv", "model.json", "checkpoint.npz"):
             (self.folder / old).unlink(missing_ok=True)
         file = path.open("w+b")
-        file.write((",".join(["round", "online", "interactions", "bytes_up", "bytes_down", *self.measures]) + "\n").encode())
+        file.write(
+            (",".join(["round", "online", "interactions", "bytes_up", "bytes_down", *self.measures]) + "\n").encode()
+        )
         return file
 
 

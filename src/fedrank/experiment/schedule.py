@@ -186,7 +186,9 @@ def _side_by_side(
             except (EOFError, ConnectionError):
                 worker.process.join()
                 code = worker.process.exitcode
-                why = f"its process was killed (signal {-code})" if code is not None and code < 0 else "its process ended"
+                why = (
+                    f"its process was killed (signal {-code})" if code is not None and code < 0 else "its process ended"
+                )
                 results.failed.append((task, f"{why}; perhaps memory ran out. Run the command again to resume it"))
                 show.ended(task, "interrupted")
                 staff.remove(worker)

@@ -30,7 +30,7 @@ def write_toml(tables: Mapping[str, Any]) -> str:
     for key, value in tables.items():
         if key in settings:
             continue
-        elif _tabular(value):
+        if _tabular(value):
             parts += [f"[[{_key(key)}]]\n{_lines(row)}" for row in value]
         elif value and all(isinstance(inner, Mapping) for inner in value.values()):
             parts += [f"[{_key(key)}.{_key(inner)}]\n{_lines(table)}" for inner, table in value.items()]

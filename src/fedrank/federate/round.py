@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,19 @@ from fedrank.federate.aggregate import Apart, Mean
 from fedrank.federate.server import Add
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance, rng_for
-from fedrank.types import Aggregator, Arrivals, Attack, Change, Clients, Learner, Mechanism, Memory, ServerStep, Weights
+from fedrank.types import (
+    Aggregator,
+    Arrivals,
+    Attack,
+    Change,
+    Clients,
+    Learner,
+    Mechanism,
+    Memory,
+    ServerStep,
+    StreamingAggregator,
+    Weights,
+)
 
 CHUNK_BYTES = 64 << 20  # updates held at once when the aggregator can take them in parts
 LARGEST_ROUND = 8 << 30  # bytes of updates that a rule may ask to hold together
@@ -166,16 +179,17 @@ def _learn_and_aggregate(
         if federation.mechanism is not None:
             change = federation.mechanism.release(change, arrived)
         return change, memory, arrived.online
+    streaming = cast(StreamingAggregator, federation.aggregator)
     rows = max(1, CHUNK_BYTES // bytes_each)
-    total: NDArray[np.float64] | None = None
+    total = np.zeros(())  # becomes the first part
     online = []
     memory = state.memory
     for begin in range(0, len(present), rows):
         arrived, memory = _arrive(federation, state, data, clients, present[begin : begin + rows], seed, threads)
-        part = federation.aggregator.part(arrived)
-        total = part if total is None else total + part
+        part = streaming.part(arrived)
+        total = total + part
         online.append(arrived.online)
-    return federation.aggregator.whole(total), memory, np.concatenate(online)
+    return streaming.whole(total), memory, np.concatenate(online)
 
 
 def _arrive(

@@ -6,10 +6,11 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 
+_config: Any = numba.config
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -30,6 +31,7 @@ def _compiled_folder() -> str:
     return str(cache_folder() / "compiled" / digest.hexdigest())
 
 
+_config: Any = numba.config
 _FOLDER = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
 
 
@@ -40,14 +42,14 @@ def compiled(fastmath: bool = False, inline: bool = False) -> Callable[[Function
     """
 
     def decorate(function: Function) -> Function:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = _FOLDER
+        before = _config.CACHE_DIR
+        _config.CACHE_DIR = _FOLDER
         try:
-            done: Function = numba.njit(
+            done: Any = numba.njit(
                 cache=True, nogil=True, fastmath=fastmath, error_model="numpy", inline="always" if inline else "never"
             )(function)
         finally:
-            numba.config.CACHE_DIR = before
-        return done
+            _config.CACHE_DIR = before
+        return cast(Function, done)
 
     return decorate

@@ -85,7 +85,7 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, rank
             break
         deadline *= 2.5
     for i in range(candidates):  # a candidate's rank is the number of those that came before it
-        rank = 0
+        rank = np.int64(0)
         for j in range(i):
             before = np.int64(times[j] <= times[i])
             rank += before

@@ -28,12 +28,16 @@ class User:
 
     def __post_init__(self) -> None:
         if len(self.click) != len(self.stop):
-            raise ValueError(f"{len(self.click)} click and {len(self.stop)} stop probabilities; give one of each per grade")
+            raise ValueError(
+                f"{len(self.click)} click and {len(self.stop)} stop probabilities; give one of each per grade"
+            )
         for name, table in (("click", self.click), ("stop", self.stop)):
             if any(not 0 <= p <= 1 for p in table):
                 raise ValueError(f"{name} = {table}: probabilities lie between 0 and 1")
         if self.attention_decay < 0:
-            raise ValueError(f"attention_decay = {self.attention_decay} would raise attention with the rank; use 0 or more")
+            raise ValueError(
+                f"attention_decay = {self.attention_decay} would raise attention with the rank; use 0 or more"
+            )
 
     @property
     def attention(self) -> NDArray[np.float64]:
