@@ -28,9 +28,9 @@ def a_round(clients: int, threads: int, data):
     """Seconds on the clock and of processors for one round, and the weights after it."""
     table = make_clients(data, clients, user="navigational", interactions=INTERACTIONS)
     federation = Federation()
-    state = first_state(federation, data, table, 1)
+    state = first_state(federation, table, 1)
     clock, cpu = time.perf_counter(), time.process_time()
-    outcome = federated_round(federation, state, data, table, 1, threads)
+    outcome = federated_round(federation, state, table, 1, threads)
     return time.perf_counter() - clock, time.process_time() - cpu, outcome.weights
 
 

@@ -21,7 +21,7 @@ import fedrank as fr
 fold = fr.load("synthetic-mslr")
 for learner in (fr.Pdgd(), fr.Pdgd(ranker=fr.Mlp()), fr.LambdaRank()):
     clients = fr.make_clients(fold.train, 3)
-    last = list(fr.simulate(fr.Federation(learner=learner), fold.train, clients, 2))[-1]
+    last = list(fr.simulate(fr.Federation(learner=learner), clients, 2))[-1]
     fr.Evaluator(fold.test, ["ndcg@10", "map"])(last.weights, learner.ranker)
 import tempfile, pathlib
 file = pathlib.Path(tempfile.mkdtemp()) / "small.txt"

@@ -126,14 +126,14 @@ def measure(shape: str, ranker: Linear | Mlp, rounds: int) -> tuple[float, float
     data = made_up(shape)
     clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=Pdgd(ranker=ranker))
-    state = first_state(federation, data, clients, 1)
+    state = first_state(federation, clients, 1)
     queries = np.random.default_rng(2).integers(data.queries, size=rounds * CLIENTS * INTERACTIONS)
     out = np.empty(data.longest, dtype=np.float32)
 
     def run_rounds() -> None:
         nonlocal state
         for _ in range(rounds):
-            state = federated_round(federation, state, data, clients, 1).state
+            state = federated_round(federation, state, clients, 1).state
 
     def run_dots() -> None:
         dot_pass(state.weights.astype(np.float32), ranker.hidden, data.features, data.offsets, queries, out)

@@ -29,6 +29,7 @@ Memory = NDArray[np.float64] | None  # [clients, m]: what clients keep between r
 class Clients:
     """Everybody who takes part, as columns: row c is client c. Tables that clients share are stored once."""
 
+    data: RankingData  # what they search; a partition may have rearranged it
     ids: NDArray[np.int64]  # [clients]: who; chance is keyed by it, so that it survives selections
     pool: NDArray[np.int32]  # [clients]: which pool of queries it searches with
     view: NDArray[np.int32]  # [clients]: which row of `grades` it sees
@@ -71,6 +72,8 @@ class Arrivals:
     weights: Weights  # the global model before this round, or one row per client
     online: NDArray[np.float64]  # [n]: mean nDCG@10 of the lists that the client was shown (known only in simulation)
     round: int = 0
+    reward: NDArray[np.float64] | None = None  # [n]: mean reward, where a learner has one (known only in simulation)
+    message_bytes: int | None = None  # what a client sends; None: four bytes a parameter
 
 
 class Ranker(Protocol):
@@ -93,7 +96,7 @@ class Learner(Protocol):
     def ranker(self) -> Ranker: ...
 
     def __call__(
-        self, start: Weights, memory: Memory, data: RankingData, clients: Clients, chance: Chance, threads: int = 1
+        self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
     ) -> tuple[Arrivals, Memory]: ...
 
 

@@ -49,11 +49,11 @@ def test_a_round_is_what_the_paper_says():
     data = made_up_data()
     clients = make_clients(data, 3, interactions=[1, 2, 5])
     federation = Federation()
-    state = replace(first_state(federation, data, clients, 1), weights=np.full(5, 0.25))
-    outcome = federated_round(federation, state, data, clients, seed=1)
+    state = replace(first_state(federation, clients, 1), weights=np.full(5, 0.25))
+    outcome = federated_round(federation, state, clients, seed=1)
     from fedrank.seeds import Chance
 
-    arrived, _ = Pdgd()(state.weights, None, data, clients, Chance(1, 1))
+    arrived, _ = Pdgd()(state.weights, None, clients, Chance(1, 1))
     models = state.weights + arrived.updates
     assert outcome.weights == pytest.approx((1 * models[0] + 2 * models[1] + 5 * models[2]) / 8)
     assert outcome.interactions == 8
@@ -65,14 +65,14 @@ def test_simulation_is_the_same_for_any_threads_chunks_and_resumption(monkeypatc
     data = made_up_data(queries=40)
     clients = make_clients(data, 600, interactions=3)
     federation = Federation(participation=0.5)
-    whole = list(simulate(federation, data, clients, 6, seed=3))
-    threaded = list(simulate(federation, data, clients, 6, seed=3, threads=3))
-    resumed = list(simulate(federation, data, clients, 6, seed=3, state=whole[2].state))
+    whole = list(simulate(federation, clients, 6, seed=3))
+    threaded = list(simulate(federation, clients, 6, seed=3, threads=3))
+    resumed = list(simulate(federation, clients, 6, seed=3, state=whole[2].state))
     assert np.array_equal(whole[-1].weights, threaded[-1].weights)
     assert np.array_equal(whole[-1].weights, resumed[-1].weights)
     assert [one.online for one in whole] == [one.online for one in threaded]
     monkeypatch.setattr(round_module, "CHUNK_BYTES", 40 * 20)
-    chunked = list(simulate(federation, data, clients, 6, seed=3))
+    chunked = list(simulate(federation, clients, 6, seed=3))
     assert chunked[-1].weights == pytest.approx(whole[-1].weights, rel=1e-12)
     assert [one.online for one in chunked] == pytest.approx([one.online for one in whole])
 
@@ -80,8 +80,8 @@ def test_simulation_is_the_same_for_any_threads_chunks_and_resumption(monkeypatc
 def test_another_seed_gives_another_run():
     data = made_up_data()
     clients = make_clients(data, 5)
-    one = list(simulate(Federation(), data, clients, 3, seed=1))[-1].weights
-    two = list(simulate(Federation(), data, clients, 3, seed=2))[-1].weights
+    one = list(simulate(Federation(), clients, 3, seed=1))[-1].weights
+    two = list(simulate(Federation(), clients, 3, seed=2))[-1].weights
     assert not np.allclose(one, two)
 
 
@@ -100,7 +100,7 @@ def test_participation_draws_a_share_anew_each_round():
 def test_apart_keeps_one_model_per_client():
     data = made_up_data(queries=20)
     clients = make_clients(data, 4, partition=Own())
-    last = list(simulate(Federation(aggregator=Apart()), data, clients, 5))[-1]
+    last = list(simulate(Federation(aggregator=Apart()), clients, 5))[-1]
     assert last.weights.shape == (4, 5)
     assert len({tuple(row) for row in last.weights}) == 4
     assert last.bytes_up == 0
@@ -109,8 +109,8 @@ def test_apart_keeps_one_model_per_client():
 def test_one_client_without_federation_is_pdgd():
     data = made_up_data()
     one = make_clients(data, 1, interactions=7)
-    together = list(simulate(Federation(), data, one, 4, seed=2))[-1].weights
-    apart = list(simulate(Federation(aggregator=Apart()), data, one, 4, seed=2))[-1].weights
+    together = list(simulate(Federation(), one, 4, seed=2))[-1].weights
+    apart = list(simulate(Federation(aggregator=Apart()), one, 4, seed=2))[-1].weights
     assert together == pytest.approx(apart[0], abs=1e-6)
 
 
@@ -118,10 +118,10 @@ def test_warm_start_goes_on_from_a_model():
     data = made_up_data()
     clients = make_clients(data, 2)
     start = np.arange(5.0)
-    first = next(simulate(Federation(), data, clients, 1, start=start))
+    first = next(simulate(Federation(), clients, 1, start=start))
     assert np.abs(first.weights - start).max() < 1.0
     with pytest.raises(ValueError, match="4 parameters"):
-        next(simulate(Federation(), data, clients, 1, start=np.zeros(4)))
+        next(simulate(Federation(), clients, 1, start=np.zeros(4)))
 
 
 @pytest.mark.parametrize("ranker", [Linear(), Mlp(hidden=3)])
@@ -130,8 +130,8 @@ def test_an_update_that_is_not_finite_names_round_and_client(ranker):
     class Diverges:
         ranker: object
 
-        def __call__(self, start, memory, data, clients, chance, threads=1):
-            arrived, memory = Pdgd(ranker=self.ranker)(start, memory, data, clients, chance, threads)
+        def __call__(self, start, memory, clients, chance, threads=1):
+            arrived, memory = Pdgd(ranker=self.ranker)(start, memory, clients, chance, threads)
             if chance.round == 2:
                 arrived.updates[1, 0] = np.nan
             return arrived, memory
@@ -139,7 +139,7 @@ def test_an_update_that_is_not_finite_names_round_and_client(ranker):
     data = made_up_data()
     clients = make_clients(data, 3)
     with pytest.raises(RoundError, match="round 2, client 1: the update is not finite") as caught:
-        list(simulate(Federation(learner=Diverges(ranker)), data, clients, 5))
+        list(simulate(Federation(learner=Diverges(ranker)), clients, 5))
     assert (caught.value.round, caught.value.client) == (2, 1)
 
 
@@ -153,4 +153,4 @@ def test_a_rule_that_needs_too_much_memory_says_so_first(monkeypatch):
 
     data = made_up_data()
     with pytest.raises(RoundError, match="needs all 50 updates together"):
-        next(simulate(Federation(aggregator=Median()), data, make_clients(data, 50), 1))
+        next(simulate(Federation(aggregator=Median()), make_clients(data, 50), 1))

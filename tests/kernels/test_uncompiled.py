@@ -27,7 +27,7 @@ with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
         start = learner.ranker.first(6, np.random.default_rng(1))
         far = 1e4 * np.ones_like(start)
         for kind, weights in (("near", start), ("far", far)):
-            arrived, _ = learner(weights, None, data, clients, Chance(1, 1))
+            arrived, _ = learner(weights, None, clients, Chance(1, 1))
             out[f"{name}-{kind}"] = arrived.updates
             out[f"{name}-{kind}-online"] = arrived.online
         out[name + "-quality"] = fr.Evaluator(data, ["ndcg@10", "map", "err@5", "mrr", "p@3"])(start, learner.ranker)

@@ -26,7 +26,7 @@ def test_updates_equal_the_oracle(ranker, batch, user):
     learner = Pdgd(ranker=ranker, rate=0.3, batch=batch)
     start = ranker.first(7, np.random.default_rng(2)).astype(np.float32).astype(float)
     chance = Chance(5, 9)
-    arrived, _ = learner(start, None, data, clients, chance)
+    arrived, _ = learner(start, None, clients, chance)
     for c in range(len(clients)):
         expected = oracle.client_update(start, ranker.hidden, 0.3, batch, data, clients, c, chance.key("learn"))
         assert arrived.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
@@ -38,18 +38,18 @@ def test_a_client_may_have_its_own_start():
     data = made_up_data()
     clients = make_clients(data, 3, interactions=4)
     starts = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32).astype(float)
-    together, _ = Pdgd()(starts, None, data, clients, Chance(1, 1))
+    together, _ = Pdgd()(starts, None, clients, Chance(1, 1))
     for c in range(3):
-        alone, _ = Pdgd()(starts[c], None, data, clients.rows(slice(c, c + 1)), Chance(1, 1))
+        alone, _ = Pdgd()(starts[c], None, clients.rows(slice(c, c + 1)), Chance(1, 1))
         assert np.array_equal(together.updates[c], alone.updates[0])
 
 
 def test_threads_and_selection_change_nothing():
     data = made_up_data(queries=30)
     clients = make_clients(data, 400, interactions=5)
-    one, _ = Pdgd()(np.zeros(5), None, data, clients, Chance(1, 1), threads=1)
-    three, _ = Pdgd()(np.zeros(5), None, data, clients, Chance(1, 1), threads=3)
-    some, _ = Pdgd()(np.zeros(5), None, data, clients.rows(np.array([7, 100])), Chance(1, 1))
+    one, _ = Pdgd()(np.zeros(5), None, clients, Chance(1, 1), threads=1)
+    three, _ = Pdgd()(np.zeros(5), None, clients, Chance(1, 1), threads=3)
+    some, _ = Pdgd()(np.zeros(5), None, clients.rows(np.array([7, 100])), Chance(1, 1))
     assert np.array_equal(one.updates, three.updates)
     assert np.array_equal(one.online, three.online)
     assert np.array_equal(one.updates[[7, 100]], some.updates)
@@ -60,7 +60,7 @@ def test_a_user_drawn_at_every_interaction():
     clients = make_clients(data, 1, user=["perfect", "poison"], interactions=200)
     mixed = clients.rows(slice(None))
     mixed.user[:] = -1
-    arrived, _ = Pdgd(batch=True)(np.zeros(5), None, data, mixed, Chance(1, 1))
+    arrived, _ = Pdgd(batch=True)(np.zeros(5), None, mixed, Chance(1, 1))
     expected = oracle.client_update(np.zeros(5), 0, 0.1, True, data, mixed, 0, Chance(1, 1).key("learn"))
     assert arrived.updates[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
@@ -71,7 +71,7 @@ def test_no_click_no_update():
     from fedrank.rank.users import User
 
     clients = make_clients(data, 2, user=User(tuple(silent), tuple(silent)), interactions=50)
-    arrived, _ = Pdgd()(np.zeros(5), None, data, clients, Chance(1, 1))
+    arrived, _ = Pdgd()(np.zeros(5), None, clients, Chance(1, 1))
     assert not arrived.updates.any()
 
 
@@ -116,7 +116,7 @@ def test_learning_beats_the_start(learner):
     data = made_up_data(queries=60, seed=4)
     clients = make_clients(data, 1, interactions=3000)
     start = learner.ranker.first(5, np.random.default_rng(1))
-    arrived, _ = learner(start, None, data, clients, Chance(1, 1))
+    arrived, _ = learner(start, None, clients, Chance(1, 1))
     grades = data.grades.astype(float)
     before = np.corrcoef(learner.ranker.score(start + 1e-9, data.features) + 1e-9 * np.arange(data.documents), grades)[
         0, 1
@@ -129,7 +129,7 @@ def test_learning_beats_the_start(learner):
 def test_a_million_perfect_updates_stay_sound():
     data = made_up_data(queries=20, seed=2)
     clients = make_clients(data, 1, interactions=1_000_000)
-    arrived, _ = Pdgd(rate=5.0)(np.zeros(5), None, data, clients, Chance(1, 1))
+    arrived, _ = Pdgd(rate=5.0)(np.zeros(5), None, clients, Chance(1, 1))
     assert np.isfinite(arrived.updates).all()
     scores = Linear().score(arrived.updates[0].astype(float), data.features)
     assert np.corrcoef(scores, data.grades)[0, 1] > 0.7

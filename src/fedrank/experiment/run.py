@@ -140,11 +140,16 @@ def _perform(
     _write_facts(task.folder, facts | {"status": "running", "round": _read_round(task.folder)})
     evaluator = Evaluator(fold.test, asked.measures)
     start = None if asked.start is None else _start_weights(asked.start, ranker)
-    with Record(task.folder, asked.measures, lambda models, slot: evaluator(models, ranker, slot)) as record:
+    with Record(
+        task.folder,
+        asked.measures,
+        lambda models, slot: evaluator(models, ranker, slot),
+        rewarded=hasattr(asked.methods.learner, "reward"),
+    ) as record:
         state, began, told = record.state, time.monotonic(), 0.0
         first, resumed = record.tally.interactions, 0 if state is None else state.round
         for outcome in simulate(
-            federation, fold.train, clients, asked.rounds, task.seed, start=start, state=state, threads=threads
+            federation, clients, asked.rounds, task.seed, start=start, state=state, threads=threads
         ):
             state = outcome.state
             record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or outcome.round == asked.rounds)
@@ -188,11 +193,13 @@ class Record:
     tally: Tally = field(default_factory=Tally)
     quality: float = float("nan")
     kept: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
+    rewarded: bool = False  # whether the learner has a reward, which gets a column of its own
 
     def __enter__(self) -> Record:
         self._rows: list[str] = []
         self._models: list[Weights] = []  # waiting for evaluation
         self._places: list[int] = []  # the rows that wait for their values
+        self._rewards: list[str] = []  # their last cells
         self._file = self._open()
         self._clock, self._cpu = time.monotonic(), time.process_time()
         return self
@@ -213,9 +220,10 @@ class Record:
         now = self.tally
         row = f"{outcome.round},{outcome.online!r},{now.interactions},{now.bytes_up},{now.bytes_down}"
         if not evaluate:
-            self._rows.append(row + "," * len(self.measures))
+            self._rows.append(row + "," * (len(self.measures) + self.rewarded))
             return
         self._places.append(len(self._rows))
+        self._rewards.append("" if outcome.reward is None else f",{outcome.reward!r}")
         self._rows.append(row)
         self._models.append(outcome.weights)
         if now.evaluations % SLOTS == 0:
@@ -264,12 +272,13 @@ class Record:
             values = np.stack([self.evaluate(models, 0).mean(axis=1) for models in self._models], axis=1)
         else:
             values = self.evaluate(np.stack(self._models), (self.tally.evaluations - len(self._models)) % SLOTS)
-        for place, column in zip(self._places, values.T, strict=True):
+        for place, column, reward in zip(self._places, values.T, self._rewards, strict=True):
             cells = ("" if np.isnan(value) else repr(float(value)) for value in column)
-            self._rows[place] += "," + ",".join(cells)
+            self._rows[place] += "," + ",".join(cells) + reward
         self.quality = float(values[0, -1])
         self._models.clear()
         self._places.clear()
+        self._rewards.clear()
 
     def _open(self) -> io.BufferedRandom:
         path, checkpoint = self.folder / "rounds.csv", self.folder / "checkpoint.npz"
@@ -289,7 +298,20 @@ class Record:
             (self.folder / old).unlink(missing_ok=True)
         file = path.open("w+b")
         file.write(
-            (",".join(["round", "online", "interactions", "bytes_up", "bytes_down", *self.measures]) + "\n").encode()
+            (
+                ",".join(
+                    [
+                        "round",
+                        "online",
+                        "interactions",
+                        "bytes_up",
+                        "bytes_down",
+                        *self.measures,
+                        *["reward"] * self.rewarded,
+                    ]
+                )
+                + "\n"
+            ).encode()
         )
         return file
 

@@ -45,6 +45,7 @@ def make_clients(
     grades = np.ascontiguousarray(data.grades[None, :])
     split = (partition or Iid())(data, count, rng_for(seed, "partition"))
     return Clients(
+        data=data,
         ids=np.arange(count, dtype=np.int64),
         pool=split.pool,
         view=np.zeros(count, dtype=np.int32),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import Apart, Mean
 from fedrank.federate.server import Add
 from fedrank.rank.learners import Pdgd
@@ -73,6 +72,7 @@ class Outcome:
     interactions: int
     bytes_up: int
     bytes_down: int
+    reward: float | None = None  # mean over clients, where the learner has one
 
     @property
     def round(self) -> int:
@@ -83,11 +83,9 @@ class Outcome:
         return self.state.weights
 
 
-def first_state(
-    federation: Federation, data: RankingData, clients: Clients, seed: int, start: Weights | None = None
-) -> State:
+def first_state(federation: Federation, clients: Clients, seed: int, start: Weights | None = None) -> State:
     """The state before round 1, from the ranker's own first weights or from a model that exists."""
-    features = data.features.shape[1]
+    features = clients.data.features.shape[1]
     ranker = federation.learner.ranker
     weights = ranker.first(features, rng_for(seed, "first")) if start is None else np.array(start, dtype=np.float64)
     if weights.shape != (ranker.size(features),):
@@ -100,31 +98,30 @@ def first_state(
     return State(0, weights, None, federation.server.first(weights.size))
 
 
-def federated_round(
-    federation: Federation, state: State, data: RankingData, clients: Clients, seed: int, threads: int = 1
-) -> Outcome:
+def federated_round(federation: Federation, state: State, clients: Clients, seed: int, threads: int = 1) -> Outcome:
     """One round of federated learning."""
     number = state.round + 1
     present = taking_part(clients, federation.participation, seed, number)
-    change, memory, online = _learn_and_aggregate(federation, state, data, clients, present, seed, threads)
-    if state.weights.ndim == 2:
+    change, memory, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads)
+    apart = state.weights.ndim == 2
+    if apart:
         every = np.zeros_like(state.weights)
         every[present] = change
         change = every
     weights, server = federation.server(state.weights, change, state.server)
-    sent = 4 * state.weights.shape[-1] * len(present)
+    model_bytes = 4 * state.weights.shape[-1]
     return Outcome(
         State(number, weights, memory, server),
-        online=float(np.add.reduce(online)) / len(online),
+        online=_mean(seen.online),
         interactions=int(clients.interactions[present].sum()),
-        bytes_up=0 if state.weights.ndim == 2 else sent,
-        bytes_down=0 if state.weights.ndim == 2 else sent,
+        bytes_up=0 if apart else len(present) * (seen.message_bytes or model_bytes),
+        bytes_down=0 if apart else len(present) * model_bytes,
+        reward=None if seen.reward is None else _mean(seen.reward),
     )
 
 
 def simulate(
     federation: Federation,
-    data: RankingData,
     clients: Clients,
     rounds: int,
     seed: int = 1,
@@ -135,9 +132,9 @@ def simulate(
 ) -> Iterator[Outcome]:
     """Round after round, each as it ends. Continue from a `state`, or begin (from the weights `start`, if given)."""
     if state is None:
-        state = first_state(federation, data, clients, seed, start)
+        state = first_state(federation, clients, seed, start)
     while state.round < rounds:
-        outcome = federated_round(federation, state, data, clients, seed, threads)
+        outcome = federated_round(federation, state, clients, seed, threads)
         state = outcome.state
         yield outcome
 
@@ -154,15 +151,26 @@ def round_half_up(x: float) -> int:
     return int(np.floor(x + 0.5))
 
 
+class Seen(NamedTuple):
+    """What remains of arrivals once their updates are aggregated."""
+
+    online: NDArray[np.float64]
+    reward: NDArray[np.float64] | None
+    message_bytes: int | None
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(np.add.reduce(values)) / len(values)  # ndarray.mean takes longer than the rest of a small round
+
+
 def _learn_and_aggregate(
     federation: Federation,
     state: State,
-    data: RankingData,
     clients: Clients,
     present: NDArray[np.int64],
     seed: int,
     threads: int,
-) -> tuple[Change, Memory, NDArray[np.float64]]:
+) -> tuple[Change, Memory, Seen]:
     """All present clients at once; or in chunks, where the aggregator's parts add up and nobody looks across them."""
     bytes_each = 4 * state.weights.shape[-1]
     streams = hasattr(federation.aggregator, "part") and federation.attack is None and federation.mechanism is None
@@ -174,28 +182,33 @@ def _learn_and_aggregate(
                 f"{needed / 2**30:.1f} GiB; use fewer clients, a smaller participation, or the mean",
                 state.round + 1,
             )
-        arrived, memory = _arrive(federation, state, data, clients, present, seed, threads)
+        arrived, memory = _arrive(federation, state, clients, present, seed, threads)
         change = federation.aggregator(arrived)
         if federation.mechanism is not None:
             change = federation.mechanism.release(change, arrived)
-        return change, memory, arrived.online
+        return change, memory, Seen(arrived.online, arrived.reward, arrived.message_bytes)
     streaming = cast(StreamingAggregator, federation.aggregator)
     rows = max(1, CHUNK_BYTES // bytes_each)
     total = np.zeros(())  # becomes the first part
-    online = []
+    chunks = []
     memory = state.memory
     for begin in range(0, len(present), rows):
-        arrived, memory = _arrive(federation, state, data, clients, present[begin : begin + rows], seed, threads)
+        arrived, memory = _arrive(federation, state, clients, present[begin : begin + rows], seed, threads)
         part = streaming.part(arrived)
         total = total + part
-        online.append(arrived.online)
-    return streaming.whole(total), memory, np.concatenate(online)
+        chunks.append(Seen(arrived.online, arrived.reward, arrived.message_bytes))
+    rewards = [chunk.reward for chunk in chunks if chunk.reward is not None]
+    seen = Seen(
+        np.concatenate([chunk.online for chunk in chunks]),
+        np.concatenate(rewards) if rewards else None,
+        chunks[0].message_bytes,
+    )
+    return streaming.whole(total), memory, seen
 
 
 def _arrive(
     federation: Federation,
     state: State,
-    data: RankingData,
     clients: Clients,
     present: NDArray[np.int64],
     seed: int,
@@ -206,7 +219,7 @@ def _arrive(
     some = clients if len(present) == len(clients) else clients.rows(present)
     start = state.weights if state.weights.ndim == 1 else state.weights[present]
     chance = Chance(seed, number)
-    arrived, memory = federation.learner(start, state.memory, data, some, chance, threads)
+    arrived, memory = federation.learner(start, state.memory, some, chance, threads)
     if not math.isfinite(np.add.reduce(arrived.updates, axis=None, dtype=np.float64)):
         client = int(arrived.ids[np.argmin(np.isfinite(arrived.updates).all(axis=1))])
         raise RoundError("the update is not finite; lower learner.rate, or normalise the features", number, client)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.ranking import RankingData
 from fedrank.rank.rankers import Linear
 from fedrank.seeds import Chance
 from fedrank.types import Arrivals, Clients, Learner, Memory, Ranker, Updates, Weights
@@ -32,11 +31,11 @@ class Pdgd:
         _check_rate(self.rate)
 
     def __call__(
-        self, start: Weights, memory: Memory, data: RankingData, clients: Clients, chance: Chance, threads: int = 1
+        self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
     ) -> tuple[Arrivals, Memory]:
         from fedrank.kernels.pdgd import pdgd_clients
 
-        starts = _as_sent(start)
+        data, starts = clients.data, _as_sent(start)
         key = chance.key("learn")
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
@@ -65,11 +64,11 @@ class LambdaRank:
         _check_rate(self.rate)
 
     def __call__(
-        self, start: Weights, memory: Memory, data: RankingData, clients: Clients, chance: Chance, threads: int = 1
+        self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
     ) -> tuple[Arrivals, Memory]:
         from fedrank.kernels.lambdarank import lambdarank_clients
 
-        starts = _as_sent(start)
+        data, starts = clients.data, _as_sent(start)
         key = chance.key("learn")
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
