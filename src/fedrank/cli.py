@@ -6,6 +6,7 @@ Everything heavy is imported inside the commands, so that `fedrank --help` answe
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,31 +58,25 @@ def run(
     from fedrank.experiment.spec import read_experiment
     from fedrank.experiment.store import load_runs
 
-    console = _console()
     experiment = read_experiment(spec, set_ or [])
-    label = name or Path(spec).with_suffix("").as_posix().replace("..", "").strip("/")
-    if Path(spec).exists():
-        label = name or Path(spec).stem
+    label = _label(name, spec)
     runs = len(experiment.expand()) * len(experiment.repeats())
-    console.print(f"[bold]{experiment.title or label}[/bold]", highlight=False)
-    console.print(f"{runs} runs of {experiment.rounds:,} rounds, into {out / label}", highlight=False, soft_wrap=True)
+    console = _console()
+    _say(console, experiment.title or label, style="bold")
+    _say(console, f"{runs} runs of {experiment.rounds:,} rounds, into {out / label}")
     results = run_experiment(
         experiment, label, out, workers=workers or os.cpu_count() or 1, threads=threads, console=console
     )
     if results.skipped:
-        console.print(f"{len(results.skipped)} of {runs} runs were finished before", highlight=False)
+        _say(console, f"{len(results.skipped)} of {runs} runs were finished before")
     for task, reason in results.failed:
-        console.print(f"[red]failed[/red] {task.label}: {reason}", highlight=False, soft_wrap=True)
+        _say(console, f"failed {task.label}: {reason}", style="red")
     if results.interrupted:
-        console.print(
-            f"Stopped. {len(results.interrupted)} runs are not finished; nothing is lost: run the same command to resume.",
-            highlight=False,
-        )
+        unfinished = len(results.interrupted)
+        _say(console, f"Stopped. {unfinished} runs are not finished; nothing is lost: run the same command to resume.")
     if results.finished or results.skipped:
         show_table(load_runs(out / label), console, baseline=experiment.baseline)
-        console.print(
-            f"Pictures and tests: fedrank report {out / label} --out report.html", highlight=False, soft_wrap=True
-        )
+        _say(console, f"Pictures and tests: fedrank report {out / label} --out report.html")
     if results.failed:
         raise typer.Exit(1)
     if results.interrupted:
@@ -104,15 +99,15 @@ def runs(
         return
     doomed = [run for run in found if run.status in ("interrupted", "failed", "broken")]
     if not doomed:
-        console.print("Nothing to clean.")
+        _say(console, "Nothing to clean.")
     elif yes or typer.confirm(f"Delete {len(doomed)} unfinished runs?"):
         for path in store.clean(found):
-            console.print(f"deleted {path}", highlight=False, soft_wrap=True)
+            _say(console, f"deleted {path}")
 
 
 @app.command(
-    epilog="Examples:  fedrank report runs/quickstart  ·  fedrank report runs/a runs/b --out both.html --baseline centralised  ·  "
-    "fedrank report runs/quickstart --out table.csv"
+    epilog="Examples:  fedrank report runs/quickstart  ·  fedrank report runs/quickstart --out table.csv  ·  "
+    "fedrank report runs/a runs/b --out both.html --baseline centralised"
 )
 def report(
     folders: RunsFolders,
@@ -124,7 +119,7 @@ def report(
     from fedrank.experiment.store import load_runs
 
     write_report(load_runs(folders), out, baseline=baseline)
-    _console().print(f"Report: {out}", highlight=False, soft_wrap=True)
+    _say(_console(), f"Report: {out}")
 
 
 ModelFile = Annotated[Path, typer.Argument(help="model.json, or the folder of a finished run.")]
@@ -146,15 +141,14 @@ def score(
     client: Client = None,
 ) -> None:
     """Score documents: one number a line, in the order of the file; or a TREC run file."""
-    from fedrank.experiment.apply import score_lines
+    from fedrank.experiment.apply import save, score_lines
 
     lines = score_lines(model, data, trec, client)
     if out is None:
         sys.stdout.writelines(lines)
     else:
-        with out.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-        _console().print(f"Scores: {out}", highlight=False, soft_wrap=True)
+        save(lines, out)
+        _say(_console(), f"Scores: {out}")
 
 
 @app.command(
@@ -171,14 +165,14 @@ def evaluate(
     client: Client = None,
 ) -> None:
     """Measure a model on judged data, on average and per query."""
-    from fedrank.experiment.apply import evaluate_model, show_quality
+    from fedrank.experiment.apply import evaluate_model, save, show_quality
 
-    console = _console()
     quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client)
+    console = _console()
     show_quality(quality, console)
     if per_query is not None:
-        per_query.write_text(quality.csv(), encoding="utf-8")
-        console.print(f"Values per query: {per_query}", highlight=False, soft_wrap=True)
+        save([quality.csv()], per_query)
+        _say(console, f"Values per query: {per_query}")
 
 
 @data_app.command("check", epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz")
@@ -228,13 +222,39 @@ def _console() -> Console:
     return Console()
 
 
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is: paths are not cut, brackets are not markup."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _label(name: str | None, spec: str) -> str:
+    """Where below OUT the results lie: the given name, or that of the spec."""
+    if name is None:
+        path = Path(spec)
+        return re.sub(r"[^\w.+=,-]+", "-", path.stem).strip("-.") or "experiment" if path.is_file() else spec
+    parts = name.split("/")
+    if not all(re.fullmatch(r"[\w.+=,-]+", part) and part.strip(".") for part in parts):
+        raise ValueError(f"--name {name!r} does not name a folder below OUT; use letters, digits, - and _")
+    return name
+
+
 def main() -> None:
     """Errors that a user can mend are one clear message; anything else is a bug and shows where."""
     try:
         app()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except (ValueError, OSError, KeyError, ImportError, RuntimeError) as problem:
         if os.environ.get("FEDRANK_DEBUG"):
             raise
-        message = problem.args[0] if isinstance(problem, KeyError) and problem.args else problem
-        typer.echo(f"fedrank: {message}", err=True)
+        typer.echo(f"fedrank: {_message(problem)}", err=True)
         raise SystemExit(2) from None
+
+
+def _message(problem: Exception) -> object:
+    if isinstance(problem, OSError) and problem.strerror and problem.filename:
+        return f"{problem.filename}: {problem.strerror}"
+    if isinstance(problem, KeyError) and problem.args:
+        return problem.args[0]
+    return problem

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedrank.rank.model import Model, load_model, save_model
-from fedrank.rank.rankers import RANKERS, Linear, Mlp
+from fedrank.rank.rankers import RANKERS, Linear, Mlp, Relu
 from tests.made_up import made_up_data
+from tests.oracles.evolution import score_of
 from tests.oracles.pdgd import score_and_gradient
 
 
@@ -23,6 +24,45 @@ def test_scores_equal_the_formula(ranker, features):
     expected = [[score_and_gradient(w, ranker.hidden, row)[0] for row in table] for w in weights]
     assert scores == pytest.approx(np.array(expected), rel=1e-4, abs=1e-5)
     assert ranker.score(weights[1], table) == pytest.approx(scores[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("features", [1, 3, 8, 46])
+@pytest.mark.parametrize("units", [1, 5, 10])
+def test_rectified_scores_and_gradients_equal_the_formula(units, features):
+    from fedrank.kernels.rankers import add_gradients
+
+    rng = np.random.default_rng(3)
+    ranker = Relu(units=units)
+    weights = rng.standard_normal((3, ranker.size(features))).astype(np.float32).astype(float)
+    table = rng.standard_normal((5, features)).astype(np.float32)
+    exact = table.astype(float)
+    expected = [[score_of(w, -units, row) for row in exact] for w in weights]
+    assert ranker.score(weights, table) == pytest.approx(np.array(expected), rel=1e-4, abs=1e-5)
+    assert ranker.score(weights[1], table) == pytest.approx(ranker.score(weights, table)[1], rel=1e-5)
+
+    rows, scales = np.array([4, 0, 2]), np.array([0.5, -1.0, 2.0])
+    gradient = np.zeros(weights.shape[1])
+    add_gradients(gradient, weights[0].astype(np.float32), ranker.hidden, table, rows, scales, 3)
+    step = 1e-7
+    for p in range(len(gradient)):
+        near = weights[0].copy()
+        near[p] += step
+        rise = sum(
+            scale * (score_of(near, -units, exact[row]) - score_of(weights[0], -units, exact[row])) / step
+            for row, scale in zip(rows, scales, strict=True)
+        )
+        assert gradient[p] == pytest.approx(rise, rel=1e-4, abs=1e-5)
+
+
+def test_rectified_units_start_from_zero_or_as_mlp():
+    assert not Relu().first(46, np.random.default_rng(1)).any()
+    assert len(Relu().first(46, np.random.default_rng(1))) == 10 * 46 + 10 + 10
+    normal = Relu(units=7, start="normal").first(5, np.random.default_rng(1))
+    assert np.array_equal(normal, Mlp(hidden=7).first(5, np.random.default_rng(1)))
+    with pytest.raises(ValueError, match="units = 0 leaves no unit"):
+        Relu(units=0)
+    with pytest.raises(ValueError, match="no start 'one'"):
+        Relu(start="one")
 
 
 def test_first_weights():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 from fedrank.data.catalog import CATALOG, load
 from fedrank.data.letor import read_comments, read_letor
 from fedrank.data.ranking import RankingData
+from fedrank.experiment.families import nearest
 from fedrank.rank.measures import EMPTY, MEASURES, average, measure, per_query, ranking
 from fedrank.rank.model import Model, load_model
+from fedrank.types import Scores
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +34,7 @@ class Quality:
     values: NDArray[np.float64]  # [measures, queries]; NaN where a measure skips a query
 
     def csv(self) -> str:
+        """One row a query; empty where a measure skips it."""
         out = io.StringIO()
         rows = csv.writer(out, lineterminator="\n")
         rows.writerow(["query", *self.measures])
@@ -41,25 +45,36 @@ class Quality:
 
 def score_lines(model_path: str | Path, data: str, trec: str | None = None, client: int | None = None) -> Iterator[str]:
     """Lines of a score file (one number a document), or of a TREC run file with the given tag."""
-    model = load_model(model_path)
-    read = _read(data, model)
-    scores = model.score(read, client)
+    if trec is not None and trec.split() != [trec]:
+        raise ValueError(f"the tag {trec!r} of a TREC run must be one word")
+    read, scores = _scored(model_path, data, client)
     if trec is None:
         return (f"{float(one):.9g}\n" for one in scores)
-    if not trec.split() or trec.split()[0] != trec:
-        raise ValueError(f"the tag {trec!r} of a TREC run must be one word")
     return _trec_lines(read, scores, _document_ids(data, read), trec)
 
 
 def evaluate_model(model_path: str | Path, data: str, measures: Sequence[str], client: int | None = None) -> Quality:
     """Measures of a model on judged data."""
     parsed = [measure(text) for text in measures]
-    model = load_model(model_path)
-    read = _read(data, model)
-    return Quality(tuple(map(str, parsed)), read.query_ids, per_query(parsed, model.score(read, client), read))
+    read, scores = _scored(model_path, data, client)
+    return Quality(tuple(map(str, parsed)), read.query_ids, per_query(parsed, scores, read))
+
+
+def save(lines: Iterable[str], path: str | Path) -> None:
+    """Write a whole file or none: what was there stays until all lines are written."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def show_quality(quality: Quality, console: Console) -> None:
+    """Print the mean of each measure, and what it means."""
     from rich.table import Table
 
     table = Table("measure", title_justify="left", box=None, pad_edge=False, header_style="dim")
@@ -75,6 +90,14 @@ def show_quality(quality: Quality, console: Console) -> None:
     console.print(table)
 
 
+def _scored(model_path: str | Path, data: str, client: int | None) -> tuple[RankingData, Scores]:
+    model = load_model(model_path)
+    if client is not None and model.weights.ndim == 1:
+        raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
+    read = _read(data, model)
+    return read, model.score(read, client)
+
+
 def _read(data: str, model: Model) -> RankingData:
     """A file, or the test part of a set of the catalog, normalised as the model expects."""
     if model.normalised == "global":
@@ -82,17 +105,17 @@ def _read(data: str, model: Model) -> RankingData:
             'the model was trained on features with normalise = "global", whose ranges only its training data have; '
             'train with "query" or "none" to use it elsewhere'
         )
-    if Path(data).exists():
+    if Path(data).is_file():
         return read_letor(data, normalise=model.normalised)
-    if data in CATALOG:
-        return load(data, normalise=model.normalised).test
-    raise FileNotFoundError(f"no file {data}, and no data set of that name; `fedrank data list` shows the known ones")
+    if data not in CATALOG:
+        raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
+    return load(data, normalise=model.normalised).test
 
 
 def _document_ids(data: str, read: RankingData) -> list[str]:
     """Ids from the comments of the file where there are any, or query-position."""
     named: list[str] = []
-    if Path(data).exists():
+    if Path(data).is_file():
         named = [_id_in(comment) for comment in read_comments(data)]
     if named and all(named):
         return named
@@ -109,7 +132,7 @@ def _id_in(comment: str) -> str:
     return words[0] if words else ""
 
 
-def _trec_lines(data: RankingData, scores: NDArray[np.float32], documents: Sequence[str], tag: str) -> Iterator[str]:
+def _trec_lines(data: RankingData, scores: Scores, documents: Sequence[str], tag: str) -> Iterator[str]:
     order = ranking(scores, data.offsets)
     for query, (begin, end) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
         for rank, row in enumerate(order[begin:end], start=1):

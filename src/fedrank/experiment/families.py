@@ -1,7 +1,7 @@
 """Methods by name: building them from tables, describing them, listing them.
 
-A method is a frozen dataclass; its fields are its settings. `"krum"` and `{ name = "krum", attackers = 0.2 }` both name one,
-and `{ name = "my_lab.ideas:Mine" }` names one outside the package.
+A method is a frozen dataclass; its fields are its settings. `"mean"` and `{ name = "mean", weighted = false }` both
+name one, and `{ name = "my_lab.ideas:Mine" }` names one outside the package.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import operator
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedrank.experiment.toml import shown
 from fedrank.federate.aggregate import AGGREGATORS
 from fedrank.federate.partition import PARTITIONS, Partition
 from fedrank.federate.server import SERVER_STEPS
@@ -51,39 +53,36 @@ FAMILIES: dict[Any, Family] = {
 LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
 
 
-def build(protocol: Any, given: str | Mapping[str, Any], place: str) -> Any:
-    """The method that a name, or a table with a name and settings, asks for. Mistakes name their place."""
+def build(protocol: Any, given: Any, place: str) -> Any:
+    """The method that a name, or a table with a name and settings, asks for. Mistakes name their place, one a line."""
     family = FAMILIES[protocol]
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping):
-        raise ValueError(f'{place}: {given!r} is not a method; write {place} = {{ name = "..." }}')
+        example = next(iter(family.methods))
+        raise ValueError(f'{place}: {shown(given)} is not a method; write a table such as {{ name = "{example}" }}')
     if not isinstance(table.get("name"), str):
-        raise ValueError(f"{place}.name: is missing; write one of {_listed(family.methods)}")
-    kind = _class_for(family, table["name"], place)
+        raise ValueError(_no_name(family, table, place))
+    kind = _class_for(protocol, table["name"], place)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    hints = _hints(kind)
     settings: dict[str, Any] = {}
     problems = []
     for key, value in table.items():
         if key == "name":
             continue
         if key not in fields:
-            problems.append(f"{place}.{key}: no such setting of {table['name']}{nearest(key, fields)}")
+            known = nearest(key, fields) if fields else "; it has none"
+            problems.append(f"{place}.{key}: no such setting of {table['name']}{known}")
             continue
+        hint = _hints(kind)[key]
         try:
-            settings[key] = (
-                build(hints[key], value, f"{place}.{key}")
-                if hints[key] in FAMILIES
-                else checked(hints[key], value, f"{place}.{key}")
-            )
+            settings[key] = (build if hint in FAMILIES else checked)(hint, value, f"{place}.{key}")
         except ValueError as problem:
             problems.append(str(problem))
-    required = [
-        name
+    problems += [
+        f"{place}.{name}: is missing; {table['name']} cannot do without it"
         for name, field in fields.items()
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING and name not in table
+        if is_required(field) and name not in table
     ]
-    problems += [f"{place}.{name}: is missing; {table['name']} cannot do without it" for name in required]
     if problems:
         raise ValueError("\n".join(problems))
     try:
@@ -113,15 +112,57 @@ def name_of(method: Any) -> str:
     return f"{type(method).__module__}:{type(method).__qualname__}"
 
 
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def checked(hint: Any, value: Any, place: str) -> Any:
     """The value, if it is of the kind that is asked for: no text for a number, no number for yes or no."""
-    if isinstance(value, list) and get_origin(hint) is tuple:
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if isinstance(value, list) and get_origin(plain) is tuple:  # TOML has lists only
         value = tuple(value)
     try:
-        return TypeAdapter(hint).validate_python(value, strict=True)
+        return _adapter(hint).validate_python(value, strict=True)
     except ValidationError as problem:
-        reason = problem.errors()[0]["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        raise ValueError(f"{place}: {value!r} cannot be used; {reason}") from None
+        found = problem.errors()
+    # A list with one bad entry fails as a number, too, where either is allowed: the entry is what is wrong.
+    for error in found:
+        for step in error["loc"]:
+            if isinstance(step, int):
+                raise ValueError(f"{place}[{step}]: {shown(error['input'])} cannot be used; {_remedy(error)}")
+    remedies = " or ".join(dict.fromkeys(map(_remedy, found)))
+    raise ValueError(f"{place}: {shown(value)} cannot be used; {remedies}")
+
+
+_REMEDIES = {
+    "int_type": "give a whole number",
+    "float_type": "give a number",
+    "bool_type": "give true or false",
+    "string_type": "give text in quotes",
+    "list_type": "give a list in brackets",
+    "tuple_type": "give a list in brackets",
+    "dict_type": "give a table",
+    "greater_than": "give more than {gt}",
+    "greater_than_equal": "give {ge} or more",
+    "less_than": "give less than {lt}",
+    "less_than_equal": "give {le} or less",
+    "literal_error": "give {expected}",
+    "too_short": "list at least {min_length}",
+}
+
+
+def _remedy(error: Any) -> str:
+    plain = _REMEDIES.get(error["type"])
+    return str(error["msg"]) if plain is None else plain.format(**error.get("ctx", {}))
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -141,18 +182,33 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _class_for(family: Family, name: str, place: str) -> type:
+def _no_name(family: Family, table: Mapping[str, Any], place: str) -> str:
+    """What to say of a table without a name; its settings tell which method was meant."""
+    if "name" in table:
+        return f"{place}.name: {shown(table['name'])} is not a name; write one of {_listed(family.methods)}"
+    fitting = [name for name, kind in family.methods.items() if table and set(table) <= set(_hints(kind))]
+    if fitting:
+        return f"{place}.name: is missing; {', '.join(table)} can be set for {_listed(fitting)}"
+    return f"{place}.name: is missing; write one of {_listed(family.methods)}"
+
+
+def _class_for(protocol: Any, name: str, place: str) -> type:
+    family = FAMILIES[protocol]
     if name in family.methods:
         return family.methods[name]
     if ":" not in name:
         raise ValueError(f"{place}.name: no {name!r}{nearest(name, family.methods)}")
     module, _, attribute = name.partition(":")
     try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as problem:
+        kind: Any = operator.attrgetter(attribute)(importlib.import_module(module))
+    except Exception as problem:  # whatever the code of others may raise while it is imported
         raise ValueError(f"{place}.name: {name!r} cannot be imported ({problem}); write module:Class") from None
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and callable(kind)):
-        raise ValueError(f"{place}.name: {name!r} is not a dataclass with a call; see CONTRIBUTING")
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ValueError(f"{place}.name: {name!r} is not a dataclass, whose fields would be its settings")
+    has = {field.name for field in dataclasses.fields(kind)}.union(*(vars(base) for base in kind.__mro__))
+    lacks = [part for part in vars(protocol) if (part == "__call__" or part[0] != "_") and part not in has]
+    if lacks:
+        raise ValueError(f"{place}.name: {name!r} is no {family.name}, it lacks {', '.join(lacks)}")
     return kind
 
 
@@ -192,13 +248,15 @@ def methods() -> list[Listed]:
 
 
 def show_methods(console: Console, family: str | None = None, name: str | None = None) -> None:
-    """Print methods by family; a single one with all its settings."""
+    """Print methods by family; only those of one family, or of one name, if asked."""
     from rich.table import Table
     from rich.text import Text
 
     rows = methods()
     families = list(dict.fromkeys(row.family for row in rows))
-    if family is not None:
+    if family is not None and family not in families and name is None and family in {row.name for row in rows}:
+        rows = [row for row in rows if row.name == family]
+    elif family is not None:
         if family not in families:
             raise ValueError(f"no family {family!r}{nearest(family, families)}")
         rows = [row for row in rows if row.family == family]
@@ -231,12 +289,12 @@ def _settings(kind: type) -> tuple[Setting, ...]:
     rows = []
     for field in dataclasses.fields(kind):
         hint = _hints(kind)[field.name]
+        value = None if is_required(field) else default_of(field)
         if hint in FAMILIES:
-            made = field.default_factory() if callable(field.default_factory) else field.default
-            rows.append(Setting(field.name, FAMILIES[hint].name, name_of(made), comments.get(field.name, "")))
+            what, default = FAMILIES[hint].name, "" if value is None else name_of(value)
         else:
-            default = "" if field.default is dataclasses.MISSING else repr(field.default)
-            rows.append(Setting(field.name, str(field.type), default, comments.get(field.name, "")))
+            what, default = str(field.type), "" if value is None else shown(value)
+        rows.append(Setting(field.name, what, default, comments.get(field.name, "")))
     return tuple(rows)
 
 

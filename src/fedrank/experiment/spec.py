@@ -1,420 +1,493 @@
-"""The spec: an experiment as a TOML file, checked as a whole before anything runs."""
+"""`Experiment`: a question as a TOML file, checked before anything runs.
+
+An experiment keeps the tables of its methods as they were given, so that it can be compared and written again; it
+builds them once to check them, and again whenever a run asks for them.
+"""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
+import importlib.resources
 import itertools
+import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from importlib import resources
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator
+from pydantic import Field as Limit
 
-from fedrank.data.catalog import describe as describe_data
-from fedrank.data.normalise import NORMALISATIONS
-from fedrank.experiment.families import build, checked, describe, nearest
-from fedrank.experiment.toml import flat, parse_override, put, write_toml
+from fedrank.experiment.families import OneOrMany, SpecError, build, describe, make, settings_of, settle, suggestion
+from fedrank.experiment.toml import Table, flat, parse_override, put, write_toml, write_value
 from fedrank.federate.partition import Partition
-from fedrank.rank.measures import measure
 from fedrank.rank.users import USERS, User
 from fedrank.types import Aggregator, Learner, ServerStep
 
-Table = dict[str, Any]
-Positive = Annotated[int, Field(ge=1)]
+KINDS = ("federated",)
+FILES = ("data.train", "data.test", "data.validation", "start")  # settings that name a file
+ABOUT_VARIANTS = ("baseline", "vary", "variants", "published")  # what one variant alone does not have
+LONGEST_NAME = 100  # characters of a variant's folder
 
 
-class SpecError(ValueError):
-    """Everything that is wrong with a spec, one line each."""
+def _known_kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise ValueError(f"no {kind!r}; {suggestion(kind, KINDS)}")
+    return kind
 
-    def __init__(self, problems: Iterable[str], source: str = ""):
-        self.problems = list(dict.fromkeys(line for problem in problems for line in str(problem).splitlines()))
-        self.source = source
-        super().__init__("\n".join(f"{source}: {line}" if source else line for line in self.problems))
+
+def _known_measure(text: str) -> str:
+    from fedrank.rank.measures import measure
+
+    return str(measure(text))
+
+
+def _known_user(name: str) -> str:
+    if name not in USERS:
+        raise ValueError(f"no {name!r}; {suggestion(name, USERS)}")
+    return name
+
+
+def _known_data(name: str) -> str:
+    from fedrank.data.catalog import CATALOG
+
+    if name not in CATALOG:
+        raise ValueError(f"no {name!r}; {suggestion(name, CATALOG)}")
+    return name
+
+
+def _no_repeats(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    twice = [value for value, times in Counter(values).items() if times > 1]
+    if twice:
+        raise ValueError(f"{write_value(values)} has {write_value(twice[0])} twice; keep one of them")
+    return values
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which data: a name of the catalog, or files."""
+    """What is ranked: a data set of the catalog, or files of one's own."""
 
-    name: str | None = None
-    train: str | None = None  # LETOR file
-    test: str | None = None
-    validation: str | None = None
-    folds: tuple[Positive, ...] = (1,)
-    normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, or "none" for files
+    name: Annotated[str, AfterValidator(_known_data)] | None = None  # in the catalog
+    train: str | None = None  # file in LETOR format
+    test: str | None = None  # file
+    validation: str | None = None  # file
+    folds: Annotated[tuple[Annotated[int, Limit(ge=1)], ...], Limit(min_length=1), AfterValidator(_no_repeats)] = (1,)
+    normalise: Literal["query", "global", "none"] | None = None  # None: as the catalog says; own files stay as they are
+
+    def __post_init__(self) -> None:
+        _settle_fields(self)
+        own = {key: value for key in ("train", "test", "validation") if (value := getattr(self, key)) is not None}
+        mistakes = []
+        if self.name is not None and own:
+            mistakes.append(f"{min(own)}: {write_value(min(own.values()))}, but name is given too; keep one of them")
+        elif self.name is not None:
+            mistakes += self._missing_folds(self.name)
+        elif not own:
+            mistakes.append('name: missing; give a name such as "mq2008", or train and test files')
+        else:
+            mistakes += [
+                f"{key}: missing; files of one's own need train and test" for key in ("train", "test") if key not in own
+            ]
+            if self.folds != (1,):
+                mistakes.append(f"folds: {write_value(self.folds)}, but files of one's own are a single fold; use [1]")
+        if mistakes:
+            raise SpecError(mistakes)
+
+    def _missing_folds(self, name: str) -> list[str]:
+        from fedrank.data.catalog import CATALOG
+
+        last = CATALOG[name].folds
+        has = "only fold 1" if last == 1 else f"folds 1 to {last}"
+        return [f"folds: no fold {fold} of {name}; it has {has}" for fold in self.folds if fold > last]
 
 
 @dataclass(frozen=True)
 class ClientsSpec:
-    """Who takes part."""
+    """Who takes part. Of a list of users or interactions, client c gets entry c, counted around."""
 
-    count: Positive
-    partition: str | Table = field(default_factory=lambda: {"name": "iid"})
-    user: str | list[str] | Table = "perfect"  # a name; a list, client c gets entry c, counted around; or own tables
-    interactions: Positive | list[Positive] = 5  # searches a round; a list is counted around
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of clients in a round
-    malicious: Annotated[int, Field(ge=0)] = 0
+    count: Annotated[int, Limit(ge=1)]
+    partition: Annotated[Table, Partition] = field(default_factory=lambda: {"name": "iid"})
+    user: Annotated[tuple[Annotated[str, AfterValidator(_known_user)] | User, ...], OneOrMany] = ("perfect",)
+    interactions: Annotated[tuple[Annotated[int, Limit(ge=1)], ...], OneOrMany] = (5,)  # searches a round
+    participation: Annotated[float, Limit(gt=0, le=1)] = 1.0  # share of clients in a round
+    malicious: Annotated[int, Limit(ge=0)] = 0  # how many clients
+
+    def __post_init__(self) -> None:
+        _settle_fields(self)
+        if self.malicious > self.count:
+            raise SpecError([f"malicious: {self.malicious} of {self.count} clients; use {self.count} or less"])
 
 
 @dataclass(frozen=True)
 class Published:
-    """A value from a paper, shown next to ours."""
+    """A number that somebody published, to be shown beside ours."""
 
-    measure: str  # "ndcg@10", "online" or "reward"
+    measure: Annotated[str, Limit(min_length=1)]  # as in `measures`, or another that reports know
     value: float
-    source: str
-    spread: float | None = None
-    variant: str | None = None
+    source: str  # where it is printed: "Wang et al. 2021, table 2"
+    spread: Annotated[float, Limit(ge=0)] | None = None  # standard deviation, in the units of the value
+    variant: str | None = None  # None: all of them
 
 
 @dataclass(frozen=True)
 class Methods:
-    """What the tables of a spec build."""
+    """The methods of an experiment, ready to run."""
 
     learner: Learner
     aggregator: Aggregator
     server: ServerStep
     partition: Partition
-    users: list[str | User]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A question put to fedrank; equals its TOML."""
+
+    kind: Annotated[str, AfterValidator(_known_kind)] = "federated"
+    title: str = ""
+    rounds: Annotated[int, Limit(ge=1)]
+    evaluate_every: Annotated[int, Limit(ge=1)] = 10  # rounds between two offline evaluations
+    measures: Annotated[
+        tuple[Annotated[str, AfterValidator(_known_measure)], ...], Limit(min_length=1), AfterValidator(_no_repeats)
+    ] = ("ndcg@10",)
+    seeds: Annotated[tuple[Annotated[int, Limit(ge=0)], ...], Limit(min_length=1), AfterValidator(_no_repeats)] = (1,)
+    start: str | None = None  # file of a model to start from; None: the ranker's own first weights
+    baseline: str | None = None  # variant that the others are compared with
+    data: DataSpec
+    clients: ClientsSpec
+    learner: Annotated[Table, Learner]
+    aggregator: Annotated[Table, Aggregator] = field(default_factory=lambda: {"name": "mean"})
+    server: Annotated[Table, ServerStep] = field(default_factory=lambda: {"name": "add"})
+    vary: dict[str, Any] = field(default_factory=dict)  # dotted key -> list of values
+    named_variants: dict[str, Any] = field(default_factory=dict, metadata={"key": "variants"})  # name -> key -> value
+    published: tuple[Published, ...] = ()
+
+    def __post_init__(self) -> None:
+        _settle_fields(self)
+        if self.clients.malicious > 0:
+            raise SpecError([f"clients.malicious: {self.clients.malicious}, but no attack is set; use 0"])
+        object.__setattr__(self, "vary", _flat_vary(self.vary))
+        object.__setattr__(self, "named_variants", _flat_variants(self.named_variants))
+        mistakes = [*_conflicts(self.vary, self.named_variants)]
+        if not mistakes and (self.vary or self.named_variants):
+            mistakes += self._mistakes_in_variants()
+        names = [name for name, _ in self._combinations()]
+        if self.baseline is not None and self.baseline not in names:
+            mistakes.append(f"baseline: no variant {self.baseline!r}; {suggestion(self.baseline, names)}")
+        for i, row in enumerate(self.published):
+            if row.variant is not None and row.variant not in names:
+                mistakes.append(f"published[{i}].variant: no variant {row.variant!r}; {suggestion(row.variant, names)}")
+        if mistakes:
+            raise SpecError(mistakes)
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Any]) -> Experiment:
+        """An experiment from what its TOML holds; all mistakes are raised together."""
+        experiment: Experiment = make(cls, _completed(tables), called="an experiment")
+        return experiment
+
+    def to_tables(self) -> Table:
+        """What its TOML holds: every setting, also those that were left at their defaults."""
+        tables = settings_of(self)
+        for key in ("user", "interactions"):
+            if len(tables["clients"][key]) == 1:
+                (tables["clients"][key],) = tables["clients"][key]
+        return {key: value for key, value in tables.items() if value or key not in ABOUT_VARIANTS}
+
+    def build(self) -> Methods:
+        """The methods, made from their tables."""
+        return Methods(
+            learner=build(Learner, self.learner),
+            aggregator=build(Aggregator, self.aggregator),
+            server=build(ServerStep, self.server),
+            partition=build(Partition, self.clients.partition, "clients.partition"),
+        )
+
+    def repeats(self) -> list[tuple[int, int]]:
+        """(fold, seed) of every repeat. A variant may have folds and seeds of its own: ask its experiment."""
+        return list(itertools.product(self.data.folds, self.seeds))
+
+    def variants(self) -> list[Variant]:
+        """Every named variant with every combination of what varies; "only" where nothing does."""
+        return [Variant(name, settings, self._with(settings)) for name, settings in self._combinations()]
+
+    def _with(self, settings: Table) -> Experiment:
+        tables = {key: value for key, value in self.to_tables().items() if key not in ABOUT_VARIANTS}
+        for key, value in settings.items():
+            try:
+                put(tables, key.split("."), copy.deepcopy(value))
+            except ValueError as error:
+                raise SpecError([f"{key}: {error}"]) from None
+        return Experiment.from_tables(tables)
+
+    def _combinations(self) -> list[tuple[str, Table]]:
+        """Name and settings of every variant."""
+        labels, settings = [], []
+        for name, chosen in self.named_variants.items() or [("", {})]:
+            for values in itertools.product(*self.vary.values()):
+                varied = dict(zip(self.vary, values, strict=True))
+                labels.append([name] * bool(name) + [f"{key}={_text(value)}" for key, value in varied.items()])
+                settings.append(chosen | varied)
+        return list(zip(_folder_names(labels, settings), settings, strict=True))
+
+    def _mistakes_in_variants(self) -> Iterator[str]:
+        seen = set()
+        for name, settings in self._combinations():
+            try:
+                self._with(settings)
+            except SpecError as error:
+                yield from (f"{mistake} (in variant {name})" for mistake in error.mistakes if mistake not in seen)
+                seen.update(error.mistakes)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the settings that an experiment compares."""
+    """One of the answers that an experiment compares."""
 
-    name: str  # also its folder
-    settings: Table  # what is varied, by dotted key
-    experiment: Experiment  # concrete: varies nothing
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A question, as it stands in its TOML file."""
-
-    rounds: Positive
-    data: DataSpec
-    clients: ClientsSpec
-    learner: str | Table
-    kind: Literal["federated"] = "federated"
-    title: str = ""
-    evaluate_every: Positive = 10  # rounds
-    measures: list[str] = field(default_factory=lambda: ["ndcg@10"])
-    seeds: tuple[int, ...] = (1,)
-    aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
-    server: str | Table = field(default_factory=lambda: {"name": "add"})
-    start: str | None = None  # a model to go on from
-    baseline: str | None = None  # variant that others are compared with
-    vary: dict[str, list[Any]] = field(default_factory=dict)  # dotted key -> values; every combination is a variant
-    variants: dict[str, Table] = field(default_factory=dict)  # name -> changes
-    published: tuple[Published, ...] = ()
-
-    @cached_property
-    def methods(self) -> Methods:
-        users = [self.clients.user] if isinstance(self.clients.user, (str, dict)) else self.clients.user
-        return Methods(
-            build(Learner, self.learner, "learner"),
-            build(Aggregator, self.aggregator, "aggregator"),
-            build(ServerStep, self.server, "server"),
-            build(Partition, self.clients.partition, "clients.partition"),
-            [_user(one) for one in users],
-        )
-
-    def repeats(self) -> list[tuple[int, int]]:
-        """(fold, seed) of every repeat."""
-        return list(itertools.product(self.data.folds, self.seeds))
-
-    def expand(self) -> list[Variant]:
-        """Every variant as a concrete experiment: named ones times all combinations of [vary]."""
-        named = self.variants or {"": {}}
-        rows = []
-        for (name, changes), values in itertools.product(named.items(), itertools.product(*self.vary.values())):
-            settings = dict(zip(self.vary, values, strict=True))
-            rows.append((name, settings, flat(changes, _WHOLE) | settings))
-        names = _folder_names([(name, settings) for name, settings, _ in rows])
-        base = to_tables(self)
-        for key in ("vary", "variants", "baseline", "published"):
-            base.pop(key, None)
-        found, problems = [], []
-        for (name, settings, changes), folder in zip(rows, names, strict=True):
-            tables = copy.deepcopy(base)
-            try:
-                for key, value in changes.items():
-                    _change(tables, key, value)
-                found.append(Variant(folder, settings, from_tables(tables)))
-            except ValueError as problem:
-                what = f"variants.{name}" if name else "vary"
-                problems += [f"{what}: {line}" for line in str(problem).splitlines()]
-        if problems:
-            raise SpecError(problems)
-        return found
-
-    def single(self, fold: int, seed: int) -> Experiment:
-        """The same on one fold with one seed, and with every setting written out, so that it can be read in years."""
-        return dataclasses.replace(
-            self,
-            data=dataclasses.replace(self.data, folds=(fold,)),
-            clients=dataclasses.replace(self.clients, partition=describe(self.methods.partition)),
-            learner=describe(self.methods.learner),
-            aggregator=describe(self.methods.aggregator),
-            server=describe(self.methods.server),
-            seeds=(seed,),
-        )
+    name: str  # safe as the name of a folder
+    settings: Table  # what makes it this variant: dotted key -> value
+    experiment: Experiment  # with these settings, and without others to compare with
 
 
-def read_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """A TOML file, or a built-in experiment by its name; `overrides` such as "rounds=100" change single keys."""
-    path = Path(source)
-    if path.is_file():
-        text, folder = path.read_text(encoding="utf-8"), path.parent
-    elif str(source) in builtin_names():
-        text, folder = _builtin_folder().joinpath(f"{source}.toml").read_text(encoding="utf-8"), Path()
-    elif path.suffix == ".toml" or path.is_dir():
-        raise FileNotFoundError(f"no spec at {path}; give a TOML file, or one of {', '.join(builtin_names())}")
-    else:
-        raise FileNotFoundError(f"no file and no built-in experiment '{source}'{nearest(str(source), builtin_names())}")
+def single(variant: Variant, fold: int, seed: int) -> Experiment:
+    """The experiment of one run: one fold, one seed, and every setting of every method written out."""
+    experiment = variant.experiment
+    methods = experiment.build()
+    return replace(
+        experiment,
+        seeds=(seed,),
+        data=replace(experiment.data, folds=(fold,)),
+        clients=replace(experiment.clients, partition=describe(methods.partition)),
+        learner=describe(methods.learner),
+        aggregator=describe(methods.aggregator),
+        server=describe(methods.server),
+    )
+
+
+# --- files ---
+
+
+def read_experiment(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment of a TOML file or of a built-in spec, after `key=value` overrides.
+
+    Files named in a spec are sought from its folder, those in overrides from the current one.
+    """
+    text, file, folder = _find(path_or_name)
+    tables = _anchored(_parsed(text, file), folder)
+    mistakes = []
+    for override in overrides:
+        try:
+            _override(tables, override)
+        except ValueError as error:
+            mistakes.append(f"--set {error}")
+    if mistakes:
+        raise SpecError(mistakes, file)
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        raise SpecError([f"not TOML: {problem}"], str(source)) from None
+        return Experiment.from_tables(tables)
+    except SpecError as error:
+        raise SpecError(error.mistakes, file) from None
+
+
+def from_toml(text: str, file: str = "") -> Experiment:
+    """The experiment of a TOML text; `file` is named in errors."""
     try:
-        for override in overrides:
-            keys, value = parse_override(override)
-            put(tables, keys, value)
-        _resolve(tables, folder)
-        experiment = from_tables(tables)
-        names = [variant.name for variant in experiment.expand()]
-    except ValueError as problem:
-        raise SpecError(getattr(problem, "problems", [str(problem)]), str(source)) from None
-    if experiment.baseline is not None and experiment.baseline not in names:
-        problem = f"baseline: no variant {experiment.baseline!r}{nearest(experiment.baseline, names)}"
-        raise SpecError([problem], str(source))
-    return experiment
-
-
-def builtin_names() -> list[str]:
-    """Names of the experiments that come with fedrank."""
-
-    def below(folder: Any, prefix: str) -> Iterable[str]:
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                yield from below(entry, f"{prefix}{entry.name}/")
-            elif entry.name.endswith(".toml"):
-                yield prefix + entry.name.removesuffix(".toml")
-
-    return sorted(below(_builtin_folder(), ""))
-
-
-def from_tables(tables: Mapping[str, Any]) -> Experiment:
-    """An experiment from the tables of its TOML; all mistakes are reported together."""
-    problems: list[str] = []
-    top = dict(tables)
-    if isinstance(top.get("vary"), Mapping):
-        top["vary"] = flat(top["vary"])  # keys may be quoted or not
-    sections: Table = {}
-    for name, section in _SECTIONS.items():
-        if name in top:
-            sections[name] = _section(section, top.pop(name), name, problems)
-    rows = _rows(top.pop("published", []), "published", problems)
-    published = tuple(_section(Published, row, "published", problems) for row in rows)
-    for name in ("data", "clients", "learner", "rounds"):
-        if name not in tables:
-            problems.append(f"{name}: is missing; see `fedrank run quickstart` and its file for an example")
-    experiment = None
-    if not problems:
-        experiment = _section(Experiment, top | sections | {"published": published}, "", problems)
-    else:
-        _section(Experiment, top | {"data": None, "clients": None}, "", problems)
-    if experiment is not None:
-        problems += _problems(experiment)
-    if problems:
-        raise SpecError([line for line in problems if not re.match(r"(data|clients): None ", line)])
-    assert experiment is not None
-    return experiment
-
-
-def to_tables(experiment: Experiment) -> Table:
-    """The tables of an experiment; what is absent or empty is left out."""
-    tables: Table = {}
-    for each in dataclasses.fields(experiment):
-        value = getattr(experiment, each.name)
-        if each.name == "published":
-            value = [_without_none(row) for row in value]
-        elif dataclasses.is_dataclass(value):
-            value = _without_none(value)
-        if value is not None and value not in ({}, [], "", ()):
-            tables[each.name] = list(value) if isinstance(value, tuple) else copy.deepcopy(value)
-    first = ("kind", "title", "rounds", "evaluate_every", "measures", "seeds", "baseline", "start")
-    return {key: tables[key] for key in (*first, *tables) if key in tables}
+        return Experiment.from_tables(_parsed(text, file))
+    except SpecError as error:
+        raise SpecError(error.mistakes, file) from None
 
 
 def to_toml(experiment: Experiment) -> str:
-    """The experiment as TOML; `from_tables(tomllib.loads(...))` gives it back."""
-    return write_toml(to_tables(experiment))
+    """An experiment as TOML, every setting included; `from_toml` reads it back."""
+    return write_toml(experiment.to_tables())
 
 
-def _section(kind: type, table: Any, place: str, problems: list[str]) -> Any:
-    """A dataclass from its table, or None after noting what is wrong with it."""
-    at = f"{place}." if place else ""
-    if not isinstance(table, Mapping):
-        problems.append(f"{place}: {table!r} is not a table; write [{place}]")
-        return None
-    fields = {each.name: each for each in dataclasses.fields(kind)}
-    hints = get_type_hints(kind, include_extras=True)
-    before = len(problems)
-    values = {}
-    for key, value in table.items():
-        if key not in fields:
-            problems.append(f"{at}{key}: no such key{nearest(key, fields)}")
-            continue
-        if dataclasses.is_dataclass(hints[key]) or key == "published":
-            values[key] = value
+def builtin_names() -> list[str]:
+    """Specs that come with fedrank, by name."""
+    return sorted(_builtin())
+
+
+def _builtin() -> dict[str, Traversable]:
+    def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                yield from walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".toml"):
+                yield prefix + entry.name.removesuffix(".toml"), entry
+
+    papers = importlib.resources.files("fedrank") / "papers"
+    return dict(walk(papers, "")) if papers.is_dir() else {}
+
+
+def _find(path_or_name: str | os.PathLike[str]) -> tuple[str, str, Path]:
+    """Text of a spec, what to call it, and the folder that it names files from."""
+    name = os.fspath(path_or_name)
+    path = Path(name)
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), name, path.resolve().parent
+        except UnicodeDecodeError as error:
+            raise SpecError([f"not a text file in UTF-8 ({error.reason} at byte {error.start})"], name) from None
+    if path.suffix == ".toml" or path.exists():
+        problem = "a folder, not a TOML file" if path.exists() else "no such file"
+        raise SpecError([f"{problem}; give a TOML file, or the name of a built-in experiment"], name)
+    specs = _builtin()
+    if name not in specs:
+        raise SpecError([f"no experiment {name!r}; {suggestion(name, specs)} Or give the path of a .toml file"])
+    return specs[name].read_text(encoding="utf-8"), name, Path.cwd()
+
+
+def _parsed(text: str, file: str) -> Table:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError([f"not TOML: {error}"], file) from None
+
+
+def _anchored(tables: Table, folder: Path) -> Table:
+    """The same tables with every file sought from `folder`."""
+
+    def anchor(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {inner: anchor(f"{key}.{inner}" if key else inner, entry) for inner, entry in value.items()}
+        return str(folder / value) if key in FILES and isinstance(value, str) else value
+
+    def anchor_list(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {inner: anchor_list(f"{key}.{inner}" if key else inner, entry) for inner, entry in value.items()}
+        return [anchor(key, entry) for entry in value] if isinstance(value, list) else value
+
+    anchored: Table = anchor("", tables)
+    if isinstance(tables.get("vary"), dict):
+        anchored["vary"] = anchor_list("", tables["vary"])
+    if isinstance(tables.get("variants"), dict):
+        anchored["variants"] = {name: anchor("", chosen) for name, chosen in tables["variants"].items()}
+    return anchored
+
+
+def _override(tables: Table, text: str) -> None:
+    path, value = parse_override(text)
+    key = ".".join(path)
+    vary = tables.get("vary")
+    if isinstance(vary, dict):
+        vary = tables["vary"] = flat(vary)
+        for varied in vary:
+            if _overlap(key, varied):
+                raise ValueError(f"{text}: {varied} varies, so this changes nothing; use --set vary.{varied}=[...]")
+    if path[0] == "vary" and len(path) > 1:
+        path = ["vary", ".".join(path[1:])]
+    nested: Table = {}
+    put(nested, path, value)
+    (nested,) = [_anchored(nested, Path.cwd())]
+    for step in path:
+        nested = nested[step]
+    put(tables, path, nested)
+
+
+# --- variants ---
+
+
+def _settle_fields(spec: Any) -> None:
+    """Check every field of a spec, and give it the form that its type asks for."""
+    mistakes = []
+    for one in fields(spec):
+        try:
+            object.__setattr__(spec, one.name, settle(type(spec), one, getattr(spec, one.name)))
+        except SpecError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise SpecError(mistakes)
+
+
+def _completed(tables: Mapping[str, Any]) -> Table:
+    """Tables where a key that every combination sets, and that is missing, has the first value: it stands for all."""
+    completed = copy.deepcopy(dict(tables))
+    try:
+        vary = _flat_vary(completed.get("vary", {}))
+    except (SpecError, AttributeError):
+        return completed
+    present = flat(completed)
+    for key, values in vary.items():
+        if not any(_overlap(key, other) for other in present):
+            put(completed, key.split("."), copy.deepcopy(values[0]))
+    return completed
+
+
+def _flat_vary(vary: Mapping[str, Any]) -> Table:
+    """Dotted key -> list of values."""
+    try:
+        varied = flat(vary)
+    except ValueError as error:
+        raise SpecError([f"vary: {error}"]) from None
+    mistakes = []
+    for key, values in varied.items():
+        if not isinstance(values, (list, tuple)):
+            mistakes.append(f"vary.{key}: {write_value(values)} should be a list of values, one a variant")
+        elif not values:
+            mistakes.append(f"vary.{key}: [] leaves no variant; give values, or take the line away")
+        else:
+            twice = [value for i, value in enumerate(values) if value in values[:i]]
+            mistakes += [f"vary.{key}: {write_value(value)} is there twice; keep one of them" for value in twice[:1]]
+    if mistakes:
+        raise SpecError(mistakes)
+    return {key: list(values) for key, values in varied.items()}
+
+
+def _flat_variants(variants: Mapping[str, Any]) -> dict[str, Table]:
+    """Name -> dotted key -> value."""
+    mistakes, chosen = [], {}
+    for name, table in variants.items():
+        if not isinstance(table, Mapping):
+            mistakes.append(f"variants.{name}: {write_value(table)} should be a table of settings")
             continue
         try:
-            values[key] = checked(hints[key], value, f"{at}{key}")
-        except ValueError as problem:
-            problems.append(str(problem))
-    for name, each in fields.items():
-        missing = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-        if missing and name not in table and place:
-            problems.append(f"{at}{name}: is missing")
-    return kind(**values) if len(problems) == before else None
+            chosen[name] = flat(table, whole=frozenset({"clients.user"}))
+        except ValueError as error:
+            mistakes.append(f"variants.{name}: {error}")
+    if mistakes:
+        raise SpecError(mistakes)
+    return chosen
 
 
-def _problems(asked: Experiment) -> list[str]:
-    """What is wrong with values that are each of the right kind."""
-    found = []
-    for text in asked.measures:
-        found += _said(f"measures: {text!r}", lambda text=text: measure(text))
-    if not asked.measures:
-        found.append('measures: is empty; name at least one, such as "ndcg@10"')
-    for place, values in (("seeds", asked.seeds), ("data.folds", asked.data.folds)):
-        if not values or len(set(values)) < len(values):
-            found.append(f"{place}: {list(values)} repeats or lacks values; list each once")
-    found += _data_problems(asked.data)
-    if asked.clients.malicious > asked.clients.count:
-        found.append(f"clients.malicious: {asked.clients.malicious} of {asked.clients.count} clients; use fewer")
-    elif asked.clients.malicious:
-        found.append(f"clients.malicious: {asked.clients.malicious} clients would do no harm, no attack is set; use 0")
-    for row in asked.published:
-        if row.measure not in ("online", "reward"):
-            found += _said(f"published.measure: {row.measure!r}", lambda row=row: measure(row.measure))
-    for key, values in asked.vary.items():
-        if not values:
-            found.append(f"vary.{key}: is empty; list the values to compare")
-    for name, family in _FAMILIES.items():
-        found += _said("", lambda name=name, family=family: build(family, getattr(asked, name), name))
-    found += _said("", lambda: build(Partition, asked.clients.partition, "clients.partition"))
-    user = asked.clients.user
-    for one in [user] if isinstance(user, (str, dict)) else user:
-        found += _said("", lambda one=one: _user(one))
-    return found
+def _conflicts(vary: Table, variants: Mapping[str, Table]) -> Iterator[str]:
+    """Keys that cannot vary, and those whose value would depend on who speaks last."""
+    groups = {"vary": vary, **{f"variants.{name}": table for name, table in variants.items()}}
+    for place, table in groups.items():
+        yield from (f"{place}.{key}: this cannot vary" for key in table if key.split(".")[0] in ABOUT_VARIANTS)
+        for one, other in itertools.combinations(table, 2):
+            if _overlap(one, other):
+                yield f"{place}.{one}: {other} sets the same; keep one of them"
+        if place != "vary":
+            for one, other in itertools.product(table, vary):
+                if _overlap(one, other):
+                    yield f"{place}.{one}: vary.{other} sets the same; keep one of them"
 
 
-def _said(place: str, act: Any) -> list[str]:
-    try:
-        act()
-    except ValueError as problem:
-        return [f"{place}: {problem}" if place else str(problem)]
-    return []
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
-def _data_problems(data: DataSpec) -> list[str]:
-    if data.normalise is not None and data.normalise not in NORMALISATIONS:
-        return [f"data.normalise: no {data.normalise!r}{nearest(data.normalise, NORMALISATIONS)}"]
-    files = (data.train, data.test, data.validation)
-    if data.name is not None:
-        if any(files):
-            return ["data: has both a name and files; keep one of them"]
-        try:
-            entry = describe_data(data.name)
-        except ValueError as problem:
-            return [f"data.name: {problem}"]
-        wrong = [fold for fold in data.folds if fold > entry.folds]
-        return [f"data.folds: {data.name} has {entry.folds} folds, not {wrong[0]}"] if wrong else []
-    if data.train is None or data.test is None:
-        return ["data: give a name of the catalog (`fedrank data list`), or files: train and test"]
-    if tuple(data.folds) != (1,):
-        return [f"data.folds: {list(data.folds)}, but files have only fold 1"]
-    return [f"data: no file {file}" for file in files if file is not None and not Path(file).exists()]
-
-
-def _user(given: Any) -> str | User:
-    if isinstance(given, str):
-        if given not in USERS:
-            raise ValueError(f"clients.user: no {given!r}{nearest(given, USERS)}")
-        return given
-    unknown = set(given) - {each.name for each in dataclasses.fields(User)}
-    if unknown or not {"click", "stop"} <= set(given):
-        raise ValueError("clients.user: own tables are { click = [...], stop = [...], attention_decay = 0.0 }")
-    hints = get_type_hints(User)
-    values = {key: checked(hints[key], value, f"clients.user.{key}") for key, value in given.items()}
-    try:
-        return User(**values)
-    except ValueError as problem:
-        raise ValueError(f"clients.user: {problem}") from None
-
-
-def _change(tables: Table, key: str, value: Any) -> None:
-    """One change of a variant; a misspelt section is caught here, a misspelt setting when the result is checked."""
-    if key.split(".")[0] in ("vary", "variants", "published", "baseline", "seeds") or key == "data.folds":
-        raise ValueError(f"{key}: is the same for all variants; set it at the top")
-    put(tables, key.split("."), copy.deepcopy(value))
-
-
-def _folder_names(rows: Sequence[tuple[str, Table]]) -> list[str]:
-    """Readable, safe and different names for variants."""
-    names: list[str] = []
-    for name, settings in rows:
-        parts = [name] if name else []
-        parts += [f"{key}={value if isinstance(value, str) else _short(value)}" for key, value in settings.items()]
-        plain = ",".join(parts) or "only"
-        safe = re.sub(r"[^\w.=,+-]+", "-", plain).strip("-.") or "variant"
-        if len(safe) > 120 or safe in names:
-            safe = f"{safe[:100]}-{hashlib.blake2b(plain.encode(), digest_size=4).hexdigest()}"
-        names.append(safe)
-    return names
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "-".join(f"{key}-{_short(inner)}" if key != "name" else str(inner) for key, inner in value.items())
-    if isinstance(value, (list, tuple)):
-        return "+".join(map(_short, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _rows(value: Any, place: str, problems: list[str]) -> list[Any]:
-    if isinstance(value, list):
+def _text(value: Any) -> str:
+    """A value as part of a name."""
+    if isinstance(value, str):
         return value
-    problems.append(f"{place}: write [[{place}]]")
-    return []
+    if isinstance(value, Mapping):
+        return "+".join(_text(inner) if key == "name" else f"{key}={_text(inner)}" for key, inner in value.items())
+    return "+".join(map(_text, value)) if isinstance(value, list) else write_value(value)
 
 
-def _without_none(row: Any) -> Table:
-    values = {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
-    return {key: list(v) if isinstance(v, tuple) else copy.deepcopy(v) for key, v in values.items() if v is not None}
-
-
-def _resolve(tables: Table, folder: Path) -> None:
-    """Files named in a spec lie where the spec lies."""
-    data = tables.get("data")
-    places = [(data, key) for key in ("train", "test", "validation")] if isinstance(data, dict) else []
-    for table, key in [*places, (tables, "start")]:
-        if isinstance(table.get(key), str):
-            table[key] = str(folder / table[key])
-
-
-def _builtin_folder() -> Any:
-    return resources.files("fedrank").joinpath("papers")
-
-
-_WHOLE = frozenset({"learner", "aggregator", "server"})
-_SECTIONS: dict[str, type] = {"data": DataSpec, "clients": ClientsSpec}
-_FAMILIES = {"learner": Learner, "aggregator": Aggregator, "server": ServerStep}
+def _folder_names(labels: Sequence[Sequence[str]], settings: Sequence[Table]) -> list[str]:
+    """Unique names of folders, also where capitals do not count."""
+    names = [re.sub(r"[^A-Za-z0-9._=,+-]+", "-", ",".join(parts)).strip(".-") for parts in labels]
+    times = Counter(name.lower() for name in names)
+    for i, name in enumerate(names):
+        if not labels[i]:
+            names[i] = "only"
+        elif not name or len(name) > LONGEST_NAME or times[name.lower()] > 1:
+            mark = hashlib.blake2b(write_value([*labels[i], settings[i]]).encode(), digest_size=4).hexdigest()
+            names[i] = f"{name[: LONGEST_NAME - 9]}-{mark}".lstrip("-")
+    return names

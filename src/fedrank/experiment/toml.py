@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import date, time
 from typing import Any
 
 Table = dict[str, Any]
@@ -58,26 +59,38 @@ def write_value(value: Any) -> str:
         return f"[{', '.join(map(write_value, value))}]"
     elif isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_key(k)} = {write_value(v)}' for k, v in value.items())} }}" if value else "{}"
-    return str(value)  # dates and times, which TOML can hold and no setting asks for
+    elif isinstance(value, (date, time)):  # TOML can hold them, though no setting asks for one
+        return str(value)
+    raise TypeError(f"{value!r} cannot be written as TOML; use text, numbers, true or false, lists and tables")
 
 
-def flat(tables: Mapping[str, Any], whole: frozenset[str] = frozenset()) -> Table:
-    """Nested tables as one table of dotted keys; tables named in `whole` are values and stay together.
+def shown(value: Any) -> str:
+    """A value as messages show it: as TOML where it can be written so."""
+    try:
+        return write_value(value)
+    except TypeError:
+        return repr(value)
+
+
+def flat(tables: Mapping[str, Any], whole: Callable[[str, Table], bool] = lambda key, table: False) -> Table:
+    """Nested tables as one table of dotted keys; a table that is `whole(key, table)` is a value and stays together.
 
     >>> flat({"learner": {"ranker": {"name": "mlp"}, "rate": 0.1}})
     {'learner.ranker.name': 'mlp', 'learner.rate': 0.1}
     """
     found: Table = {}
-    for key, value in tables.items():
-        if isinstance(value, Mapping) and key not in whole:
-            inner = flat(value, frozenset(k.removeprefix(f"{key}.") for k in whole if k.startswith(f"{key}.")))
-            rows = {f"{key}.{k}": v for k, v in inner.items()}
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, dict) and not whole(key, value):
+            for inner, below in value.items():
+                add(f"{key}.{inner}", below)
+        elif key in found:
+            raise ValueError(f"{key}: is set twice; keep one of them")
         else:
-            rows = {key: value}
-        twice = found.keys() & rows.keys()
-        if twice:
-            raise ValueError(f"{min(twice)} is set twice; keep one of them")
-        found |= rows
+            found[key] = value
+
+    for key, value in tables.items():
+        add(key, value)
     return found
 
 
@@ -88,7 +101,8 @@ def put(tables: Table, path: list[str], value: Any) -> None:
         if isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
-            raise ValueError(f"{'.'.join(path[:depth])} is {write_value(inner)} and has no settings")
+            place = ".".join(path[:depth])
+            raise ValueError(f"{place}: {shown(inner)} has no settings, so {'.'.join(path)} cannot be set")
         tables[key] = inner
         tables = inner
     tables[path[-1]] = value
@@ -102,14 +116,17 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     """
     key, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"{text!r} sets nothing; write it as key=value, such as rounds=100")
+        raise ValueError(f"{text!r} sets nothing; write key=value, such as rounds=100")
+    wrong = ValueError(f"{key!r} is not a key; write key=value, such as aggregator.name=mean")
     try:
         inner = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
-        raise ValueError(f"{key!r} is not a key; write it as key=value, such as aggregator.name=krum") from None
+        raise wrong from None
     path = []
     while isinstance(inner, dict):
-        (step,) = inner
+        if len(inner) != 1:
+            raise wrong
+        [step] = inner
         path.append(step)
         inner = inner[step]
     try:

@@ -1,4 +1,7 @@
-"""Scores and steps of rankers on flat parameter vectors. `hidden` = 0 reads the vector as a linear ranker."""
+"""Scores and steps of rankers on flat parameter vectors, which `hidden` tells how to read.
+
+0 is a linear ranker, n > 0 a layer of n sigmoid units, and n < 0 a layer of -n ReLU units.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,18 @@ def add_hidden_sums(matrix, features, row, other, sums):
 
 @compiled()
 def hidden_units(weights, hidden, features, row, other, sums, units):
-    """units[:hidden] and units[hidden:] = sigmoids at the hidden units of two documents. All three [2 x hidden]."""
-    inner = hidden * features.shape[1]
-    for j in range(hidden):
+    """The two halves of `units` = what the hidden units make of two documents. `sums` and `units` [2 x |hidden|]."""
+    count = abs(hidden)
+    inner = count * features.shape[1]
+    for j in range(count):
         sums[j] = weights[inner + j]
-        sums[hidden + j] = weights[inner + j]
-    add_hidden_sums(weights[:inner].reshape((features.shape[1], hidden)), features, row, other, sums)
-    sigmoids(sums, 2 * hidden, units)
+        sums[count + j] = weights[inner + j]
+    add_hidden_sums(weights[:inner].reshape((features.shape[1], count)), features, row, other, sums)
+    if hidden > 0:
+        sigmoids(sums, 2 * count, units)
+    else:
+        for j in range(2 * count):
+            units[j] = max(sums[j], np.float32(0.0))
 
 
 @compiled(fastmath=True)
@@ -73,14 +81,15 @@ def dot(a, b):
 @compiled()
 def mlp_scores(weights, hidden, features, first, last, out):
     """out[i] = output weights . hidden units of document first + i."""
-    sums = np.empty(2 * hidden, dtype=np.float32)
-    units = np.empty(2 * hidden, dtype=np.float32)
-    outputs = weights[hidden * (features.shape[1] + 1) :]
+    count = abs(hidden)
+    sums = np.empty(2 * count, dtype=np.float32)
+    units = np.empty(2 * count, dtype=np.float32)
+    outputs = weights[count * (features.shape[1] + 1) :]
     for row in range(first, last, 2):
         other = min(row + 1, last - 1)
         hidden_units(weights, hidden, features, row, other, sums, units)
-        out[row - first] = dot(units[:hidden], outputs)
-        out[other - first] = dot(units[hidden:], outputs)
+        out[row - first] = dot(units[:count], outputs)
+        out[other - first] = dot(units[count:], outputs)
 
 
 @compiled()
@@ -105,27 +114,31 @@ def add_gradients(master, weights, hidden, features, rows, scales, count):
 
 @compiled()
 def add_mlp_gradients(master, weights, hidden, features, rows, scales, count):
-    """The same for the neural ranker, two documents at a time."""
-    width = features.shape[1]
-    biases = hidden * width
-    outputs = biases + hidden
-    sums = np.empty(2 * hidden, dtype=np.float32)
-    units = np.empty(2 * hidden, dtype=np.float32)
-    back = np.empty(2 * hidden)  # gradient at the hidden sums, times scale
+    """The same for neural rankers, two documents at a time."""
+    width, layer = features.shape[1], abs(hidden)
+    biases = layer * width
+    outputs = biases + layer
+    sums = np.empty(2 * layer, dtype=np.float32)
+    units = np.empty(2 * layer, dtype=np.float32)
+    back = np.empty(2 * layer)  # gradient at the hidden sums, times scale
     for i in range(0, count, 2):
         pair = min(i + 1, count - 1)
         second = scales[pair] if pair > i else 0.0
         hidden_units(weights, hidden, features, rows[i], rows[pair], sums, units)
-        for j in range(hidden):
+        for j in range(layer):
             one = np.float64(units[j])
-            two = np.float64(units[hidden + j])
-            back[j] = scales[i] * weights[outputs + j] * one * (1.0 - one)
-            back[hidden + j] = second * weights[outputs + j] * two * (1.0 - two)
-            master[biases + j] += back[j] + back[hidden + j]
+            two = np.float64(units[layer + j])
+            if hidden > 0:
+                back[j] = scales[i] * weights[outputs + j] * one * (1.0 - one)
+                back[layer + j] = second * weights[outputs + j] * two * (1.0 - two)
+            else:
+                back[j] = scales[i] * weights[outputs + j] * (one > 0.0)
+                back[layer + j] = second * weights[outputs + j] * (two > 0.0)
+            master[biases + j] += back[j] + back[layer + j]
             master[outputs + j] += scales[i] * one + second * two
         for f in range(width):
-            own = master[f * hidden : (f + 1) * hidden]
-            add_two_scaled(own, features[rows[i], f], back[:hidden], features[rows[pair], f], back[hidden:])
+            own = master[f * layer : (f + 1) * layer]
+            add_two_scaled(own, features[rows[i], f], back[:layer], features[rows[pair], f], back[layer:])
 
 
 @compiled(fastmath=True)

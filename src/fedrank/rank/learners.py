@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.rank.evolution import Evolution
 from fedrank.rank.rankers import Linear
 from fedrank.seeds import Chance
 from fedrank.types import Arrivals, Clients, Learner, Memory, Ranker, Updates, Weights
@@ -82,7 +83,7 @@ class LambdaRank:
         return _all_clients(some, start, clients, chance.round, threads), memory
 
 
-LEARNERS: dict[str, type[Learner]] = {"pdgd": Pdgd, "lambdarank": LambdaRank}
+LEARNERS: dict[str, type[Learner]] = {"pdgd": Pdgd, "evolution": Evolution, "lambdarank": LambdaRank}
 
 
 def _check_rate(rate: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -59,15 +60,52 @@ class Mlp:
         return np.concatenate([inner, rng.standard_normal(self.hidden) / self.hidden])
 
     def score(self, weights: Weights, features: Features) -> Scores:
-        from fedrank.kernels.rankers import mlp_scores
-
-        features = np.ascontiguousarray(features)
-        models = np.ascontiguousarray(np.atleast_2d(weights), dtype=np.float32)
-        scores = np.zeros((len(models), len(features)), dtype=np.float32)
-        for model, row in zip(models, scores, strict=True):
-            if model.any():  # a model of zeros, as others pad with, scores everything 0
-                mlp_scores(model, self.hidden, features, 0, len(features), row)
-        return scores if weights.ndim == 2 else scores[0]
+        return _neural_scores(weights, self.hidden, features)
 
 
-RANKERS: dict[str, type[Ranker]] = {"linear": Linear, "mlp": Mlp}
+@dataclass(frozen=True)
+class Relu:
+    """One hidden layer of rectified units with bias, and a linear output without: the neural ranker of FOLtR-ES.
+
+    The vector is laid out as that of `Mlp`.
+    """
+
+    units: int = 10  # hidden units
+    start: Literal["zero", "normal"] = "zero"  # zero has no gradient: only evolution leaves it; normal is that of `mlp`
+
+    def __post_init__(self) -> None:
+        if self.units < 1:
+            raise ValueError(f"units = {self.units} leaves no unit; use 1 or more, or the linear ranker")
+        if self.start not in ("zero", "normal"):
+            raise ValueError(f'no start {self.start!r}; use "zero" or "normal"')
+
+    @property
+    def hidden(self) -> int:
+        """Negative, by which kernels know rectified units."""
+        return -self.units
+
+    def size(self, features: int) -> int:
+        return self.units * (features + 2)
+
+    def first(self, features: int, rng: np.random.Generator) -> Weights:
+        if self.start == "zero":
+            return np.zeros(self.size(features))
+        return Mlp(self.units).first(features, rng)
+
+    def score(self, weights: Weights, features: Features) -> Scores:
+        return _neural_scores(weights, self.hidden, features)
+
+
+RANKERS: dict[str, type[Ranker]] = {"linear": Linear, "mlp": Mlp, "relu": Relu}
+
+
+def _neural_scores(weights: Weights, hidden: int, features: Features) -> Scores:
+    from fedrank.kernels.rankers import mlp_scores
+
+    features = np.ascontiguousarray(features)
+    models = np.ascontiguousarray(np.atleast_2d(weights), dtype=np.float32)
+    scores = np.zeros((len(models), len(features)), dtype=np.float32)
+    for model, row in zip(models, scores, strict=True):
+        if model.any():  # a model of zeros, as others pad with, scores everything 0
+            mlp_scores(model, hidden, features, 0, len(features), row)
+    return scores if weights.ndim == 2 else scores[0]

@@ -1,0 +1,337 @@
+"""FOLtR-ES against its slow version, its law, and its promises."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedrank.data.ranking import RankingData
+from fedrank.federate.aggregate import Mean
+from fedrank.federate.clients import make_clients
+from fedrank.federate.partition import Own
+from fedrank.federate.round import Federation, RoundError, federated_round, first_state, simulate
+from fedrank.federate.server import Adam
+from fedrank.kernels.chance import stream
+from fedrank.kernels.evolution import answer, best_first, standard_normals
+from fedrank.rank.evolution import (
+    EsMessage,
+    Evolution,
+    epsilon_in_total,
+    epsilon_per_message,
+    epsilon_per_reward,
+    update_from,
+    updates_from,
+)
+from fedrank.rank.measures import ranking
+from fedrank.rank.rankers import Linear, Relu
+from fedrank.rank.users import User
+from fedrank.seeds import Chance
+from tests.made_up import made_up_data
+from tests.oracles import evolution as oracle
+
+CASES = [
+    (Linear(), "max-rr", 1.0),
+    (Linear(), "max-rr", 0.4),
+    (Linear(), "dcg", 1.0),
+    (Relu(units=4), "max-rr", 0.9),
+]
+
+
+@pytest.mark.parametrize(("ranker", "reward", "truth"), CASES)
+def test_messages_updates_and_measures_equal_the_oracle(ranker, reward, truth):
+    data = made_up_data(features=7)
+    clients = make_clients(
+        data, 6, user=["perfect", "navigational", "informational"], interactions=[2, 5, 4], partition=Own(), seed=3
+    )
+    learner = Evolution(ranker=ranker, deviation=0.3, reward=reward, truth=truth)
+    start = np.random.default_rng(2).standard_normal(ranker.size(7)).astype(np.float32).astype(float)
+    chance = Chance(5, 9)
+    keys = chance.key("learn"), chance.key("noise"), chance.key("answer")
+    arrived, memory = learner(start, None, clients, chance)
+    messages = learner.messages(start, clients, chance)
+    sent = []
+    for c, message in enumerate(messages):
+        (seed, plus, minus), true, online = oracle.client_round(
+            start, ranker.hidden, 0.3, reward, truth, data, clients, c, keys
+        )
+        sent.append((seed, plus, minus))
+        assert message.seed == seed
+        assert (message.plus, message.minus) == pytest.approx((plus, minus), rel=1e-6)
+        assert arrived.reward[c] == pytest.approx(true)
+        assert arrived.online[c] == pytest.approx(online)
+    assert Mean(weighted=False)(arrived) == pytest.approx(oracle.gradient(sent, len(start), 0.3), rel=1e-5, abs=1e-6)
+    assert arrived.message_bytes == 8 + 4 + 4
+    assert memory is None
+    assert len({message.plus for message in messages}) > 1
+
+
+def test_a_user_drawn_at_every_interaction():
+    data = made_up_data()
+    clients = make_clients(data, 1, user=["perfect", "poison"], interactions=60)
+    clients.user[:] = -1
+    chance = Chance(1, 1)
+    keys = chance.key("learn"), chance.key("noise"), chance.key("answer")
+    arrived, _ = Evolution()(np.zeros(5), None, clients, chance)
+    _, true, _ = oracle.client_round(np.zeros(5), 0, 0.01, "max-rr", 1.0, data, clients, 0, keys)
+    assert arrived.reward[0] == pytest.approx(true)
+
+
+@pytest.mark.parametrize("truth", [1.0, 0.5])
+def test_messages_alone_rebuild_the_step_of_the_server(truth):
+    data = made_up_data(queries=40)
+    clients = make_clients(data, 200, interactions=4, user="informational")
+    learner = Evolution(ranker=Relu(units=3), truth=truth)
+    federation = Federation(learner=learner, server=Adam())
+    state = first_state(federation, clients, 1)
+    outcome = federated_round(federation, state, clients, 1)
+    travelled = [message.pack() for message in learner.messages(state.weights, clients, Chance(1, 1))]
+    assert {len(one) for one in travelled} == {16}
+    updates = updates_from([EsMessage.unpack(one) for one in travelled], state.weights.size, learner.deviation)
+    arrived, _ = learner(state.weights, None, clients, Chance(1, 1))
+    assert np.array_equal(updates, arrived.updates)
+    change = np.dot(np.full(200, 4.0), updates.astype(np.float64)) / 800
+    weights, _ = federation.server(state.weights, change, state.server)
+    assert np.array_equal(weights, outcome.weights)
+    assert outcome.bytes_up == 200 * 16
+    assert outcome.reward == pytest.approx(arrived.reward.mean())
+
+
+def test_an_update_by_hand():
+    noise = np.empty(3)
+    standard_normals(np.uint64(77), noise)
+    # (f+ - f-) e / (2 σ²) with e = σ z
+    assert update_from(EsMessage(77, 0.75, 0.25), 3, 0.01) == pytest.approx(
+        (0.75 - 0.25) * (0.01 * noise) / (2 * 0.01**2), rel=1e-6
+    )
+    assert not update_from(EsMessage(77, 0.5, 0.5), 3, 0.01).any()
+
+
+def test_a_message_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="15 bytes"):
+        EsMessage.unpack(bytes(15))
+
+
+@pytest.mark.parametrize("size", [100_000, 99_999])
+def test_noise_is_standard_normal_and_independent(size):
+    noise = np.empty(size)
+    standard_normals(np.uint64(stream(np.uint64(1), size)), noise)
+    assert stats.kstest(noise, "norm").pvalue > 1e-3
+    assert abs(stats.pearsonr(noise[:-1], noise[1:]).statistic) < 4 / math.sqrt(size)
+    assert abs(stats.pearsonr(noise[:-1] ** 2, noise[1:] ** 2).statistic) < 4 / math.sqrt(size)
+    assert abs(stats.kurtosis(noise)) < 5 * math.sqrt(24 / size)
+
+
+def test_noise_of_different_clients_is_independent():
+    clients = [np.empty(1) for _ in range(20_000)]
+    for c, own in enumerate(clients):
+        standard_normals(np.uint64(stream(np.uint64(9), c)), own)
+    assert stats.kstest(np.concatenate(clients), "norm").pvalue > 1e-3
+
+
+def test_randomised_answers_follow_their_law():
+    draws, truth = 40_000, 0.4
+    for rank in (0, 4, 10):
+        counts = np.zeros(11)
+        for i in range(draws):
+            counts[answer(rank, truth, np.uint64(stream(np.uint64(rank), i)))] += 1
+        expected = np.full(11, (1 - truth) / 10)
+        expected[rank] = truth
+        assert stats.chisquare(counts, draws * expected).pvalue > 1e-4
+
+
+def test_lists_are_ranked_as_evaluation_ranks_them():
+    rng = np.random.default_rng(1)
+    for count in (1, 2, 9, 10, 11, 12, 41, 150):
+        for levels in (1, 3, 1000):
+            scores = rng.integers(levels, size=count).astype(np.float32) - 1  # many ties, and negative ones
+            bits = scores.view(np.int32).reshape(-1, 1)
+            shown = np.empty(10, dtype=np.int64)
+            size = best_first(
+                bits, count, np.empty_like(bits), np.empty(10, np.int32), np.empty(10, np.int32),
+                np.empty(count + 1, np.int64), np.empty(count, np.int64), shown,
+            )  # fmt: skip
+            assert size == min(10, count)
+            assert shown[:size].tolist() == ranking(scores, np.array([0, count]))[:size].tolist()
+
+
+def test_reward_by_hand():
+    # One query; the user clicks grade 1 surely and nothing else. Feature = -position, so the list is the file.
+    def reward_with(grades, reward):
+        data = RankingData(
+            -np.arange(len(grades), dtype=np.float32)[:, None] - 1,
+            np.array(grades, dtype=np.int8),
+            np.array([0, len(grades)]),
+            np.array(["q"]),
+            top_grade=1,
+        )
+        clients = make_clients(data, 1, user=User((0.0, 1.0), (0.0, 0.0)), interactions=2)
+        arrived, _ = Evolution(deviation=1e-6, reward=reward)(np.array([1.0]), None, clients, Chance(1, 1))
+        return arrived.reward[0]
+
+    assert reward_with([0, 0, 1, 1], "max-rr") == pytest.approx(1 / 3)
+    assert reward_with([0, 0, 1, 1], "dcg") == pytest.approx(1 / math.log2(4) + 1 / math.log2(5))
+    assert reward_with([0] * 10 + [1], "max-rr") == 0.0  # rank 11 is never shown
+    assert reward_with([0] * 9 + [1], "max-rr") == pytest.approx(1 / 10)
+
+
+def test_threads_selection_and_own_starts_change_nothing():
+    data = made_up_data(queries=30)
+    clients = make_clients(data, 400, interactions=5)
+    learner = Evolution(truth=0.5)
+    starts = np.random.default_rng(1).standard_normal((400, 5)).astype(np.float32).astype(float)
+    one, _ = learner(starts, None, clients, Chance(1, 1), threads=1)
+    three, _ = learner(starts, None, clients, Chance(1, 1), threads=3)
+    some, _ = learner(starts[[7, 100]], None, clients.rows(np.array([7, 100])), Chance(1, 1))
+    alone, _ = learner(starts[7], None, clients.rows(np.array([7])), Chance(1, 1))
+    for name in ("updates", "online", "reward"):
+        assert np.array_equal(getattr(one, name), getattr(three, name))
+        assert np.array_equal(getattr(one, name)[[7, 100]], getattr(some, name))
+        assert np.array_equal(getattr(one, name)[7], getattr(alone, name)[0])
+
+
+def test_the_seed_sent_tells_nothing_about_queries_and_clicks():
+    """Another noise key changes seeds and updates' direction, and no query: with equal scores, no click either."""
+    data = made_up_data(queries=30)
+    data = RankingData(np.zeros_like(data.features), data.grades, data.offsets, data.query_ids, top_grade=2)
+    clients = make_clients(data, 50, interactions=4)
+
+    class OtherNoise(Chance):
+        def key(self, purpose):
+            return super().key("other" if purpose == "noise" else purpose)
+
+    learner = Evolution()
+    as_is, other = Chance(1, 1), OtherNoise(1, 1)
+    one, _ = learner(np.zeros(5), None, clients, as_is)
+    two, _ = learner(np.zeros(5), None, clients, other)
+    assert np.array_equal(one.reward, two.reward)
+    assert np.array_equal(one.online, two.online)
+    a, b = learner.messages(np.zeros(5), clients, as_is), learner.messages(np.zeros(5), clients, other)
+    assert not {message.seed for message in a} & {message.seed for message in b}
+
+
+def test_the_true_reward_is_recorded_however_it_is_reported():
+    clients = make_clients(made_up_data(), 30, interactions=4)
+    honest, _ = Evolution()(np.zeros(5), None, clients, Chance(1, 1))
+    private, _ = Evolution(truth=0.2)(np.zeros(5), None, clients, Chance(1, 1))
+    assert np.array_equal(honest.reward, private.reward)
+    assert not np.array_equal(honest.updates, private.updates)
+
+
+def test_an_odd_interaction_goes_to_the_plus_side():
+    data = made_up_data()
+    sure = User((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))  # every first result is clicked: reward 1
+    never = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    clients = make_clients(data, 1, user=sure, interactions=3)
+    assert Evolution().messages(np.zeros(5), clients, Chance(1, 1))[0].plus == 1.0
+    clients = make_clients(data, 2, user=[sure, never], interactions=3)
+    messages = Evolution().messages(np.zeros(5), clients, Chance(1, 1))
+    assert [(m.plus, m.minus) for m in messages] == [(1.0, 1.0), (0.0, 0.0)]
+    # Sides told apart: with randomised answers the means are sums over 2 and over 1 of the eleven values.
+    values = [0.0, *(1 / rank for rank in range(1, 11))]
+    told = Evolution(truth=0.1).messages(np.zeros(5), make_clients(data, 40, interactions=3), Chance(1, 1))
+    assert all(min(abs(m.minus - v) for v in values) < 1e-6 for m in told)
+    assert any(min(abs(m.plus - v) for v in values) > 1e-3 for m in told)
+
+
+def test_one_search_is_refused_and_none_sends_nothing():
+    data = made_up_data()
+    with pytest.raises(ValueError, match="client 1 searches once a round"):
+        Evolution()(np.zeros(5), None, make_clients(data, 2, interactions=[2, 1]), Chance(1, 1))
+    arrived, _ = Evolution()(np.zeros(5), None, make_clients(data, 2, interactions=[2, 0]), Chance(1, 1))
+    assert not arrived.updates[1].any()
+    assert (arrived.reward[1], arrived.online[1]) == (0.0, 0.0)
+
+
+def test_scores_that_are_not_numbers_name_round_and_client():
+    clients = make_clients(made_up_data(), 2, interactions=2)
+    with pytest.raises(RoundError, match="round 1, client 0: the update is not finite"):
+        next(simulate(Federation(learner=Evolution()), clients, 1, start=np.full(5, np.nan)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"deviation": 0.0}, "deviation = 0.0 explores nothing"),
+        ({"deviation": float("nan")}, "explores nothing"),
+        ({"truth": 1 / 11}, "lies outnumber"),
+        ({"truth": 1.1}, "lies outnumber"),
+        ({"truth": 0.5, "reward": "dcg"}, "chooses among 11"),
+        ({"reward": "ndcg"}, "no reward 'ndcg'"),
+    ],
+)
+def test_useless_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Evolution(**settings)
+
+
+@pytest.mark.parametrize("ranker", [Linear(), Relu(units=4)])
+def test_it_learns(ranker):
+    data = made_up_data(queries=80, seed=4)
+    clients = make_clients(data, 1000, interactions=4)
+    federation = Federation(learner=Evolution(ranker=ranker), server=Adam(rate=0.01))
+    rounds = list(simulate(federation, clients, 60))
+    assert rounds[-1].reward > rounds[0].reward + 0.1
+    scores = ranker.score(rounds[-1].weights, data.features)
+    assert np.corrcoef(scores, data.grades)[0, 1] > 0.6
+
+
+def test_privacy_is_priced_by_reward_message_and_run():
+    published = {0.25: 1.2, 0.5: 2.3, 0.9: 4.5}
+    for truth, each in published.items():
+        assert epsilon_per_reward(truth) == pytest.approx(math.log(truth * 10 / (1 - truth)))
+        assert round(epsilon_per_reward(truth), 1) == each
+    assert [round(epsilon_per_message(p, 4), 1) for p in published] == [4.8, 9.2, 18.0]
+    assert [round(epsilon_in_total(p, 4, 250)) for p in published] == [1204, 2303, 4500]
+    assert epsilon_per_reward(1.0) == math.inf
+    with pytest.raises(ValueError, match="lies outnumber"):
+        epsilon_per_reward(0.05)
+
+
+def test_the_price_is_the_largest_ratio_between_two_truths():
+    truth, draws = 0.5, 60_000
+    told = [np.bincount([answer(r, truth, np.uint64(stream(np.uint64(r), i))) for i in range(draws)], minlength=11)
+            for r in (0, 5)]  # fmt: skip
+    largest = np.abs(np.log(told[0] / told[1])).max()
+    assert largest == pytest.approx(epsilon_per_reward(truth), abs=0.15)
+
+
+UNCOMPILED = """
+import sys
+import numpy as np
+from fedrank.federate.clients import make_clients
+from fedrank.rank.evolution import Evolution
+from fedrank.rank.rankers import Linear, Relu
+from fedrank.seeds import Chance
+from tests.made_up import made_up_data
+
+data = made_up_data(queries=6, features=6, longest=14)
+clients = make_clients(data, 3, user=["perfect", "informational"], interactions=[2, 3])
+with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
+    for learner in (Evolution(truth=0.5), Evolution(ranker=Relu(units=3), reward="dcg")):
+        size = learner.ranker.size(6)
+        arrived, _ = learner(np.linspace(-1, 1, size), None, clients, Chance(1, 1))
+        for values in (arrived.updates, arrived.reward, arrived.online):
+            print(*np.round(values.ravel().astype(float), 3))
+"""
+
+
+def test_uncompiled_equals_compiled():
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", UNCOMPILED],
+            env=os.environ | {"NUMBA_DISABLE_JIT": disable},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for disable in "01"
+    ]
+    first, second = (np.array(text.split(), dtype=float) for text in printed)
+    assert first == pytest.approx(second, rel=1e-4, abs=2e-3)
+    assert np.abs(first).max() > 0
