@@ -1,493 +1,538 @@
-"""`Experiment`: a question as a TOML file, checked before anything runs.
-
-An experiment keeps the tables of its methods as they were given, so that it can be compared and written again; it
-builds them once to check them, and again whenever a run asks for them.
-"""
+"""The spec: an experiment as a TOML file, checked as a whole before anything runs."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
-import importlib.resources
 import itertools
 import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from importlib.resources.abc import Traversable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import AfterValidator
-from pydantic import Field as Limit
+from pydantic import Field
 
-from fedrank.experiment.families import OneOrMany, SpecError, build, describe, make, settings_of, settle, suggestion
-from fedrank.experiment.toml import Table, flat, parse_override, put, write_toml, write_value
+from fedrank.data.catalog import describe as describe_data
+from fedrank.data.normalise import NORMALISATIONS
+from fedrank.experiment.families import build, checked, describe, is_required, nearest
+from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml, write_value
 from fedrank.federate.partition import Partition
+from fedrank.rank.measures import measure
 from fedrank.rank.users import USERS, User
 from fedrank.types import Aggregator, Learner, ServerStep
 
-KINDS = ("federated",)
-FILES = ("data.train", "data.test", "data.validation", "start")  # settings that name a file
-ABOUT_VARIANTS = ("baseline", "vary", "variants", "published")  # what one variant alone does not have
-LONGEST_NAME = 100  # characters of a variant's folder
+Table = dict[str, Any]
+T = TypeVar("T")
+Positive = Annotated[int, Field(ge=1)]
+AtLeastOne = Field(min_length=1)
+Filled = Annotated[list[T], AtLeastOne]
 
 
-def _known_kind(kind: str) -> str:
-    if kind not in KINDS:
-        raise ValueError(f"no {kind!r}; {suggestion(kind, KINDS)}")
-    return kind
+class SpecError(ValueError):
+    """Everything that is wrong with a spec, one line each."""
 
-
-def _known_measure(text: str) -> str:
-    from fedrank.rank.measures import measure
-
-    return str(measure(text))
-
-
-def _known_user(name: str) -> str:
-    if name not in USERS:
-        raise ValueError(f"no {name!r}; {suggestion(name, USERS)}")
-    return name
-
-
-def _known_data(name: str) -> str:
-    from fedrank.data.catalog import CATALOG
-
-    if name not in CATALOG:
-        raise ValueError(f"no {name!r}; {suggestion(name, CATALOG)}")
-    return name
-
-
-def _no_repeats(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    twice = [value for value, times in Counter(values).items() if times > 1]
-    if twice:
-        raise ValueError(f"{write_value(values)} has {write_value(twice[0])} twice; keep one of them")
-    return values
+    def __init__(self, problems: Iterable[str], source: str = ""):
+        self.problems = list(dict.fromkeys(line for problem in problems for line in str(problem).splitlines()))
+        self.source = source
+        super().__init__("\n".join(f"{source}: {line}" if source else line for line in self.problems))
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What is ranked: a data set of the catalog, or files of one's own."""
+    """Which data: a name of the catalog, or files."""
 
-    name: Annotated[str, AfterValidator(_known_data)] | None = None  # in the catalog
-    train: str | None = None  # file in LETOR format
-    test: str | None = None  # file
-    validation: str | None = None  # file
-    folds: Annotated[tuple[Annotated[int, Limit(ge=1)], ...], Limit(min_length=1), AfterValidator(_no_repeats)] = (1,)
-    normalise: Literal["query", "global", "none"] | None = None  # None: as the catalog says; own files stay as they are
-
-    def __post_init__(self) -> None:
-        _settle_fields(self)
-        own = {key: value for key in ("train", "test", "validation") if (value := getattr(self, key)) is not None}
-        mistakes = []
-        if self.name is not None and own:
-            mistakes.append(f"{min(own)}: {write_value(min(own.values()))}, but name is given too; keep one of them")
-        elif self.name is not None:
-            mistakes += self._missing_folds(self.name)
-        elif not own:
-            mistakes.append('name: missing; give a name such as "mq2008", or train and test files')
-        else:
-            mistakes += [
-                f"{key}: missing; files of one's own need train and test" for key in ("train", "test") if key not in own
-            ]
-            if self.folds != (1,):
-                mistakes.append(f"folds: {write_value(self.folds)}, but files of one's own are a single fold; use [1]")
-        if mistakes:
-            raise SpecError(mistakes)
-
-    def _missing_folds(self, name: str) -> list[str]:
-        from fedrank.data.catalog import CATALOG
-
-        last = CATALOG[name].folds
-        has = "only fold 1" if last == 1 else f"folds 1 to {last}"
-        return [f"folds: no fold {fold} of {name}; it has {has}" for fold in self.folds if fold > last]
+    name: str | None = None
+    train: str | None = None  # LETOR file
+    test: str | None = None
+    validation: str | None = None
+    folds: Annotated[tuple[Positive, ...], AtLeastOne] = (1,)
+    normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, or "none" for files
 
 
 @dataclass(frozen=True)
 class ClientsSpec:
-    """Who takes part. Of a list of users or interactions, client c gets entry c, counted around."""
+    """Who takes part."""
 
-    count: Annotated[int, Limit(ge=1)]
-    partition: Annotated[Table, Partition] = field(default_factory=lambda: {"name": "iid"})
-    user: Annotated[tuple[Annotated[str, AfterValidator(_known_user)] | User, ...], OneOrMany] = ("perfect",)
-    interactions: Annotated[tuple[Annotated[int, Limit(ge=1)], ...], OneOrMany] = (5,)  # searches a round
-    participation: Annotated[float, Limit(gt=0, le=1)] = 1.0  # share of clients in a round
-    malicious: Annotated[int, Limit(ge=0)] = 0  # how many clients
-
-    def __post_init__(self) -> None:
-        _settle_fields(self)
-        if self.malicious > self.count:
-            raise SpecError([f"malicious: {self.malicious} of {self.count} clients; use {self.count} or less"])
+    count: Positive = field(metadata={"example": "count = 10"})
+    partition: str | Table = field(default_factory=lambda: {"name": "iid"})
+    user: str | Filled[str] | Table = "perfect"  # a name; a list, client c gets entry c, counted around; or own tables
+    interactions: Positive | Filled[Positive] = 5  # searches a round; a list is counted around
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of clients in a round
+    malicious: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number that somebody published, to be shown beside ours."""
+    """A value from a paper, shown next to ours."""
 
-    measure: Annotated[str, Limit(min_length=1)]  # as in `measures`, or another that reports know
-    value: float
-    source: str  # where it is printed: "Wang et al. 2021, table 2"
-    spread: Annotated[float, Limit(ge=0)] | None = None  # standard deviation, in the units of the value
-    variant: str | None = None  # None: all of them
+    measure: str = field(metadata={"example": 'measure = "ndcg@10"'})  # or "online" or "reward"
+    value: float = field(metadata={"example": "value = 0.5"})
+    source: str = field(metadata={"example": 'source = "the paper, its table"'})
+    spread: float | None = None
+    variant: str | None = None
 
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of an experiment, ready to run."""
+    """What the tables of a spec build."""
 
     learner: Learner
     aggregator: Aggregator
     server: ServerStep
     partition: Partition
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """A question put to fedrank; equals its TOML."""
-
-    kind: Annotated[str, AfterValidator(_known_kind)] = "federated"
-    title: str = ""
-    rounds: Annotated[int, Limit(ge=1)]
-    evaluate_every: Annotated[int, Limit(ge=1)] = 10  # rounds between two offline evaluations
-    measures: Annotated[
-        tuple[Annotated[str, AfterValidator(_known_measure)], ...], Limit(min_length=1), AfterValidator(_no_repeats)
-    ] = ("ndcg@10",)
-    seeds: Annotated[tuple[Annotated[int, Limit(ge=0)], ...], Limit(min_length=1), AfterValidator(_no_repeats)] = (1,)
-    start: str | None = None  # file of a model to start from; None: the ranker's own first weights
-    baseline: str | None = None  # variant that the others are compared with
-    data: DataSpec
-    clients: ClientsSpec
-    learner: Annotated[Table, Learner]
-    aggregator: Annotated[Table, Aggregator] = field(default_factory=lambda: {"name": "mean"})
-    server: Annotated[Table, ServerStep] = field(default_factory=lambda: {"name": "add"})
-    vary: dict[str, Any] = field(default_factory=dict)  # dotted key -> list of values
-    named_variants: dict[str, Any] = field(default_factory=dict, metadata={"key": "variants"})  # name -> key -> value
-    published: tuple[Published, ...] = ()
-
-    def __post_init__(self) -> None:
-        _settle_fields(self)
-        if self.clients.malicious > 0:
-            raise SpecError([f"clients.malicious: {self.clients.malicious}, but no attack is set; use 0"])
-        object.__setattr__(self, "vary", _flat_vary(self.vary))
-        object.__setattr__(self, "named_variants", _flat_variants(self.named_variants))
-        mistakes = [*_conflicts(self.vary, self.named_variants)]
-        if not mistakes and (self.vary or self.named_variants):
-            mistakes += self._mistakes_in_variants()
-        names = [name for name, _ in self._combinations()]
-        if self.baseline is not None and self.baseline not in names:
-            mistakes.append(f"baseline: no variant {self.baseline!r}; {suggestion(self.baseline, names)}")
-        for i, row in enumerate(self.published):
-            if row.variant is not None and row.variant not in names:
-                mistakes.append(f"published[{i}].variant: no variant {row.variant!r}; {suggestion(row.variant, names)}")
-        if mistakes:
-            raise SpecError(mistakes)
-
-    @classmethod
-    def from_tables(cls, tables: Mapping[str, Any]) -> Experiment:
-        """An experiment from what its TOML holds; all mistakes are raised together."""
-        experiment: Experiment = make(cls, _completed(tables), called="an experiment")
-        return experiment
-
-    def to_tables(self) -> Table:
-        """What its TOML holds: every setting, also those that were left at their defaults."""
-        tables = settings_of(self)
-        for key in ("user", "interactions"):
-            if len(tables["clients"][key]) == 1:
-                (tables["clients"][key],) = tables["clients"][key]
-        return {key: value for key, value in tables.items() if value or key not in ABOUT_VARIANTS}
-
-    def build(self) -> Methods:
-        """The methods, made from their tables."""
-        return Methods(
-            learner=build(Learner, self.learner),
-            aggregator=build(Aggregator, self.aggregator),
-            server=build(ServerStep, self.server),
-            partition=build(Partition, self.clients.partition, "clients.partition"),
-        )
-
-    def repeats(self) -> list[tuple[int, int]]:
-        """(fold, seed) of every repeat. A variant may have folds and seeds of its own: ask its experiment."""
-        return list(itertools.product(self.data.folds, self.seeds))
-
-    def variants(self) -> list[Variant]:
-        """Every named variant with every combination of what varies; "only" where nothing does."""
-        return [Variant(name, settings, self._with(settings)) for name, settings in self._combinations()]
-
-    def _with(self, settings: Table) -> Experiment:
-        tables = {key: value for key, value in self.to_tables().items() if key not in ABOUT_VARIANTS}
-        for key, value in settings.items():
-            try:
-                put(tables, key.split("."), copy.deepcopy(value))
-            except ValueError as error:
-                raise SpecError([f"{key}: {error}"]) from None
-        return Experiment.from_tables(tables)
-
-    def _combinations(self) -> list[tuple[str, Table]]:
-        """Name and settings of every variant."""
-        labels, settings = [], []
-        for name, chosen in self.named_variants.items() or [("", {})]:
-            for values in itertools.product(*self.vary.values()):
-                varied = dict(zip(self.vary, values, strict=True))
-                labels.append([name] * bool(name) + [f"{key}={_text(value)}" for key, value in varied.items()])
-                settings.append(chosen | varied)
-        return list(zip(_folder_names(labels, settings), settings, strict=True))
-
-    def _mistakes_in_variants(self) -> Iterator[str]:
-        seen = set()
-        for name, settings in self._combinations():
-            try:
-                self._with(settings)
-            except SpecError as error:
-                yield from (f"{mistake} (in variant {name})" for mistake in error.mistakes if mistake not in seen)
-                seen.update(error.mistakes)
+    users: list[str | User]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the answers that an experiment compares."""
+    """One of the settings that an experiment compares."""
 
-    name: str  # safe as the name of a folder
-    settings: Table  # what makes it this variant: dotted key -> value
-    experiment: Experiment  # with these settings, and without others to compare with
-
-
-def single(variant: Variant, fold: int, seed: int) -> Experiment:
-    """The experiment of one run: one fold, one seed, and every setting of every method written out."""
-    experiment = variant.experiment
-    methods = experiment.build()
-    return replace(
-        experiment,
-        seeds=(seed,),
-        data=replace(experiment.data, folds=(fold,)),
-        clients=replace(experiment.clients, partition=describe(methods.partition)),
-        learner=describe(methods.learner),
-        aggregator=describe(methods.aggregator),
-        server=describe(methods.server),
-    )
+    name: str  # also its folder
+    settings: Table  # what is varied, by dotted key
+    experiment: Experiment  # concrete: varies nothing
 
 
-# --- files ---
+@dataclass(frozen=True)
+class Experiment:
+    """A question, as it stands in its TOML file."""
+
+    rounds: Positive = field(metadata={"example": "rounds = 1000"})
+    data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-mq2007"'})
+    clients: ClientsSpec = field(metadata={"example": "[clients] with count = 10"})
+    learner: str | Table = field(metadata={"example": '[learner] with name = "pdgd"'})
+    kind: Literal["federated"] = "federated"
+    title: str = ""
+    evaluate_every: Positive = 10  # rounds
+    measures: Filled[str] = field(default_factory=lambda: ["ndcg@10"])
+    seeds: Annotated[tuple[int, ...], AtLeastOne] = (1,)
+    aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
+    server: str | Table = field(default_factory=lambda: {"name": "add"})
+    start: str | None = None  # a model to go on from
+    baseline: str | None = None  # variant that others are compared with
+    vary: dict[str, list[Any]] = field(default_factory=dict)  # dotted key -> values; every combination is a variant
+    variants: dict[str, Table] = field(default_factory=dict)  # name -> changes
+    published: tuple[Published, ...] = ()
+
+    @cached_property
+    def methods(self) -> Methods:
+        users = [self.clients.user] if isinstance(self.clients.user, (str, dict)) else self.clients.user
+        return Methods(
+            build(Learner, self.learner, "learner"),
+            build(Aggregator, self.aggregator, "aggregator"),
+            build(ServerStep, self.server, "server"),
+            build(Partition, self.clients.partition, "clients.partition"),
+            [_user(one) for one in users],
+        )
+
+    def repeats(self) -> list[tuple[int, int]]:
+        """(fold, seed) of every repeat."""
+        return list(itertools.product(self.data.folds, self.seeds))
+
+    def expand(self) -> list[Variant]:
+        """Every variant as a concrete experiment: named ones times all combinations of [vary]."""
+        variants, problems = _expand(to_tables(self), _rows(self.vary, self.variants))
+        if problems:
+            raise SpecError(problems)
+        return variants
+
+    def single(self, fold: int, seed: int) -> Experiment:
+        """The same on one fold with one seed, and with every setting written out, so that it can be read in years."""
+        return dataclasses.replace(
+            self,
+            data=dataclasses.replace(self.data, folds=(fold,)),
+            clients=dataclasses.replace(self.clients, partition=describe(self.methods.partition)),
+            learner=describe(self.methods.learner),
+            aggregator=describe(self.methods.aggregator),
+            server=describe(self.methods.server),
+            seeds=(seed,),
+        )
 
 
-def read_experiment(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment of a TOML file or of a built-in spec, after `key=value` overrides.
+def read_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """A TOML file, or a built-in experiment by its name; `overrides` such as "rounds=100" change single keys."""
+    text, folder = _text(source)
+    changes = [parse_override(override) for override in overrides]
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise SpecError([f"is not TOML: {problem}"], str(source)) from None
+    if not tables:
+        raise SpecError(["is empty; `fedrank run quickstart` leaves an example in its results"], str(source))
+    try:
+        _resolve(tables, folder)
+        for keys, value in changes:
+            put(tables, keys, value)
+        return from_tables(tables)
+    except ValueError as problem:
+        set_ = {".".join(keys): value for keys, value in changes}
+        raise SpecError([_advised(line, set_) for line in str(problem).splitlines()], str(source)) from None
 
-    Files named in a spec are sought from its folder, those in overrides from the current one.
-    """
-    text, file, folder = _find(path_or_name)
-    tables = _anchored(_parsed(text, file), folder)
-    mistakes = []
-    for override in overrides:
+
+def _text(source: str | Path) -> tuple[str, Path]:
+    """A spec, and the folder from which its files are named."""
+    path = Path(source)
+    if path.is_file():
         try:
-            _override(tables, override)
-        except ValueError as error:
-            mistakes.append(f"--set {error}")
-    if mistakes:
-        raise SpecError(mistakes, file)
-    try:
-        return Experiment.from_tables(tables)
-    except SpecError as error:
-        raise SpecError(error.mistakes, file) from None
-
-
-def from_toml(text: str, file: str = "") -> Experiment:
-    """The experiment of a TOML text; `file` is named in errors."""
-    try:
-        return Experiment.from_tables(_parsed(text, file))
-    except SpecError as error:
-        raise SpecError(error.mistakes, file) from None
-
-
-def to_toml(experiment: Experiment) -> str:
-    """An experiment as TOML, every setting included; `from_toml` reads it back."""
-    return write_toml(experiment.to_tables())
+            return path.read_text(encoding="utf-8-sig"), path.parent
+        except UnicodeDecodeError:
+            raise SpecError(["is not text in UTF-8; a spec is a TOML file"], str(source)) from None
+    names = builtin_names()
+    if str(source) in names:
+        return _builtin_folder().joinpath(f"{source}.toml").read_text(encoding="utf-8"), Path()
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give a TOML file, or one of {', '.join(names)}")
+    if path.suffix == ".toml":
+        raise FileNotFoundError(f"no spec at {path}; give a TOML file, or one of {', '.join(names)}")
+    raise FileNotFoundError(f"no file and no built-in experiment '{source}'{nearest(str(source), names)}")
 
 
 def builtin_names() -> list[str]:
-    """Specs that come with fedrank, by name."""
-    return sorted(_builtin())
+    """Names of the experiments that come with fedrank."""
 
-
-def _builtin() -> dict[str, Traversable]:
-    def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    def below(folder: Any, prefix: str) -> Iterable[str]:
         for entry in folder.iterdir():
             if entry.is_dir():
-                yield from walk(entry, f"{prefix}{entry.name}/")
+                yield from below(entry, f"{prefix}{entry.name}/")
             elif entry.name.endswith(".toml"):
-                yield prefix + entry.name.removesuffix(".toml"), entry
+                yield prefix + entry.name.removesuffix(".toml")
 
-    papers = importlib.resources.files("fedrank") / "papers"
-    return dict(walk(papers, "")) if papers.is_dir() else {}
-
-
-def _find(path_or_name: str | os.PathLike[str]) -> tuple[str, str, Path]:
-    """Text of a spec, what to call it, and the folder that it names files from."""
-    name = os.fspath(path_or_name)
-    path = Path(name)
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8"), name, path.resolve().parent
-        except UnicodeDecodeError as error:
-            raise SpecError([f"not a text file in UTF-8 ({error.reason} at byte {error.start})"], name) from None
-    if path.suffix == ".toml" or path.exists():
-        problem = "a folder, not a TOML file" if path.exists() else "no such file"
-        raise SpecError([f"{problem}; give a TOML file, or the name of a built-in experiment"], name)
-    specs = _builtin()
-    if name not in specs:
-        raise SpecError([f"no experiment {name!r}; {suggestion(name, specs)} Or give the path of a .toml file"])
-    return specs[name].read_text(encoding="utf-8"), name, Path.cwd()
+    return sorted(below(_builtin_folder(), ""))
 
 
-def _parsed(text: str, file: str) -> Table:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError([f"not TOML: {error}"], file) from None
+def from_tables(tables: Mapping[str, Any]) -> Experiment:
+    """An experiment from the tables of its TOML; all mistakes are reported together."""
+    problems: list[str] = []
+    values = _read(Experiment, tables, "", problems)
+    problems += _problems(values)
+    rows = _rows(values.get("vary", {}), values.get("variants", {}))
+    if values.get("vary") or values.get("variants"):
+        # A mistake that all variants inherit has been noted already.
+        problems += [line for line in _expand(tables, rows)[1] if line.partition(": ")[2] not in problems]
+    baseline, names = values.get("baseline"), [row.folder for row in rows]
+    if baseline is not None and baseline not in names:
+        problems.append(f"baseline: no variant {baseline!r}{nearest(baseline, names)}")
+    if problems:
+        raise SpecError(problems)
+    return Experiment(**values)
 
 
-def _anchored(tables: Table, folder: Path) -> Table:
-    """The same tables with every file sought from `folder`."""
-
-    def anchor(key: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {inner: anchor(f"{key}.{inner}" if key else inner, entry) for inner, entry in value.items()}
-        return str(folder / value) if key in FILES and isinstance(value, str) else value
-
-    def anchor_list(key: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {inner: anchor_list(f"{key}.{inner}" if key else inner, entry) for inner, entry in value.items()}
-        return [anchor(key, entry) for entry in value] if isinstance(value, list) else value
-
-    anchored: Table = anchor("", tables)
-    if isinstance(tables.get("vary"), dict):
-        anchored["vary"] = anchor_list("", tables["vary"])
-    if isinstance(tables.get("variants"), dict):
-        anchored["variants"] = {name: anchor("", chosen) for name, chosen in tables["variants"].items()}
-    return anchored
+def to_tables(experiment: Experiment) -> Table:
+    """The tables of an experiment; what is absent or empty is left out."""
+    tables: Table = {}
+    for each in dataclasses.fields(experiment):
+        value = getattr(experiment, each.name)
+        if each.name == "published":
+            value = [_without_none(row) for row in value]
+        elif dataclasses.is_dataclass(value):
+            value = _without_none(value)
+        if value is not None and value not in ({}, [], "", ()):
+            tables[each.name] = list(value) if isinstance(value, tuple) else copy.deepcopy(value)
+    first = ("kind", "title", "rounds", "evaluate_every", "measures", "seeds", "baseline", "start")
+    return {key: tables[key] for key in (*first, *tables) if key in tables}
 
 
-def _override(tables: Table, text: str) -> None:
-    path, value = parse_override(text)
-    key = ".".join(path)
-    vary = tables.get("vary")
-    if isinstance(vary, dict):
-        vary = tables["vary"] = flat(vary)
-        for varied in vary:
-            if _overlap(key, varied):
-                raise ValueError(f"{text}: {varied} varies, so this changes nothing; use --set vary.{varied}=[...]")
-    if path[0] == "vary" and len(path) > 1:
-        path = ["vary", ".".join(path[1:])]
-    nested: Table = {}
-    put(nested, path, value)
-    (nested,) = [_anchored(nested, Path.cwd())]
-    for step in path:
-        nested = nested[step]
-    put(tables, path, nested)
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as TOML; `from_tables(tomllib.loads(...))` gives it back."""
+    return write_toml(to_tables(experiment))
 
 
-# --- variants ---
-
-
-def _settle_fields(spec: Any) -> None:
-    """Check every field of a spec, and give it the form that its type asks for."""
-    mistakes = []
-    for one in fields(spec):
-        try:
-            object.__setattr__(spec, one.name, settle(type(spec), one, getattr(spec, one.name)))
-        except SpecError as error:
-            mistakes += error.mistakes
-    if mistakes:
-        raise SpecError(mistakes)
-
-
-def _completed(tables: Mapping[str, Any]) -> Table:
-    """Tables where a key that every combination sets, and that is missing, has the first value: it stands for all."""
-    completed = copy.deepcopy(dict(tables))
-    try:
-        vary = _flat_vary(completed.get("vary", {}))
-    except (SpecError, AttributeError):
-        return completed
-    present = flat(completed)
-    for key, values in vary.items():
-        if not any(_overlap(key, other) for other in present):
-            put(completed, key.split("."), copy.deepcopy(values[0]))
-    return completed
-
-
-def _flat_vary(vary: Mapping[str, Any]) -> Table:
-    """Dotted key -> list of values."""
-    try:
-        varied = flat(vary)
-    except ValueError as error:
-        raise SpecError([f"vary: {error}"]) from None
-    mistakes = []
-    for key, values in varied.items():
-        if not isinstance(values, (list, tuple)):
-            mistakes.append(f"vary.{key}: {write_value(values)} should be a list of values, one a variant")
-        elif not values:
-            mistakes.append(f"vary.{key}: [] leaves no variant; give values, or take the line away")
-        else:
-            twice = [value for i, value in enumerate(values) if value in values[:i]]
-            mistakes += [f"vary.{key}: {write_value(value)} is there twice; keep one of them" for value in twice[:1]]
-    if mistakes:
-        raise SpecError(mistakes)
-    return {key: list(values) for key, values in varied.items()}
-
-
-def _flat_variants(variants: Mapping[str, Any]) -> dict[str, Table]:
-    """Name -> dotted key -> value."""
-    mistakes, chosen = [], {}
-    for name, table in variants.items():
-        if not isinstance(table, Mapping):
-            mistakes.append(f"variants.{name}: {write_value(table)} should be a table of settings")
+def _read(kind: type, table: Any, place: str, problems: list[str]) -> Table:
+    """Those values of a table that can be used, by field; what is wrong with the others is noted."""
+    if not isinstance(table, Mapping):
+        problems.append(f"{place}: {shown(table)} is not a table; write [{place}]")
+        return {}
+    fields = {each.name: each for each in dataclasses.fields(kind)}
+    hints = get_type_hints(kind, include_extras=True)
+    values: Table = {}
+    for key, value in table.items():
+        at = f"{place}.{key}" if place else key
+        if key not in fields:
+            problems.append(f"{at}: no such key{nearest(key, fields)}")
             continue
+        with _noting(problems):
+            values[key] = _READERS[at](value, at, problems) if at in _READERS else checked(hints[key], value, at)
+    for name, each in fields.items():
+        if name not in table and is_required(each):
+            at = f"{place}.{name}" if place else name
+            problems.append(f"{at}: is missing; write {each.metadata['example']}")
+    return values
+
+
+@contextmanager
+def _noting(problems: list[str], place: str = "") -> Iterator[None]:
+    try:
+        yield
+    except ValueError as problem:
+        problems += [f"{place}: {line}" if place else line for line in str(problem).splitlines()]
+
+
+def _read_section(kind: type) -> Reader:
+    def read(table: Any, place: str, problems: list[str]) -> Any:
+        before = len(problems)
+        values = _read(kind, table, place, problems)
+        return kind(**values) if len(problems) == before else None
+
+    return read
+
+
+def _read_method(protocol: Any) -> Reader:
+    def read(given: Any, place: str, problems: list[str]) -> Any:
+        build(protocol, given, place)
+        return given
+
+    return read
+
+
+def _read_user(given: Any, place: str, problems: list[str]) -> Any:
+    user = checked(get_type_hints(ClientsSpec, include_extras=True)["user"], given, place)
+    for one in user if isinstance(user, list) else [user]:
+        with _noting(problems):
+            _user(one)
+    return user
+
+
+def _read_published(given: Any, place: str, problems: list[str]) -> Any:
+    if not isinstance(given, list):
+        raise ValueError(f"{place}: {shown(given)} is not a list of tables; write [[{place}]]")
+    read = _read_section(Published)
+    return tuple(read(row, f"{place}[{i}]", problems) for i, row in enumerate(given))
+
+
+def _read_vary(given: Any, place: str, problems: list[str]) -> Any:
+    if not isinstance(given, dict):
+        raise ValueError(f"{place}: {shown(given)} is not a table; write [{place}]")
+    found = {}
+    for key, values in flat(given).items():  # keys may be quoted or not
+        if not isinstance(values, list) or not values:
+            problems.append(f"{place}.{key}: {shown(values)} cannot be used; list the values to compare in brackets")
+        elif twice := _twice(values):
+            problems.append(f"{place}.{key}: {shown(twice[0])} stands there twice; list each value once")
+        else:
+            found[key] = values
+    return found
+
+
+def _read_variants(given: Any, place: str, problems: list[str]) -> Any:
+    if not isinstance(given, dict):
+        raise ValueError(f"{place}: {shown(given)} is not a table; write [{place}.NAME]")
+    for name, changes in given.items():
+        if not name or not isinstance(changes, dict):
+            wanted = f"{place}.{name or 'NAME'}"
+            problems.append(f"{place}.{name}: {shown(changes)} is not a table with a name; write [{wanted}]")
+    return {name: changes for name, changes in given.items() if name and isinstance(changes, dict)}
+
+
+def _twice(values: Iterable[Any]) -> list[Any]:
+    values = list(values)
+    return [value for i, value in enumerate(values) if value in values[:i]]
+
+
+def _problems(values: Table) -> list[str]:
+    """What is wrong with values that are each of the right kind."""
+    found: list[str] = []
+    names = []
+    for i, text in enumerate(values.get("measures", ())):
+        with _noting(found, f"measures[{i}]"):
+            names.append(str(measure(text)))
+    data, clients = values.get("data"), values.get("clients")
+    for place, listed in (("measures", names), ("seeds", values.get("seeds", ())), ("data.folds", data and data.folds)):
+        if twice := _twice(listed or ()):
+            found.append(f"{place}: {shown(twice[0])} stands there twice; list each once")
+    if data is not None:
+        found += _data_problems(data)
+    if clients is not None and clients.malicious > clients.count:
+        found.append(f"clients.malicious: {clients.malicious} of {clients.count} clients; use fewer")
+    elif clients is not None and clients.malicious:
+        found.append(f"clients.malicious: {clients.malicious} would do no harm, no attack is set; use 0")
+    for i, row in enumerate(values.get("published", ())):
+        if row is not None and row.measure not in ("online", "reward"):
+            with _noting(found, f"published[{i}].measure"):
+                measure(row.measure)
+    start = values.get("start")
+    if start is not None and not (Path(start).is_file() or Path(start, "model.json").is_file()):
+        found.append(f"start: no model at {start}; give a model.json, or the folder of a finished run")
+    return found
+
+
+def _data_problems(data: DataSpec) -> list[str]:
+    found = []
+    if data.normalise is not None and data.normalise not in NORMALISATIONS:
+        found.append(f"data.normalise: no {data.normalise!r}{nearest(data.normalise, NORMALISATIONS)}")
+    files = {place: getattr(data, place) for place in _DATA_FILES if getattr(data, place) is not None}
+    if data.name is not None and files:
+        found.append(f"data: has both a name and files; leave out name, or {' and '.join(files)}")
+    elif data.name is not None:
+        with _noting(found, "data.name"):
+            folds = describe_data(data.name).folds
+            has = "only fold 1" if folds == 1 else f"folds 1 to {folds}"
+            found += [f"data.folds: no fold {fold}; {data.name} has {has}" for fold in data.folds if fold > folds]
+    elif data.train is None or data.test is None:
+        found.append("data: give a name of the catalog (`fedrank data list`), or files: train and test")
+    else:
+        found += [f"data.{place}: no file {file}" for place, file in files.items() if not Path(file).is_file()]
+        found += [f"data.folds: no fold {fold}; files are fold 1" for fold in data.folds if fold != 1]
+    return found
+
+
+def _user(given: str | Table) -> str | User:
+    if isinstance(given, str):
+        if given not in USERS:
+            raise ValueError(f"clients.user: no {given!r}{nearest(given, USERS)}")
+        return given
+    known = {each.name for each in dataclasses.fields(User)}
+    if not {"click", "stop"} <= set(given) <= known:
+        raise ValueError(
+            f"clients.user: {shown(given)} is no user; write {{ click = [...], stop = [...] }}, a probability for each "
+            "grade, and perhaps attention_decay = 1.0"
+        )
+    hints = get_type_hints(User)
+    values = {key: checked(hints[key], value, f"clients.user.{key}") for key, value in given.items()}
+    try:
+        return User(**values)
+    except ValueError as problem:
+        raise ValueError(f"clients.user: {problem}") from None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A variant before it is built."""
+
+    name: str  # as in [variants]; empty where there are none
+    settings: Table  # its values of [vary]
+    changes: Table  # all that differs from the base, by dotted key
+    folder: str
+
+
+def _rows(vary: dict[str, list[Any]], variants: dict[str, Table]) -> list[_Row]:
+    found = [
+        (name, dict(zip(vary, values, strict=True)), changes)
+        for name, changes in (variants or {"": {}}).items()
+        for values in itertools.product(*vary.values())
+    ]
+    folders = _folder_names([(name, settings) for name, settings, _ in found])
+    return [_Row(*row, folder) for row, folder in zip(found, folders, strict=True)]
+
+
+def _expand(tables: Mapping[str, Any], rows: Sequence[_Row]) -> tuple[list[Variant], list[str]]:
+    """Variants of the experiment in `tables`, and what is wrong with them."""
+    base = {key: value for key, value in tables.items() if key not in _ONLY_WHOLE}
+    found: list[Variant] = []
+    problems: list[str] = []
+    for row in rows:
+        changed = copy.deepcopy(base)
+        changes: Table = {}
         try:
-            chosen[name] = flat(table, whole=frozenset({"clients.user"}))
-        except ValueError as error:
-            mistakes.append(f"variants.{name}: {error}")
-    if mistakes:
-        raise SpecError(mistakes)
-    return chosen
+            changes = flat(row.changes, _is_value)
+            for key, value in (changes | row.settings).items():
+                if key in row.settings and key in changes:
+                    raise ValueError(f"{key}: is set here and in [vary]; keep one of them")
+                if key.partition(".")[0] in (*_ONLY_WHOLE, "seeds") or key == "data.folds":
+                    raise ValueError(f"{key}: is the same for all variants; set it at the top")
+                put(changed, key.split("."), copy.deepcopy(value))
+            found.append(Variant(row.folder, row.settings, from_tables(changed)))
+        except ValueError as problem:
+            for line in str(problem).splitlines():
+                varied = not row.name or (line.startswith(tuple(row.settings)) and not line.startswith(tuple(changes)))
+                place = "vary" if varied else f"variants.{row.name}"
+                problems.append(f"{place}: {_advised(line, changes | row.settings)}")
+    return found, list(dict.fromkeys(problems))
 
 
-def _conflicts(vary: Table, variants: Mapping[str, Table]) -> Iterator[str]:
-    """Keys that cannot vary, and those whose value would depend on who speaks last."""
-    groups = {"vary": vary, **{f"variants.{name}": table for name, table in variants.items()}}
-    for place, table in groups.items():
-        yield from (f"{place}.{key}: this cannot vary" for key in table if key.split(".")[0] in ABOUT_VARIANTS)
-        for one, other in itertools.combinations(table, 2):
-            if _overlap(one, other):
-                yield f"{place}.{one}: {other} sets the same; keep one of them"
-        if place != "vary":
-            for one, other in itertools.product(table, vary):
-                if _overlap(one, other):
-                    yield f"{place}.{one}: vary.{other} sets the same; keep one of them"
+def _advised(line: str, changes: Table) -> str:
+    """Where a new name meets the settings of another method, say how to leave them behind."""
+    for key, value in changes.items():
+        table = key.removesuffix(".name")
+        if table != key and line.startswith(f"{table}.") and "no such setting" in line:
+            example = write_value({table: {"name": value}})[2:-2]
+            return f"{line}; to leave the settings of another method behind, replace the whole table: {example}"
+    return line
 
 
-def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _is_value(key: str, table: Table) -> bool:
+    """Whether a change replaces this table as a whole: methods and users, not sections."""
+    return key == "clients.user" or (key not in ("data", "clients") and "name" in table)
 
 
-def _text(value: Any) -> str:
-    """A value as part of a name."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return "+".join(_text(inner) if key == "name" else f"{key}={_text(inner)}" for key, inner in value.items())
-    return "+".join(map(_text, value)) if isinstance(value, list) else write_value(value)
-
-
-def _folder_names(labels: Sequence[Sequence[str]], settings: Sequence[Table]) -> list[str]:
-    """Unique names of folders, also where capitals do not count."""
-    names = [re.sub(r"[^A-Za-z0-9._=,+-]+", "-", ",".join(parts)).strip(".-") for parts in labels]
-    times = Counter(name.lower() for name in names)
-    for i, name in enumerate(names):
-        if not labels[i]:
-            names[i] = "only"
-        elif not name or len(name) > LONGEST_NAME or times[name.lower()] > 1:
-            mark = hashlib.blake2b(write_value([*labels[i], settings[i]]).encode(), digest_size=4).hexdigest()
-            names[i] = f"{name[: LONGEST_NAME - 9]}-{mark}".lstrip("-")
+def _folder_names(rows: Sequence[tuple[str, Table]]) -> list[str]:
+    """Readable, safe and different names for variants; different also where case does not count."""
+    plain = []
+    for name, settings in rows:
+        parts = [name] if name else []
+        parts += [f"{key}={_short(value)}" for key, value in settings.items()]
+        plain.append(",".join(parts) or "only")
+    safe = [re.sub(r"[^\w.=,+-]+", "-", text).strip("-.") or "variant" for text in plain]
+    often = Counter(text.casefold() for text in safe)
+    names = []
+    for text, name in zip(plain, safe, strict=True):
+        if often[name.casefold()] > 1 or len(name.encode()) > 120:
+            start = name.encode()[:100].decode(errors="ignore")
+            name = f"{start}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+        names.append(name)
     return names
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "-".join(f"{key}-{_short(inner)}" if key != "name" else str(inner) for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(_short, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _without_none(row: Any) -> Table:
+    values = {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
+    return {key: list(v) if isinstance(v, tuple) else copy.deepcopy(v) for key, v in values.items() if v is not None}
+
+
+def _resolve(tables: Table, folder: Path) -> None:
+    """Files named in a spec lie where the spec lies."""
+
+    def full(key: str, value: Any) -> Any:
+        named = key in ("start", *(f"data.{place}" for place in _DATA_FILES))
+        return os.path.abspath(folder / value) if named and isinstance(value, str) else value
+
+    for table in (tables, *_tables_in(tables.get("variants"))):
+        for key, value in table.items():
+            if key == "data" and isinstance(value, dict):
+                table[key] = {inner: full(f"data.{inner}", below) for inner, below in value.items()}
+            else:
+                table[key] = full(key, value)
+    if isinstance(tables.get("vary"), dict):
+        varied = flat(tables["vary"])
+        tables["vary"] = {
+            key: [full(key, value) for value in values] if isinstance(values, list) else values
+            for key, values in varied.items()
+        }
+
+
+def _tables_in(tables: Any) -> list[Table]:
+    return [table for table in tables.values() if isinstance(table, dict)] if isinstance(tables, dict) else []
+
+
+def _builtin_folder() -> Any:
+    return resources.files("fedrank").joinpath("papers")
+
+
+_DATA_FILES = ("train", "test", "validation")
+_ONLY_WHOLE = ("vary", "variants", "baseline", "published")  # keys of the whole experiment, not of a variant
+Reader = Callable[[Any, str, list[str]], Any]  # (value, its place, problems) -> value; ValueError is noted, too
+_READERS: dict[str, Reader] = {
+    "data": _read_section(DataSpec),
+    "clients": _read_section(ClientsSpec),
+    "clients.partition": _read_method(Partition),
+    "clients.user": _read_user,
+    "learner": _read_method(Learner),
+    "aggregator": _read_method(Aggregator),
+    "server": _read_method(ServerStep),
+    "vary": _read_vary,
+    "variants": _read_variants,
+    "published": _read_published,
+}
