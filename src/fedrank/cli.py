@@ -60,20 +60,24 @@ def run(
 
     experiment = read_experiment(spec, set_ or [])
     label = _label(name, spec)
+    for folder in (out / label, *(out / label).parents):
+        if folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file; --out and --name must lead to a folder")
     runs = len(experiment.expand()) * len(experiment.repeats())
     console = _console()
     _say(console, experiment.title or label, style="bold")
-    _say(console, f"{runs} runs of {experiment.rounds:,} rounds, into {out / label}")
+    _say(console, f"{_count(runs)} of {experiment.rounds:,} rounds, into {out / label}")
     results = run_experiment(
         experiment, label, out, workers=workers or os.cpu_count() or 1, threads=threads, console=console
     )
     if results.skipped:
-        _say(console, f"{len(results.skipped)} of {runs} runs were finished before")
+        _say(console, f"{_count(len(results.skipped))} of {runs} finished before")
     for task, reason in results.failed:
         _say(console, f"failed {task.label}: {reason}", style="red")
     if results.interrupted:
-        unfinished = len(results.interrupted)
-        _say(console, f"Stopped. {unfinished} runs are not finished; nothing is lost: run the same command to resume.")
+        left = len(results.interrupted)
+        are = "is" if left == 1 else "are"
+        _say(console, f"Stopped. {_count(left)} {are} not finished; nothing is lost: run the same command to resume.")
     if results.finished or results.skipped:
         show_table(load_runs(out / label), console, baseline=experiment.baseline)
         _say(console, f"Pictures and tests: fedrank report {out / label} --out report.html")
@@ -100,7 +104,7 @@ def runs(
     doomed = [run for run in found if run.status in ("interrupted", "failed", "broken")]
     if not doomed:
         _say(console, "Nothing to clean.")
-    elif yes or typer.confirm(f"Delete {len(doomed)} unfinished runs?"):
+    elif yes or typer.confirm(f"Delete {_count(len(doomed))}?"):
         for path in store.clean(found):
             _say(console, f"deleted {path}")
 
@@ -225,6 +229,10 @@ def _console() -> Console:
 def _say(console: Console, text: str, style: str | None = None) -> None:
     """Print a line as it is: paths are not cut, brackets are not markup."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _count(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs:,} runs"
 
 
 def _label(name: str | None, spec: str) -> str:

@@ -301,6 +301,21 @@ def test_the_price_is_the_largest_ratio_between_two_truths():
     assert largest == pytest.approx(epsilon_per_reward(truth), abs=0.15)
 
 
+@pytest.mark.skipif("FEDRANK_DATA" not in os.environ, reason="FEDRANK_DATA names no folder with MQ2008")
+def test_the_published_curve_begins_where_ours_does():
+    """MQ2008, navigational, 2,000 clients x 4: published mean batch MaxRR of the first step .336, rising."""
+    from fedrank.data.catalog import load
+
+    rewards = []
+    for fold in (1, 2, 3, 4, 5):
+        clients = make_clients(load("mq2008", fold).train, 2000, user="navigational", interactions=4)
+        rounds = list(simulate(Federation(learner=Evolution(), server=Adam()), clients, 12))
+        rewards.append((rounds[0].reward, rounds[-1].reward))
+    first, later = np.mean(rewards, axis=0)
+    assert first == pytest.approx(0.336, abs=0.01)
+    assert later > first + 0.03
+
+
 UNCOMPILED = """
 import sys
 import numpy as np

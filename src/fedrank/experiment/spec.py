@@ -169,7 +169,9 @@ def read_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experi
     try:
         _resolve(tables, folder)
         for keys, value in changes:
-            put(tables, keys, value)
+            varied = keys[0] == "vary" and len(keys) > 1  # in [vary], dotted keys are single keys
+            put(tables, ["vary", ".".join(keys[1:])] if varied else keys, value)
+        _resolve(tables, Path())
         return from_tables(tables)
     except ValueError as problem:
         set_ = {".".join(keys): value for keys, value in changes}
@@ -493,7 +495,7 @@ def _without_none(row: Any) -> Table:
 
 
 def _resolve(tables: Table, folder: Path) -> None:
-    """Files named in a spec lie where the spec lies."""
+    """Name files in full: those of a spec lie where the spec lies, those of overrides where the user is."""
 
     def full(key: str, value: Any) -> Any:
         named = key in ("start", *(f"data.{place}" for place in _DATA_FILES))

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-_config: Any = numba.config
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -35,19 +34,20 @@ _config: Any = numba.config
 _FOLDER = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
 
 
-def compiled(fastmath: bool = False, inline: bool = False) -> Callable[[Function], Function]:
+def compiled(fastmath: bool = False) -> Callable[[Function], Function]:
     """Compile on first call, cache on disk, release the interpreter lock while running.
 
     `fastmath` lets a sum be reordered so that it can be vectorised; it belongs on dot products alone.
     """
 
     def decorate(function: Function) -> Function:
+        options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
         before = _config.CACHE_DIR
         _config.CACHE_DIR = _FOLDER
         try:
-            done: Any = numba.njit(
-                cache=True, nogil=True, fastmath=fastmath, error_model="numpy", inline="always" if inline else "never"
-            )(function)
+            done: Any = numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # no folder can be written to: compile anew in every process
+            done = numba.njit(**options)(function)
         finally:
             _config.CACHE_DIR = before
         return cast(Function, done)

@@ -1,0 +1,379 @@
+"""The command: what each prints and writes, and that mistakes cost one clear line and nothing else."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.main import get_command
+
+from fedrank.cli import app, main
+from fedrank.data.catalog import CATALOG, load
+from tests.oracles import measures as oracle
+
+SPEC = """\
+title = "[red]A[/red] small one"
+rounds = 20
+data.name = "synthetic-mq2007"
+clients.count = 3
+learner = "pdgd"
+[variants.together]
+[variants.alone]
+"aggregator.name" = "none"
+"""
+BAD_LETOR = "1 qid:1 1:0.5\n2 qid:1 1:x\n"
+GOOD_LETOR = "1 qid:1 1:0.5 2:1\n0 qid:1 1:0.1 2:3\n0 qid:2 1:0.2 2:4\n1 qid:2 1:0.3 2:5\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Every command runs in an empty folder with a spec."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    Path("small.toml").write_text(SPEC, encoding="utf-8")
+    Path("empty.toml").write_text("", encoding="utf-8")
+    Path("empty.txt").write_text("", encoding="utf-8")
+    Path("bad.txt").write_text(BAD_LETOR, encoding="utf-8")
+    Path("good.txt").write_text(GOOD_LETOR, encoding="utf-8")
+
+
+@pytest.fixture
+def fedrank(monkeypatch, capsys):
+    """Call the command as a shell does: (exit code, standard output, standard error)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedrank", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The results of the small spec, done once by the real command."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "small.toml").write_text(SPEC, encoding="utf-8")
+    done = shell("run", "small.toml", "--workers", "1", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "small", done
+
+
+@pytest.fixture
+def results(finished):
+    """A copy of them that a test may spoil."""
+    shutil.copytree(finished[0], "runs/small")
+    return Path("runs/small")
+
+
+def shell(*arguments, **options):
+    code = "from fedrank.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, **options
+    )
+
+
+def snapshot():
+    return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+# Mistakes.
+
+MODEL = "runs/small/together/fold-1-seed-1"
+WRONG = [
+    (("run", "quickstrat"), "no file and no built-in experiment 'quickstrat'; did you mean \"quickstart\"?"),
+    (("run", "no.toml"), "no spec at no.toml; give a TOML file, or one of "),
+    (("run", "empty.toml"), "empty.toml: is empty; "),
+    (("run", "bad.txt"), "bad.txt: is not TOML: "),
+    (("run", "small.toml", "--set", "ruonds=3"), 'small.toml: ruonds: no such key; did you mean "rounds"?'),
+    (("run", "small.toml", "--set", "rounds"), "'rounds' sets nothing; write key=value, such as rounds=100"),
+    (("run", "small.toml", "--name", "../x"), "--name '../x' does not name a folder below OUT; use letters"),
+    (("run", "small.toml", "--name", "/x"), "--name '/x' does not name"),
+    (("run", "small.toml", "--name", ""), "--name '' does not name"),
+    (("run", "small.toml", "--name", "a/../../x"), "--name 'a/../../x' does not name"),
+    (("run", "small.toml", "--name", "a\\b"), "--name 'a\\\\b' does not name"),
+    (("run", "small.toml", "--out", "good.txt"), "good.txt is a file; --out and --name must lead to a folder"),
+    (("runs", "nowhere"), "no folder nowhere; give a folder of runs, or one run folder"),
+    (("report", "nowhere"), "no folder nowhere"),
+    (
+        ("report", "runs/small", "--out", "x.pdf"),
+        "x.pdf ends in '.pdf', which is no kind of report; use .html, .md or .csv",
+    ),
+    (("report", "runs/small", "--out", "x.md", "--baseline", "alon"), "no variant 'alon' to compare with"),
+    (("score", "nowhere", "good.txt"), "no model at nowhere"),
+    (("score", "good.txt", "good.txt"), "good.txt cannot be read as a model: "),
+    (("score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
+    (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),
+    (("score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
+    (("score", MODEL, "nowhere", "--out", "s.txt"), "no file and no data set 'nowhere'"),
+    (("score", MODEL, "good.txt", "--trec", "two words"), "the tag 'two words' of a TREC run must be one word"),
+    (("score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; leave out client = 1"),
+    (("evaluate", MODEL, "good.txt", "--measure", "ndgc"), "no measure 'ndgc'; did you mean \"ndcg\"?"),
+    (("evaluate", MODEL, "synthetic-mq2008"), "no file and no data set 'synthetic-mq2008'; did you mean"),
+    (("evaluate", "empty.toml", "good.txt"), "empty.toml cannot be read as a model: "),
+    (("methods", "lerner"), "no family 'lerner'; did you mean \"learner\"?"),
+    (("methods", "learner", "pdg"), "no learner 'pdg'; did you mean \"pdgd\"?"),
+]
+
+
+@pytest.mark.usefixtures("results")
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_a_mistake_is_one_clear_line_and_changes_nothing(fedrank, arguments, message):
+    before = snapshot()
+    code, out, err = fedrank(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("fedrank: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert snapshot() == before
+
+
+def test_a_typo_in_a_command_or_an_option(fedrank):
+    for arguments in (
+        ["rnu"],
+        ["run", "small.toml", "--wrkers", "2"],
+        ["run"],
+        ["run", "small.toml", "--workers", "0"],
+    ):
+        code, out, err = fedrank(*arguments)
+        assert (code, out) == (2, "")
+        assert "Usage" in err
+
+
+def test_mistakes_in_a_real_shell_have_no_traceback(tmp_path):
+    done = shell("run", "small.toml", "--set", "learner.rat=1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'fedrank: small.toml: learner.rat: no such setting of pdgd; did you mean "rate"?\n'
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bugs_can_be_looked_into(fedrank, monkeypatch):
+    monkeypatch.setenv("FEDRANK_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["fedrank", "run", "no.toml"])
+    with pytest.raises(FileNotFoundError):
+        main()
+
+
+# Running.
+
+
+def test_run_prints_what_it_does_and_where_results_lie(finished):
+    folder, done = finished
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[red]A[/red] small one"
+    assert lines[1] == "2 runs of 20 rounds, into runs/small"
+    assert lines[-1] == "Pictures and tests: fedrank report runs/small --out report.html"
+    for variant in ("together", "alone"):
+        run = folder / variant / "fold-1-seed-1"
+        assert json.loads((run / "run.json").read_text(encoding="utf-8"))["status"] == "finished"
+        assert variant in done.stdout
+
+
+def test_run_again_skips_and_another_spec_is_not_overwritten(fedrank, results):
+    before = {path: content for path, content in snapshot().items() if path.name != "experiment.toml"}
+    code, out, err = fedrank("run", "small.toml", "--workers", "1")
+    assert (code, err) == (0, "")
+    assert "2 runs of 2 finished before" in out
+    code, out, err = fedrank("run", "small.toml", "--workers", "1", "--set", "learner.rate=0.5")
+    assert code == 2
+    assert re.fullmatch(r"fedrank: runs/small/.* holds a run of another spec, and nothing is overwritten; .*\n", err)
+    after = snapshot()
+    assert all(after[path] == content for path, content in before.items())
+
+
+def test_run_under_another_name_with_changes(fedrank):
+    Path("odd name!.toml").write_text(SPEC, encoding="utf-8")
+    code, out, _ = fedrank("run", "odd name!.toml", "--set", "rounds=2", "--set", "variants={}", "--workers", "1")
+    assert code == 0
+    assert "1 run of 2 rounds, into runs/odd-name" in out
+    assert Path("runs/odd-name/only/fold-1-seed-1/model.json").exists()
+    arguments = ("run", "odd name!.toml", "--set", "rounds=2", "--set", "variants={}", "--workers", "1")
+    assert fedrank(*arguments, "--name", "a/b.c", "--out", "elsewhere")[0] == 0
+    assert Path("elsewhere/a/b.c/only/fold-1-seed-1/model.json").exists()
+
+
+def test_a_run_that_fails_says_why_and_the_others_go_on(fedrank):
+    spec = SPEC.replace(
+        '[variants.alone]\n"aggregator.name" = "none"', '[variants.many]\nclients = { count = 9999, partition = "own" }'
+    )
+    Path("fails.toml").write_text(spec, encoding="utf-8")
+    code, out, err = fedrank("run", "fails.toml", "--set", "rounds=2", "--workers", "1")
+    assert (code, err) == (1, "")
+    assert "failed many, fold 1, seed 1: 9999 clients cannot each own one of" in out
+    assert Path("runs/fails/together/fold-1-seed-1/model.json").exists()
+
+
+# Looking at runs.
+
+
+def test_runs_lists_and_cleans_only_what_is_not_finished(fedrank, results):
+    facts = results / "alone/fold-1-seed-1/run.json"
+    content = json.loads(facts.read_text(encoding="utf-8"))
+    facts.write_text(json.dumps(content | {"status": "interrupted", "round": 7}), encoding="utf-8")
+    code, out, _ = fedrank("runs", "runs")
+    assert code == 0
+    assert "finished" in out
+    assert "interrupted" in out
+    code, out, _ = fedrank("runs", "runs", "--clean", "--yes")
+    assert code == 0
+    assert re.search(r"^deleted .*runs/small/alone/fold-1-seed-1$", out, re.MULTILINE)
+    assert not facts.exists()
+    assert Path(MODEL, "model.json").exists()
+    assert "Nothing to clean." in fedrank("runs", "runs", "--clean")[1]
+
+
+def test_runs_asks_before_it_deletes(results):
+    facts = results / "alone/fold-1-seed-1/run.json"
+    facts.write_text("{", encoding="utf-8")
+    done = shell("runs", "runs", "--clean", input="n\n")
+    assert "Delete 1 run?" in done.stdout
+    assert facts.exists()
+
+
+@pytest.mark.parametrize("name", ["report.html", "deep/er/report.md", "report.csv"])
+def test_reports(fedrank, results, name):
+    code, out, err = fedrank("report", results, "--out", name, "--baseline", "alone")
+    assert (code, err, out) == (0, "", f"Report: {name}\n")
+    text = Path(name).read_text(encoding="utf-8")
+    assert "together" in text
+    assert "ndcg@10" in text.lower()
+    if name.endswith(".csv"):
+        rows = list(csv.DictReader(text.splitlines()))
+        assert {row["variant"] for row in rows} == {"together", "alone"}
+
+
+# Using a model.
+
+
+def test_scores_and_measures_agree_with_each_other_and_with_an_independent_computation(fedrank, results):
+    code, out, err = fedrank("score", MODEL, "synthetic-mq2007")
+    assert (code, err) == (0, "")
+    scores = [float(line) for line in out.splitlines()]
+    model = json.loads(Path(MODEL, "model.json").read_text(encoding="utf-8"))
+    test = load("synthetic-mq2007", normalise=model["normalised"]).test
+    assert scores == pytest.approx((test.features.astype(float) @ np.array(model["weights"])).tolist(), abs=1e-4)
+
+    measures = ("--measure", "ndcg@5", "--measure", "map")
+    code, out, err = fedrank("evaluate", MODEL, "synthetic-mq2007", *measures, "--per-query", "new/values.csv")
+    assert (code, err) == (0, "")
+    assert out.endswith("Values per query: new/values.csv\n")
+    rows = list(csv.DictReader(Path("new/values.csv").read_text(encoding="utf-8").splitlines()))
+    assert [row["query"] for row in rows] == list(test.query_ids)
+    slow = {"ndcg@5": [], "map": []}
+    for row, begin, end in zip(rows, test.offsets[:-1], test.offsets[1:], strict=True):
+        for text, (name, cutoff) in {"ndcg@5": ("ndcg", 5), "map": ("map", None)}.items():
+            value = oracle.value(name, cutoff, scores[begin:end], test.grades[begin:end].tolist(), test.top_grade)
+            assert row[text] == "" if value is None else float(row[text]) == pytest.approx(value)
+            slow[text] += [] if value is None else [value]
+    for text, values in slow.items():
+        assert re.search(rf"^{text} +{sum(values) / len(values):.4f} +{len(values)} ", out, re.MULTILINE)
+
+
+def test_a_trec_run_ranks_by_score(fedrank, results):
+    code, out, err = fedrank("score", MODEL, "good.txt", "--trec", "mine", "--out", "mine.run")
+    assert (code, out, err) == (0, "Scores: mine.run\n", "")
+    rows = [line.split() for line in Path("mine.run").read_text(encoding="utf-8").splitlines()]
+    assert [(row[0], row[1], row[3], row[5]) for row in rows] == [
+        ("1", "Q0", "1", "mine"), ("1", "Q0", "2", "mine"), ("2", "Q0", "1", "mine"), ("2", "Q0", "2", "mine"),
+    ]  # fmt: skip
+    assert {row[2] for row in rows} == {"1-1", "1-2", "2-1", "2-2"}
+    assert float(rows[0][4]) >= float(rows[1][4])
+    plain = [float(line) for line in fedrank("score", MODEL, "good.txt")[1].splitlines()]
+    assert {row[2]: float(row[4]) for row in rows} == dict(zip(["1-1", "1-2", "2-1", "2-2"], plain, strict=True))
+
+
+def test_models_of_single_clients(fedrank, results):
+    alone = results / "alone/fold-1-seed-1"
+    first, second = (fedrank("score", alone, "good.txt", "--client", client)[1] for client in (0, 1))
+    assert len(first.splitlines()) == 4
+    assert first != second
+    code, _, err = fedrank("evaluate", alone, "good.txt")
+    assert code == 2
+    assert "3 models, one for each client" in err
+
+
+def test_a_reader_that_has_seen_enough(results):
+    code = "from fedrank.cli import main; main()"
+    command = f'"{sys.executable}" -c "{code}" score {MODEL} synthetic-mq2007 | head -n 1'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+
+
+# Data and methods.
+
+
+def test_data_check(fedrank):
+    code, out, err = fedrank("data", "check", "good.txt")
+    assert (code, err) == (0, "")
+    assert "good.txt" in out
+    code, out, err = fedrank("data", "check", "good.txt", "bad.txt")
+    assert (code, err) == (1, "")
+    assert "bad.txt" in out
+    assert "line 2" in out
+    assert fedrank("data", "check", "empty.txt")[0] == 1
+
+
+def test_data_list(fedrank, monkeypatch):
+    monkeypatch.delenv("FEDRANK_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = fedrank("data", "list")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in CATALOG)
+
+
+def test_methods(fedrank):
+    code, out, _ = fedrank("methods")
+    assert code == 0
+    assert all(word in out for word in ("learner", "pdgd", "aggregator", "mean", "user", "navigational", "ndcg"))
+    one = fedrank("methods", "learner", "pdgd")[1]
+    assert "rate: float = 0.1" in one
+    assert "lambdarank" not in one
+
+
+def test_version(fedrank):
+    code, out, _ = fedrank("--version")
+    assert (code, re.fullmatch(r"fedrank \d+\.\d+\.\d+\n", out) is not None) == (0, True)
+
+
+COMMANDS = [["run"], ["runs"], ["report"], ["score"], ["evaluate"], ["data", "check"], ["data", "list"], ["methods"]]
+
+
+def test_every_command_is_known_to_these_tests():
+    root = get_command(app)
+    found = [[name] for name in root.commands if name != "data"] + [
+        ["data", name] for name in root.commands["data"].commands
+    ]
+    assert sorted(found) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("columns", ["60", "100"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example(fedrank, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, err = fedrank(*command, "--help")
+    assert (code, err) == (0, "")
+    assert re.search(rf"Examples?:.*fedrank {' '.join(command)}", " ".join(out.split()))
+    assert max(map(len, out.splitlines())) <= int(columns)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_narrow_terminal(fedrank, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for arguments in (
+        ["methods"], ["data", "list"], ["data", "check", "good.txt"], ["runs", "runs"], ["evaluate", MODEL, "good.txt"],
+    ):  # fmt: skip
+        code, out, err = fedrank(*arguments)
+        assert (code, err) == (0, "")
+        assert max(map(len, out.splitlines())) <= 60, arguments
+    assert "Report: " in fedrank("report", "runs/small", "--out", f"{'long-' * 20}.md")[1]

@@ -1,0 +1,76 @@
+"""The README's commands and its Python, executed in an empty folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedrank.cli import app
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+SHORT = ["--set", "rounds=20", "--set", "seeds=[1]", "--set", "data.folds=[1]"]  # the same, in seconds
+SPEC = """
+rounds = 20
+data = { name = "synthetic-mq2007" }
+clients = { count = 3 }
+learner = { name = "pdgd" }
+"""
+
+
+def commands() -> list[str]:
+    """Every `fedrank ...` line: indented blocks, the session, and commands in sentences."""
+    lines = re.findall(r"^(?:    |\$ )(fedrank [^#\n]*)", README, re.MULTILINE)
+    lines += re.findall(r"`(fedrank [^`]*)`", README)
+    return [line.strip() for line in dict.fromkeys(lines)]
+
+
+def test_there_are_commands_to_try():
+    assert len(commands()) >= 8
+    assert "fedrank run quickstart" in commands()
+
+
+def test_commands_run_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    letor = "".join(f"{d % 3} qid:{q} 1:{0.1 * d:.1f} 46:{d % 2}\n" for q in range(8) for d in range(6))
+    Path("train.txt").write_text(letor)
+    Path("new.txt").write_text(letor)
+    Path("my.toml").write_text(SPEC)
+    # Runs first: the other commands read what they leave.
+    ordered = sorted(commands(), key=lambda line: not line.startswith("fedrank run "))
+    for line in ordered:
+        words = shlex.split(line)[1:]
+        if words[0] == "run" and words[1] == "quickstart":
+            words += SHORT
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
+    assert Path("report.html").read_text().lstrip().lower().startswith("<!doctype html")
+    assert len(Path("mine.run").read_text().splitlines()) == 48
+
+
+def test_python_runs_as_written():
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, {})
+    before, after = map(float, re.findall(r"0\.\d+", said.getvalue()))
+    assert after > before
+    assert len(code.strip().splitlines()) <= 14
+
+
+def test_the_session_shows_every_variant():
+    session = README.split("<!-- session -->")[1].split("```")[1]
+    for variant in ("federated", "alone", "centralised", "skyline"):
+        assert re.search(rf"^{variant}\b.*0\.\d+ ±", session, re.MULTILINE), variant
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_two_commands_are_make_targets(target):
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    assert f"make {target}" in README
+    assert re.search(rf"^{target}:", makefile, re.MULTILINE)
