@@ -45,7 +45,7 @@ def main() -> int:
 
     rows = []
     for clients in (asked.clients // 100, asked.clients // 10, asked.clients):
-        clock, cpu, _ = a_round(clients, 1, data)
+        _, cpu, _ = a_round(clients, 1, data)
         rows.append(cpu / (clients * INTERACTIONS))
         print(f"{clients:>9,} clients x {INTERACTIONS}: {cpu:6.2f} s of CPU, {1e6 * rows[-1]:.2f} us an interaction")
     if rows[-1] > 1.3 * rows[0]:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from fedrank.federate.round import Federation as Federation
     from fedrank.federate.round import federated_round as federated_round
     from fedrank.federate.round import simulate as simulate
+    from fedrank.federate.server import Adam as Adam
     from fedrank.federate.server import Add as Add
+    from fedrank.federate.server import Momentum as Momentum
+    from fedrank.rank.evolution import Evolution as Evolution
     from fedrank.rank.learners import LambdaRank as LambdaRank
     from fedrank.rank.learners import Pdgd as Pdgd
     from fedrank.rank.measures import Evaluator as Evaluator
@@ -44,17 +47,20 @@ if TYPE_CHECKING:
     from fedrank.rank.model import save_model as save_model
     from fedrank.rank.rankers import Linear as Linear
     from fedrank.rank.rankers import Mlp as Mlp
+    from fedrank.rank.rankers import Relu as Relu
     from fedrank.rank.users import USERS as USERS
     from fedrank.rank.users import User as User
     from fedrank.types import Arrivals as Arrivals
     from fedrank.types import Clients as Clients
 
 _HOMES = {
+    "Adam": "federate.server",
     "Add": "federate.server",
     "Apart": "federate.aggregate",
     "Arrivals": "types",
     "Clients": "types",
     "Evaluator": "rank.measures",
+    "Evolution": "rank.evolution",
     "Experiment": "experiment.spec",
     "Federation": "federate.round",
     "Fold": "data.catalog",
@@ -65,9 +71,11 @@ _HOMES = {
     "Measure": "rank.measures",
     "Mlp": "rank.rankers",
     "Model": "rank.model",
+    "Momentum": "federate.server",
     "Own": "federate.partition",
     "Pdgd": "rank.learners",
     "RankingData": "data.ranking",
+    "Relu": "rank.rankers",
     "USERS": "rank.users",
     "User": "rank.users",
     "evaluate": "rank.measures",

@@ -81,7 +81,7 @@ class Ranker(Protocol):
 
     @property
     def hidden(self) -> int:
-        """Hidden units; 0 for a linear ranker. Tells the kernels how to read the vector."""
+        """How kernels read the vector: 0 linear, n hidden sigmoid units, -n hidden rectified units."""
 
     def size(self, features: int) -> int: ...
     def first(self, features: int, rng: np.random.Generator) -> Weights: ...

@@ -92,7 +92,7 @@ def test_models_survive_their_file(name, tmp_path):
 def test_a_model_per_client_asks_whose(tmp_path):
     data = made_up_data()
     model = Model(Linear(), np.arange(10.0).reshape(2, 5), 5)
-    with pytest.raises(ValueError, match=r"choose one with client = 0 \.\. 1"):
+    with pytest.raises(ValueError, match="choose one from 0 to 1"):
         model.score(data)
     assert np.array_equal(model.score(data, client=1), Linear().score(np.arange(5.0, 10.0), data.features))
 

@@ -33,8 +33,8 @@ class RankingData:
             )
         if len(self.grades) != documents or self.offsets[0] != 0 or self.offsets[-1] != documents:
             raise ValueError(
-                f"{documents} rows of features, {len(self.grades)} grades, offsets {self.offsets[0]} .. {self.offsets[-1]}: "
-                "all three must describe the same documents"
+                f"{documents} rows of features, {len(self.grades)} grades, offsets {self.offsets[0]} .. "
+                f"{self.offsets[-1]}: all three must describe the same documents"
             )
         if len(self.query_ids) != self.queries or np.any(np.diff(self.offsets) < 1):
             raise ValueError("every query needs an id and at least one document")

@@ -34,6 +34,7 @@ SECONDS_BETWEEN_NEWS = 0.1
 CONVENTIONS = {
     "online": "nDCG@10 of the lists that users were shown, mean over a client's interactions, then over clients; "
     "queries without a relevant document count as 0",
+    "reward": "mean over clients of the true rewards of the models they tried (known only in simulation)",
     "rounds": "row r is the model after the aggregation of round r",
     "final": "mean of the last 10 evaluations",
     "ties": "equal scores are ordered by a fixed shuffle of positions, which favours no order of the file",
@@ -184,7 +185,7 @@ def _perform(
 
 @dataclass
 class Record:
-    """The growing files of a run. Models to be evaluated are gathered, because many at once cost little more than one."""
+    """The growing files of a run. Models to be evaluated are gathered: many at once cost little more than one."""
 
     folder: Path
     measures: list[str]
@@ -286,7 +287,7 @@ class Record:
             with np.load(checkpoint, allow_pickle=False) as kept:
                 csv_bytes = int(kept["csv_bytes"])
                 if path.stat().st_size >= csv_bytes:
-                    memory = kept["memory"] if "memory" in kept else None
+                    memory = kept.get("memory")
                     self.state = State(int(kept["round"]), kept["weights"], memory, kept["server"])
                     self.tally = Tally(**json.loads(str(kept["tally"])))
                     self.quality = float(kept["quality"])
@@ -346,7 +347,11 @@ def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ra
 
 
 def _facts(task: Task) -> dict[str, Any]:
-    parsed = [measure(text) for text in task.experiment.measures]
+    conventions = {
+        str(one): f"{MEASURES[one.name]}; {EMPTY[one.empty]}" for one in map(measure, task.experiment.measures)
+    } | CONVENTIONS
+    if not hasattr(task.experiment.methods.learner, "reward"):
+        del conventions["reward"]
     return {
         "format": 1,
         "fedrank": __version__,
@@ -359,7 +364,7 @@ def _facts(task: Task) -> dict[str, Any]:
         "round": 0,
         "rounds": task.experiment.rounds,
         "data": {},
-        "conventions": {str(one): f"{MEASURES[one.name]}; {EMPTY[one.empty]}" for one in parsed} | CONVENTIONS,
+        "conventions": conventions,
         "pid": os.getpid(),
         "error": None,
         "notes": [],

@@ -211,8 +211,23 @@ def _side_by_side(
 
 def _work(pipe: Connection, stopped: Any, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; both receive Ctrl-C
-    while (task := pipe.recv()) is not None:
-        pipe.send(perform(task, threads, pipe.send, stopped.is_set))
+    deserted = False
+
+    def tell(message: Any) -> None:
+        nonlocal deserted
+        try:
+            pipe.send(message)
+        except OSError:  # the parent is gone: stop as if it had asked
+            deserted = True
+
+    while not deserted:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        if task is None:
+            return
+        tell(perform(task, threads, tell, lambda: deserted or stopped.is_set()))
 
 
 class Show:

@@ -222,7 +222,8 @@ def _arrive(
     arrived, memory = federation.learner(start, state.memory, some, chance, threads)
     if not math.isfinite(np.add.reduce(arrived.updates, axis=None, dtype=np.float64)):
         client = int(arrived.ids[np.argmin(np.isfinite(arrived.updates).all(axis=1))])
-        raise RoundError("the update is not finite; lower learner.rate, or normalise the features", number, client)
+        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
+        raise RoundError(problem, number, client)
     if federation.attack is not None:
         arrived = federation.attack(arrived, some.malicious, chance.rng("attack"))
     if federation.mechanism is not None:

@@ -1,4 +1,4 @@
-"""Random numbers for compiled loops: draw number i of a stream is a function of (stream, i), so nothing is carried along."""
+"""Random numbers for compiled loops: draw i of a stream is a function of (stream, i), so nothing is carried along."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def compiled(fastmath: bool = False) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
         before = _config.CACHE_DIR
         _config.CACHE_DIR = _FOLDER
         try:

@@ -39,8 +39,8 @@ class Model:
             weights = self.weights
         elif client is None or not 0 <= client < len(self.weights):
             raise ValueError(
-                f"this file holds {len(self.weights)} models, one for each client; choose one with client = 0 .. "
-                f"{len(self.weights) - 1}"
+                f"this file holds {len(self.weights)} models, one for each client; choose one from 0 to "
+                f"{len(self.weights) - 1} (on the command line with --client)"
             )
         else:
             weights = self.weights[client]

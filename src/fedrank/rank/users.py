@@ -94,9 +94,9 @@ def user_for(name: str, top_grade: int) -> User:
     if name not in USERS:
         raise ValueError(f"no user {name!r}; there are {', '.join(USERS)}")
     tables = USERS[name]
-    if top_grade + 1 not in tables:
+    if (levels := top_grade + 1) not in tables:
         raise ValueError(
-            f"user {name!r} has tables for {', '.join(map(str, sorted(tables)))} grades, the data have {top_grade + 1}; "
+            f"user {name!r} has tables for {', '.join(map(str, sorted(tables)))} grades, the data have {levels}; "
             "give `click` and `stop` probabilities for every grade instead of a name"
         )
     return tables[top_grade + 1]
