@@ -79,7 +79,7 @@ def run(
         are = "is" if left == 1 else "are"
         _say(console, f"Stopped. {_count(left)} {are} not finished; nothing is lost: run the same command to resume.")
     if results.finished or results.skipped:
-        show_table(load_runs(out / label), console, baseline=experiment.baseline)
+        show_table(load_runs(out / label), console)
         _say(console, f"Pictures and tests: fedrank report {out / label} --out report.html")
     if results.failed:
         raise typer.Exit(1)

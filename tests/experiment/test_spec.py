@@ -217,7 +217,7 @@ def test_variants_times_combinations():
         for aggregator in ("mean-weighted-false", "none")
     ]
     last = variants[-1]
-    assert last.settings == {"learner.rate": 1, "aggregator": "none"}
+    assert last.settings == {"variants": "two", "learner.rate": 1, "aggregator": "none"}
     assert (last.experiment.clients.count, last.experiment.learner["rate"], last.experiment.aggregator) == (
         2,
         1,
@@ -454,3 +454,32 @@ def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
         assert len(results.finished) == 1
         report = write_report(load_runs(tmp_path / f"part-{i}"), tmp_path / f"{i}.md")
         assert few.measures[0].partition("@")[0] in report.read_text(encoding="utf-8").lower()
+
+
+def test_setting_a_varied_key_is_refused(tmp_path):
+    file = tmp_path / "spec.toml"
+    file.write_text(
+        'rounds = 5\ndata = { name = "synthetic-mq2007" }\nclients = { count = 2 }\nlearner = { name = "pdgd" }\n'
+        '[vary]\n"learner.rate" = [0.1, 0.2]\n'
+    )
+    with pytest.raises(SpecError, match=r"learner.rate: is varied.*set vary.learner.rate=\[...\] instead"):
+        read_experiment(file, ["learner.rate=5"])
+    assert [v.name for v in read_experiment(file, ["vary.learner.rate=[5.0]"]).expand()] == ["learner.rate=5.0"]
+    file.write_text(file.read_text() + '"learner" = [{ name = "pdgd" }]\n')
+    with pytest.raises(SpecError, match="learner is varied as a whole already"):
+        read_experiment(file)
+
+
+def test_spec_errors_survive_a_trip_between_processes():
+    import copy
+
+    problem = SpecError(["a: wrong", "b: wrong"], "x.toml")
+    assert str(copy.copy(problem)) == str(problem) == "x.toml: a: wrong\nx.toml: b: wrong"
+    # What a pickle does, without one: rebuild from the class and its arguments.
+    assert str(type(problem)(*problem.args)) == str(problem)
+
+
+def test_named_variants_that_vary_keep_their_names(tmp_path):
+    names = [variant.settings for variant in read_experiment("thesis/mq2008-fpdgd").expand()]
+    assert names[0] == {"variants": "fpdgd", "clients.user": "perfect"}
+    assert names[-1] == {"variants": "pdgd", "clients.user": "informational"}

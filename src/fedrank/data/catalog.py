@@ -285,6 +285,13 @@ def describe(name: str) -> DataSet:
     raise ValueError(f"no data set {name!r}; {hint}")
 
 
+def require(name: str) -> None:
+    """Raise, with what to do about it, if a set of the catalog is not here."""
+    entry = describe(name)
+    if entry.layout != "built-in":
+        _found(entry)
+
+
 def load(name: str, fold: int = 1, normalise: str | None = None, cache: bool = True) -> Fold:
     """A fold of a set of the catalog; without `normalise`, normalised as its entry says for vector models."""
     from fedrank.data.normalise import known_normalisation

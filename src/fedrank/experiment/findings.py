@@ -54,6 +54,7 @@ class Reading:
     costs: dict[str, float]
     query_ids: NDArray[np.str_]
     queries: dict[str, NDArray[np.float64]]
+    clients: dict[str, NDArray[np.float64]]  # measure -> [clients], on their own queries; empty where all are alike
     weights: NDArray[np.float64] | None  # of a linear model
     feature_names: tuple[str, ...]
 
@@ -269,7 +270,7 @@ def _read(run: Run) -> Reading:
     costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
-    return Reading(values, curves, window, costs, *by_query, weights, names)
+    return Reading(values, curves, window, costs, *by_query, run.clients[1], weights, names)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -12,6 +12,7 @@ from fedrank.experiment.tables import (
     Table,
     asked_rows,
     comparison_table,
+    clients_table,
     cost_table,
     final_table,
     heading,
@@ -107,7 +108,7 @@ def _article(found: Findings, anchor: str) -> str:
         f"<h3>{escape(heading(column))}</h3>{_table(interval_table(found, column))}" for column in found.columns
     )
     parts.append(f"<details><summary>Confidence intervals and ranges</summary>{intervals}</details>")
-    parts += [_comparisons(found), _published(found), _curves(found), _costs(found), _weights(found)]
+    parts += [_comparisons(found), _published(found), _curves(found), _clients(found), _costs(found), _weights(found)]
     parts += [_conventions(found), _unfinished(found), _provenance(found), "</article>"]
     return "\n".join(part for part in parts if part)
 
@@ -155,6 +156,11 @@ def _curves(found: Findings) -> str:
             text += " Measured on the test queries, after aggregation."
         charts.append(_figure(figures.curves(found, column, name), text))
     return "<h2>Learning curves</h2>" + "".join(charts) if charts else ""
+
+
+def _clients(found: Findings) -> str:
+    table = clients_table(found)
+    return f"<h2>Whom it serves</h2>{_table(table)}" if table is not None else ""
 
 
 def _costs(found: Findings) -> str:

@@ -17,6 +17,7 @@ from fedrank.experiment.tables import (
     Table,
     asked_rows,
     comparison_table,
+    clients_table,
     cost_table,
     final_table,
     heading,
@@ -103,6 +104,9 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
                 parts += [f"### {heading(column)}", _markdown(comparison_table(found, column))]
         if found.published:
             parts += ["## Published and measured", _markdown(published_table(found))]
+        served = clients_table(found)
+        if served is not None:
+            parts += ["## Whom it serves", _markdown(served)]
         parts += ["## Cost", _markdown(cost_table(found)), "## How it was measured"]
         told = dict.fromkeys(text for run in found.runs.finished for text in run.conventions.values())
         notes = dict.fromkeys(note for run in found.runs.finished for note in run.notes)

@@ -23,10 +23,11 @@ from fedrank import __version__
 from fedrank.data.catalog import Fold, load, load_files
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.federate.clients import make_clients
+from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.round import Federation, Outcome, RoundError, State, simulate
 from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_model, save_model
-from fedrank.types import Weights
+from fedrank.types import Clients, Ranker, Weights
 
 SECONDS_BETWEEN_CHECKPOINTS = 2.0
 SECONDS_BETWEEN_NEWS = 0.1
@@ -178,6 +179,8 @@ def _perform(
     )
     save_model(model, task.folder / "model.json")
     _write(task.folder / "queries.csv", _queries_csv(evaluator, asked.measures, state.weights, ranker))
+    if not alike(clients):
+        _write(task.folder / "clients.csv", _clients_csv(asked.measures, state.weights, ranker, clients))
     _write_facts(task.folder, facts | {"status": "finished", "round": asked.rounds})
     (task.folder / "checkpoint.npz").unlink(missing_ok=True)
     return "finished"
@@ -295,7 +298,7 @@ class Record:
                     file.truncate(csv_bytes)
                     file.seek(csv_bytes)
                     return file
-        for old in ("timing.csv", "queries.csv", "model.json", "checkpoint.npz"):
+        for old in ("timing.csv", "queries.csv", "clients.csv", "model.json", "checkpoint.npz"):
             (self.folder / old).unlink(missing_ok=True)
         file = path.open("w+b")
         file.write(
@@ -328,14 +331,14 @@ _load_named = lru_cache(maxsize=2)(load)
 _load_files = lru_cache(maxsize=2)(load_files)
 
 
-def _start_weights(path: str, ranker: Any) -> Weights:
+def _start_weights(path: str, ranker: Ranker) -> Weights:
     model = load_model(path)
     if model.ranker.hidden != ranker.hidden or model.weights.ndim != 1:
         raise ValueError(f"start = {path!r} is not a model of the same ranker as learner.ranker; choose the one it has")
     return model.weights
 
 
-def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ranker: Any) -> str:
+def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ranker: Ranker) -> str:
     values = evaluator.per_query(weights, ranker)
     if weights.ndim == 2:
         values = average(np.moveaxis(values, 1, -1))
@@ -343,6 +346,16 @@ def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ra
     for query, column in zip(evaluator.data.query_ids, values.T, strict=True):
         quoted = f'"{query}"' if "," in query else str(query)
         lines.append(",".join([quoted, *("" if np.isnan(v) else repr(float(v)) for v in column)]))
+    return "\n".join(lines) + "\n"
+
+
+def _clients_csv(measures: list[str], weights: Weights, ranker: Ranker, clients: Clients) -> str:
+    values = quality_by_client(measures, weights, ranker, clients)
+    queries = np.diff(clients.pools)[clients.pool]
+    lines = [",".join(["client", "queries", "interactions", *measures])]
+    for c, column in enumerate(values.T):
+        cells = ("" if np.isnan(value) else repr(float(value)) for value in column)
+        lines.append(",".join([str(clients.ids[c]), str(queries[c]), str(clients.interactions[c]), *cells]))
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.data.catalog import require
 from fedrank.experiment.run import News, Task, perform
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.experiment.store import duration, load_runs
@@ -66,6 +68,9 @@ def run_experiment(
             results.skipped.append(task)
         else:
             waiting.append(task)
+    for data in {task.experiment.data.name for task in waiting}:
+        if data is not None:
+            require(data)
     folder = Path(out) / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")
@@ -246,7 +251,7 @@ def _progress(console: Console | None, runs: int, done: int) -> Iterator[Show]:
 
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             TextColumn("{task.fields[detail]}"),
             TimeRemainingColumn(compact=True),
         )
@@ -293,5 +298,5 @@ class _Lines(Show):
 
 def _detail(task: Task, news: News) -> str:
     speed = news.interactions / news.seconds if news.seconds > 0 else 0.0
-    quality = "" if news.quality != news.quality else f", {task.experiment.measures[0]} {news.quality:.4f}"
+    quality = "" if math.isnan(news.quality) else f", {task.experiment.measures[0]} {news.quality:.4f}"
     return f"round {news.round:,} of {news.rounds:,}{quality}, {speed:,.0f} interactions/s"

@@ -42,7 +42,10 @@ class SpecError(ValueError):
     def __init__(self, problems: Iterable[str], source: str = ""):
         self.problems = list(dict.fromkeys(line for problem in problems for line in str(problem).splitlines()))
         self.source = source
-        super().__init__("\n".join(f"{source}: {line}" if source else line for line in self.problems))
+        super().__init__(self.problems, source)  # as given, so that it survives a trip between processes
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.source}: {line}" if self.source else line for line in self.problems)
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,9 @@ def read_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experi
     try:
         _resolve(tables, folder)
         for keys, value in changes:
+            key = ".".join(keys)
+            if isinstance(tables.get("vary"), dict) and key in flat(tables["vary"]):
+                raise ValueError(f"{key}: is varied, so setting it would change nothing; set vary.{key}=[...] instead")
             varied = keys[0] == "vary" and len(keys) > 1  # in [vary], dotted keys are single keys
             put(tables, ["vary", ".".join(keys[1:])] if varied else keys, value)
         _resolve(tables, Path())
@@ -319,6 +325,9 @@ def _read_vary(given: Any, place: str, problems: list[str]) -> Any:
             problems.append(f"{place}.{key}: {shown(twice[0])} stands there twice; list each value once")
         else:
             found[key] = values
+    for key in found:
+        if inside := [other for other in found if other.startswith(f"{key}.")]:
+            problems.append(f"{place}.{inside[0]}: {key} is varied as a whole already; keep one of them")
     return found
 
 
@@ -439,7 +448,8 @@ def _expand(tables: Mapping[str, Any], rows: Sequence[_Row]) -> tuple[list[Varia
                 if key.partition(".")[0] in (*_ONLY_WHOLE, "seeds") or key == "data.folds":
                     raise ValueError(f"{key}: is the same for all variants; set it at the top")
                 put(changed, key.split("."), copy.deepcopy(value))
-            found.append(Variant(row.folder, row.settings, from_tables(changed)))
+            named = {"variants": row.name} if row.name and row.settings else {}
+            found.append(Variant(row.folder, named | row.settings, from_tables(changed)))
         except ValueError as problem:
             for line in str(problem).splitlines():
                 varied = not row.name or (line.startswith(tuple(row.settings)) and not line.startswith(tuple(changes)))

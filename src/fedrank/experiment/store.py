@@ -74,6 +74,12 @@ class Run:
         return _read_queries(*_version_of(self.path / "queries.csv"))
 
     @property
+    def clients(self) -> tuple[NDArray[np.str_], dict[str, Column]]:
+        """Client ids, and how well the final model serves each on its own queries; empty where all are alike."""
+        file = self.path / "clients.csv"
+        return _read_queries(*_version_of(file)) if file.exists() else (np.array([], dtype=np.str_), {})
+
+    @property
     def model(self) -> dict[str, Any] | None:
         """Contents of model.json, or None where there is none."""
         file = self.path / "model.json"

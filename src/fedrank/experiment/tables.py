@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fedrank.experiment.findings import COSTS, Findings, Variant, show
 from fedrank.experiment.statistics import Summary
 from fedrank.experiment.store import Runs, duration
+
+ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
 
 HEADINGS = {
     "online": "online nDCG@10",
@@ -141,6 +145,33 @@ def published_table(found: Findings) -> Table:
     )
     header = ["variant", "measure", "source", "published", "measured", "repeats", "ours - theirs", "verdict"]
     return Table(header, rows, 3, [note])
+
+
+def clients_table(found: Findings) -> Table | None:
+    """How well the final models serve clients, from the average one to the worst; None where all are alike."""
+    names, words = _variant_columns(found)
+    rows = []
+    for variant in found.variants:
+        readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
+        for column in dict.fromkeys(name for reading in readings for name in reading if name not in ABOUT_CLIENTS):
+            values = [reading[column][~np.isnan(reading[column])] for reading in readings if column in reading]
+            values = [each for each in values if len(each)]
+            if not values:
+                continue
+            told = (
+                float(np.mean([each.mean() for each in values])),
+                float(np.mean([np.percentile(each, 10) for each in values])),
+                float(np.mean([each.min() for each in values])),
+            )
+            cells = [Cell(column), Cell(str(max(map(len, values)))), *(Cell(f"{value:.4f}") for value in told)]
+            rows.append([*_variant_cells(found, variant, words), *cells])
+    if not rows:
+        return None
+    note = (
+        "Each client's final model on the queries that it searches with, by the grades that it sees; means over repeats. "
+        "These are training queries: compare variants, not with the tables above."
+    )
+    return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
 
 
 def cost_table(found: Findings) -> Table:

@@ -1,0 +1,36 @@
+"""How well a model serves each client, on its own queries and by its own grades: an average hides whom federation hurts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.rank.measures import Evaluator
+from fedrank.types import Clients, Ranker, Weights
+
+
+def alike(clients: Clients) -> bool:
+    """Whether all clients draw from the same queries and see the same grades, so that one model serves all the same."""
+    return len(clients) < 2 or (len(np.unique(clients.pool)) == 1 and len(np.unique(clients.view)) == 1)
+
+
+def quality_by_client(
+    measures: Sequence[str], weights: Weights, ranker: Ranker, clients: Clients
+) -> NDArray[np.float64]:
+    """[measures, clients]: each client's model on the queries that it searches with, by the grades that it sees.
+
+    `weights` is one model for all, or one per client. NaN where a client has no query that the measure counts.
+    """
+    values = np.full((len(measures), len(clients)), np.nan)
+    places = np.stack([clients.pool, clients.view], axis=1)
+    for pool, view in np.unique(places, axis=0):
+        queries = clients.queries[clients.pools[pool] : clients.pools[pool + 1]]
+        seen = replace(clients.data, grades=clients.grades[view])
+        evaluator = Evaluator(seen.select(np.unique(queries)), measures)
+        here = np.flatnonzero((places == (pool, view)).all(axis=1))
+        models = weights[here] if weights.ndim == 2 else weights[None]
+        values[:, here] = evaluator(models, ranker)
+    return values
