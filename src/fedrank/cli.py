@@ -87,6 +87,47 @@ def run(
         raise typer.Exit(130)
 
 
+@app.command(
+    epilog="Examples:  fedrank tune quickstart --over learner.rate=[0.03,0.1,0.3]  ·  then: fedrank run "
+    "runs/quickstart-tuning/tuned.toml"
+)
+def tune(
+    spec: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")],
+    over: Annotated[
+        list[str], typer.Option(metavar="KEY=[VALUES]", help="Setting to tune and its values; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for results; they go to OUT/NAME-tuning.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")] = None,
+) -> None:
+    """Choose settings on the validation queries, for every variant by itself."""
+    from fedrank.experiment.spec import read_experiment
+    from fedrank.experiment.toml import parse_override
+    from fedrank.experiment.tune import show_tried, tune
+
+    experiment = read_experiment(spec, set_ or [])
+    grid = {".".join(keys): values for keys, values in map(parse_override, over)}
+    for key, values in grid.items():
+        if not isinstance(values, list):
+            raise ValueError(f"--over {key}={values}: list the values to try, such as {key}=[0.03,0.1,0.3]")
+    console = _console()
+    results, tried, path = tune(
+        experiment, _label(name, spec), grid, out, workers=workers or os.cpu_count() or 1, console=console
+    )
+    for task, reason in results.failed:
+        _say(console, f"failed {task.label}: {reason}", style="red")
+    if path is None:
+        _say(console, "Nothing is chosen before all runs are finished: run the same command again.")
+        raise typer.Exit(1 if results.failed else 130)
+    show_tried(tried, experiment.measures[0], console)
+    _say(console, f"All that was tried: fedrank report {path.parent}")
+    _say(console, f"The tuned experiment: fedrank run {path}")
+
+
 @app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
 def runs(
     folders: RunsFolders,

@@ -140,7 +140,10 @@ def _perform(
         "notes": list(fold.notes),
     }
     _write_facts(task.folder, facts | {"status": "running", "round": _read_round(task.folder)})
-    evaluator = Evaluator(fold.test, asked.measures)
+    judged = fold.test if asked.data.evaluate_on == "test" else fold.validation
+    if judged is None:
+        raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
+    evaluator = Evaluator(judged, asked.measures)
     start = None if asked.start is None else _start_weights(asked.start, ranker)
     with Record(
         task.folder,

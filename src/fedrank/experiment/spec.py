@@ -58,6 +58,7 @@ class DataSpec:
     validation: str | None = None
     folds: Annotated[tuple[Positive, ...], AtLeastOne] = (1,)
     normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, or "none" for files
+    evaluate_on: Literal["test", "validation"] = "test"  # validation: for choosing settings
 
 
 @dataclass(frozen=True)
