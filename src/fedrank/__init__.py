@@ -26,10 +26,18 @@ if TYPE_CHECKING:
     from fedrank.federate.aggregate import Apart as Apart
     from fedrank.federate.aggregate import Mean as Mean
     from fedrank.federate.clients import make_clients as make_clients
+    from fedrank.federate.differences import differences as differences
+    from fedrank.federate.partition import Attribute as Attribute
+    from fedrank.federate.partition import Dirichlet as Dirichlet
     from fedrank.federate.partition import Iid as Iid
+    from fedrank.federate.partition import Intents as Intents
+    from fedrank.federate.partition import Labels as Labels
     from fedrank.federate.partition import Own as Own
+    from fedrank.federate.partition import Shared as Shared
+    from fedrank.federate.quality import quality_by_client as quality_by_client
     from fedrank.federate.round import Federation as Federation
     from fedrank.federate.round import federated_round as federated_round
+    from fedrank.federate.round import personal_models as personal_models
     from fedrank.federate.round import simulate as simulate
     from fedrank.federate.server import Adam as Adam
     from fedrank.federate.server import Add as Add
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from fedrank.rank.evolution import Evolution as Evolution
     from fedrank.rank.learners import LambdaRank as LambdaRank
     from fedrank.rank.learners import Pdgd as Pdgd
+    from fedrank.rank.learners import fine_tune as fine_tune
     from fedrank.rank.measures import Evaluator as Evaluator
     from fedrank.rank.measures import Measure as Measure
     from fedrank.rank.measures import evaluate as evaluate
@@ -58,13 +67,17 @@ _HOMES = {
     "Add": "federate.server",
     "Apart": "federate.aggregate",
     "Arrivals": "types",
+    "Attribute": "federate.partition",
     "Clients": "types",
+    "Dirichlet": "federate.partition",
     "Evaluator": "rank.measures",
     "Evolution": "rank.evolution",
     "Experiment": "experiment.spec",
     "Federation": "federate.round",
     "Fold": "data.catalog",
     "Iid": "federate.partition",
+    "Intents": "federate.partition",
+    "Labels": "federate.partition",
     "LambdaRank": "rank.learners",
     "Linear": "rank.rankers",
     "Mean": "federate.aggregate",
@@ -76,10 +89,13 @@ _HOMES = {
     "Pdgd": "rank.learners",
     "RankingData": "data.ranking",
     "Relu": "rank.rankers",
+    "Shared": "federate.partition",
     "USERS": "rank.users",
     "User": "rank.users",
+    "differences": "federate.differences",
     "evaluate": "rank.measures",
     "federated_round": "federate.round",
+    "fine_tune": "rank.learners",
     "load": "data.catalog",
     "load_files": "data.catalog",
     "load_model": "rank.model",
@@ -88,6 +104,8 @@ _HOMES = {
     "measure": "rank.measures",
     "normalise": "data.normalise",
     "per_query": "rank.measures",
+    "personal_models": "federate.round",
+    "quality_by_client": "federate.quality",
     "read_experiment": "experiment.spec",
     "read_letor": "data.letor",
     "run_experiment": "experiment.schedule",

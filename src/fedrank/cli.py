@@ -128,6 +128,31 @@ def tune(
     _say(console, f"The tuned experiment: fedrank run {path}")
 
 
+@app.command(
+    epilog="Examples:  fedrank clients quickstart  ·  fedrank clients my.toml --out clients.png --set clients.count=20"
+)
+def clients(
+    spec: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")],
+    out: Annotated[Path | None, typer.Option(help="Picture to draw: .png, .svg or .pdf.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
+    ] = None,
+    fold: Annotated[int | None, typer.Option(min=1, help="Which fold; the spec's first if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which seed; the spec's first if not given.")] = None,
+) -> None:
+    """Who holds what: queries, documents and grades of each client, and how different clients are."""
+    from fedrank.experiment.spec import read_experiment
+    from fedrank.experiment.who import describe_clients, draw_clients, show_clients
+
+    console = _console()
+    who = describe_clients(read_experiment(spec, set_ or []), fold, seed)
+    show_clients(who, console)
+    if out is not None:
+        draw_clients(who, out)
+        _say(console, f"Picture: {out}")
+
+
 @app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
 def runs(
     folders: RunsFolders,

@@ -33,6 +33,7 @@ class Clients:
     ids: NDArray[np.int64]  # [clients]: who; chance is keyed by it, so that it survives selections
     pool: NDArray[np.int32]  # [clients]: which pool of queries it searches with
     view: NDArray[np.int32]  # [clients]: which row of `grades` it sees
+    judged: NDArray[np.int32]  # [clients]: by which row its own quality is judged; mostly the same
     user: NDArray[np.int32]  # [clients]: how it clicks (a row of `click`); -1 draws a row at every interaction
     interactions: NDArray[np.int64]  # [clients]: searches a round
     malicious: NDArray[np.bool_]  # [clients]
@@ -56,6 +57,7 @@ class Clients:
             ids=self.ids[which],
             pool=self.pool[which],
             view=self.view[which],
+            judged=self.judged[which],
             user=self.user[which],
             interactions=self.interactions[which],
             malicious=self.malicious[which],

@@ -132,7 +132,15 @@ def test_whole_numbers_are_numbers():
 
 def test_describe_names_every_setting():
     table = describe(Pdgd(ranker=Linear(start_norm=0.5), rate=0.2))
-    assert table == {"name": "pdgd", "ranker": {"name": "linear", "start_norm": 0.5}, "rate": 0.2, "batch": False}
+    assert table == {
+        "name": "pdgd",
+        "ranker": {"name": "linear", "start_norm": 0.5},
+        "rate": 0.2,
+        "batch": False,
+        "prox": 0.0,
+        "personal": "none",
+        "control": False,
+    }
 
 
 @pytest.mark.parametrize(

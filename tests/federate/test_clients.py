@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrank.federate.clients import make_clients
-from fedrank.federate.partition import PARTITIONS, Own
+from fedrank.federate.partition import Dirichlet, Iid, Labels, Own, Shared, Split
+from fedrank.rank.learners import Pdgd
 from fedrank.rank.users import USERS, User
+from fedrank.seeds import Chance
 from tests.made_up import made_up_data
 
 DATA = made_up_data(queries=23)
@@ -25,10 +27,10 @@ def test_own_queries_are_dealt_out_once(count, seed):
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("name", sorted(PARTITIONS))
-def test_every_client_has_queries(name):
-    clients = make_clients(DATA, 7, partition=PARTITIONS[name](), seed=4)
-    for c in range(7):
+@pytest.mark.parametrize("partition", [Iid(), Own(), Labels(), Dirichlet(5.0), Shared(Own())])
+def test_every_client_has_queries(partition):
+    clients = make_clients(DATA, 6, partition=partition, seed=4)
+    for c in range(6):
         assert clients.pools[clients.pool[c] + 1] > clients.pools[clients.pool[c]]
 
 
@@ -42,6 +44,54 @@ def test_lists_are_counted_around():
     assert clients.user.tolist() == [0, 1, 0, 1, 0]
     assert clients.interactions.tolist() == [1, 2, 3, 1, 2]
     assert clients.click.tolist() == [[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]]
+
+
+def test_every_interaction_draws_a_user():
+    clients = make_clients(DATA, 3, user=["perfect", "poison"], user_per="interaction")
+    assert clients.user.tolist() == [-1, -1, -1]
+    assert clients.click.tolist() == [[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]]
+
+
+def test_drawn_users_are_a_mixture():
+    # Whoever never clicks teaches nothing: of 400 single interactions, half must leave no update.
+    silent, eager = User((0.0,) * 3, (0.0,) * 3), User((0.3, 0.3, 0.3), (0.0,) * 3)
+    data = made_up_data(queries=8, longest=30, seed=3).select([7])
+    fixed = make_clients(data, 400, user=eager, interactions=1)
+    mixed = make_clients(data, 400, user=[silent, eager], interactions=1, user_per="interaction")
+
+    def learning(clients):
+        arrived, _ = Pdgd()(np.zeros(5), None, clients, Chance(1, 1))
+        return np.mean(arrived.updates.any(axis=1))
+
+    assert learning(mixed) == pytest.approx(learning(fixed) / 2, abs=0.06)
+
+
+def test_what_a_partition_rearranged_is_used():
+    def reverse(data, count, rng):
+        turned = data.select(np.arange(data.queries)[::-1])
+        views = np.stack([turned.grades, np.zeros_like(turned.grades)])
+        pools = (np.arange(2, dtype=np.int32), np.arange(2, 5, dtype=np.int32))
+        return Split(pools, np.array([1, 0], np.int32), turned, views, np.array([0, 1], np.int32))
+
+    clients = make_clients(DATA, 2, partition=reverse)
+    assert clients.data.query_ids[0] == DATA.query_ids[-1]
+    assert clients.pools.tolist() == [0, 2, 5]
+    assert clients.pool.tolist() == [1, 0]
+    assert clients.view.tolist() == [0, 1]
+    assert clients.ideal.shape == (2, 23)
+    assert clients.ideal[0].any()
+    assert not clients.ideal[1].any()
+
+
+def test_a_partition_without_queries_for_somebody_is_refused():
+    def careless(data, count, rng):
+        pools = (np.arange(3, dtype=np.int32), np.arange(0, dtype=np.int32))
+        return Split(pools, np.array([0, 1][:count], np.int32))
+
+    with pytest.raises(ValueError, match="client 1 of 2 would have no query"):
+        make_clients(DATA, 2, partition=careless)
+    with pytest.raises(ValueError, match="made 2 clients instead of 3"):
+        make_clients(DATA, 3, partition=careless)
 
 
 def test_a_million_clients_share_one_pool():
@@ -63,6 +113,7 @@ def test_rows_keep_ids():
         ({"count": 2, "interactions": 0}, "nobody would search"),
         ({"count": 2, "interactions": [3, -1]}, "nobody would search"),
         ({"count": 2, "user": "nobody"}, "no user 'nobody'"),
+        ({"count": 2, "user_per": "round"}, "user_per = 'round' is not known"),
         ({"count": 2, "user": User((0.0, 1.0), (0.0, 0.0))}, "for 2 grades, the data have 3"),
     ],
 )

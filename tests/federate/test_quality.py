@@ -30,7 +30,7 @@ def test_one_model_on_everybodys_own_queries():
 
 def test_a_model_and_a_view_per_client():
     views = np.stack([DATA.grades, DATA.grades[::-1]])
-    clients = replace(make_clients(DATA, 2), grades=views, view=np.array([1, 0], dtype=np.int32))
+    clients = replace(make_clients(DATA, 2), grades=views, judged=np.array([1, 0], dtype=np.int32))
     models = np.random.default_rng(1).standard_normal((2, 5))
     found = quality_by_client(["ndcg@10"], models, Linear(), clients)
     for c, view in enumerate((1, 0)):

@@ -76,8 +76,8 @@ def score_and_gradient(weights, hidden, document):
     return output @ units, np.concatenate([np.outer(x, back).ravel(), back, units])
 
 
-def client_update(start, hidden, rate, batch, data, clients, c, key):
-    """What client c sends."""
+def client_update(start, hidden, rate, batch, data, clients, c, key, prox=0.0, control=0.0, common=0.0):
+    """What client c sends; with FedProx's pull (a number, or one per parameter) or SCAFFOLD's two controls."""
     weights = start.astype(np.float64).copy()
     total = np.zeros_like(weights)
     own = np.uint64(stream(key, clients.ids[c]))
@@ -96,6 +96,7 @@ def client_update(start, hidden, rate, batch, data, clients, c, key):
         )
         scales = position_scales(scores, shown, clicked, considered)
         gradient = sum(scale * scored[d][1] for scale, d in zip(scales, shown, strict=True))
+        gradient = gradient - prox * (weights - start) - control + common
         if batch:
             total += rate * gradient
         else:

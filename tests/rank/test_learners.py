@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedrank.federate.clients import make_clients
 from fedrank.federate.partition import Own
 from fedrank.kernels import clicks as click_kernel
-from fedrank.kernels.chance import stream
-from fedrank.rank.learners import LambdaRank, Pdgd
-from fedrank.rank.rankers import Linear, Mlp
+from fedrank.kernels.chance import stream, uniform
+from fedrank.rank.evolution import Evolution
+from fedrank.rank.learners import LambdaRank, Pdgd, fine_tune
+from fedrank.rank.rankers import Linear, Mlp, Relu
 from fedrank.rank.users import USERS
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
@@ -149,3 +153,225 @@ def test_lambdas_by_hand():
 def test_a_useless_rate_is_refused(rate):
     with pytest.raises(ValueError, match="rate"):
         Pdgd(rate=rate)
+
+
+def few_clients(interactions=(1, 6, 0, 3), features=7):
+    data = made_up_data(features=features)
+    users = ["perfect", "informational"]
+    return data, make_clients(data, 4, user=users, interactions=interactions, partition=Own(), seed=3)
+
+
+def as_sent(weights):
+    return weights.astype(np.float32).astype(float)
+
+
+@pytest.mark.parametrize("prox", [0.001, 1.0, 10.0])
+@pytest.mark.parametrize("ranker", [Linear(start_norm=0.5), Mlp(hidden=6)])
+def test_fedprox_equals_the_oracle(ranker, prox):
+    data, clients = few_clients()
+    start = as_sent(ranker.first(7, np.random.default_rng(2)))
+    plain, _ = Pdgd(ranker=ranker)(start, None, clients, Chance(5, 9))
+    arrived, memory = Pdgd(ranker=ranker, prox=prox)(start, None, clients, Chance(5, 9))
+    for c in range(4):
+        expected = oracle.client_update(
+            start, ranker.hidden, 0.1, False, data, clients, c, Chance(5, 9).key("learn"), prox=prox
+        )
+        assert arrived.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
+    assert memory is None
+    assert not np.array_equal(arrived.updates[1], plain.updates[1])
+    assert np.array_equal(arrived.updates[0], plain.updates[0]), "the first step begins at the global model"
+
+
+def test_the_strongest_pull_undoes_all_earlier_steps():
+    # rate x prox = 1. A query with one document has no pair: after such a step the client is back where it started.
+    data = made_up_data()
+    pool, client = make_clients(data, 1).queries, np.uint64(stream(Chance(1, 1).key("learn"), 0))
+    back = []
+    for steps in range(1, 12):
+        query = pool[int(uniform(np.uint64(stream(client, steps - 1)), 0) * len(pool))]
+        clients = make_clients(data, 1, interactions=steps)
+        arrived, _ = Pdgd(rate=0.5, prox=2.0)(np.ones(5), None, clients, Chance(1, 1))
+        if data.offsets[query + 1] - data.offsets[query] == 1:
+            back.append(steps)
+            assert not arrived.updates.any()
+    assert max(back, default=0) > 1, "no such query was drawn; choose another round"
+    assert arrived.updates.any()
+
+
+def test_a_stronger_pull_keeps_clients_closer():
+    _, clients = few_clients(interactions=200)
+    lengths = [
+        np.linalg.norm(Pdgd(prox=prox)(np.zeros(7), None, clients, Chance(1, 1))[0].updates, axis=1)
+        for prox in (0.0, 1.0, 10.0)
+    ]
+    for weaker, stronger in itertools.pairwise(lengths):
+        assert (stronger < weaker).all()
+    assert (lengths[-1] < 0.1 * lengths[0]).all()
+
+
+@pytest.mark.parametrize("ranker", [Mlp(hidden=6), Relu(units=6, start="normal")])
+@pytest.mark.parametrize("prox", [0.0, 1.0])
+def test_fedper_keeps_the_output_weights_with_the_client(ranker, prox):
+    data, clients = few_clients()
+    rng = np.random.default_rng(2)
+    start = as_sent(ranker.first(7, rng))
+    memory = rng.standard_normal((4, 6))
+    before = memory.copy(), start.copy()
+    learner = Pdgd(ranker=ranker, rate=0.3, prox=prox, personal="output")
+    arrived, kept = learner(start, memory, clients, Chance(5, 9))
+    assert np.array_equal(memory, before[0])
+    assert np.array_equal(start, before[1])
+    assert not arrived.updates[:, -6:].any(), "they do not travel"
+    assert arrived.message_bytes == learner.bytes_down(len(start)) == 4 * 6 * (7 + 1)
+    assert np.array_equal(kept[2], memory[2]), "client 2 did not search"
+    if ranker.hidden > 0:
+        pull = np.repeat([prox, 0.0], [6 * 8, 6])  # personal weights have no global model to return to
+        for c in range(4):
+            own = np.concatenate([start[:-6], memory[c]])
+            expected = oracle.client_update(own, 6, 0.3, False, data, clients, c, Chance(5, 9).key("learn"), prox=pull)
+            assert arrived.updates[c, :-6] == pytest.approx(expected[:-6], rel=2e-4, abs=1e-6)
+            assert kept[c] - memory[c] == pytest.approx(expected[-6:], rel=2e-4, abs=1e-6)
+
+
+def test_fedper_models_share_all_but_the_output():
+    _, clients = few_clients(interactions=20)
+    learner = Pdgd(ranker=Mlp(hidden=4), personal="output")
+    start = learner.ranker.first(7, np.random.default_rng(1))
+    first = learner.first_memory(start, 4)
+    assert np.array_equal(first, np.tile(start[-4:], (4, 1)))
+    assert not np.shares_memory(first, start)
+    _, kept = learner(start, first, clients, Chance(1, 1))
+    models = learner.personal_models(start, kept, 4)
+    assert (models[:, :-4] == start[:-4]).all()
+    assert len({tuple(row) for row in models[:, -4:]}) == 4
+    sizes = np.array([1, 2, 0, 5])
+    averaged = learner.averaged(start, kept, sizes)
+    assert np.array_equal(averaged[:-4], start[:-4])
+    assert averaged[-4:] == pytest.approx((1 * kept[0] + 2 * kept[1] + 5 * kept[3]) / 8)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("ranker", [Linear(), Mlp(hidden=6)])
+def test_scaffold_equals_the_oracle(ranker, batch):
+    data, clients = few_clients()
+    rng = np.random.default_rng(2)
+    start = as_sent(ranker.first(7, rng))
+    controls, common = 0.05 * rng.standard_normal((4, len(start))), 0.05 * rng.standard_normal(len(start))
+    learner = Pdgd(ranker=ranker, rate=0.3, batch=batch, control=True)
+    arrived, after = learner(start, controls, clients, Chance(5, 9), common=common)
+    for c, steps in enumerate([1, 6, 0, 3]):
+        update = oracle.client_update(
+            start, ranker.hidden, 0.3, batch, data, clients, c, Chance(5, 9).key("learn"),
+            control=controls[c], common=common,
+        )  # fmt: skip
+        assert arrived.updates[c] == pytest.approx(update, rel=2e-4, abs=1e-6)
+        expected = controls[c] - common + update / (steps * 0.3) if steps else controls[c]
+        assert after[c] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        # The server knows the change of a control from the message alone.
+        if steps:
+            assert after[c] - controls[c] == pytest.approx(arrived.updates[c].astype(float) / (steps * 0.3) - common)
+
+
+def test_scaffold_by_hand_where_nobody_clicks():
+    from fedrank.rank.users import User
+
+    silent = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    clients = make_clients(made_up_data(features=1), 2, user=silent, interactions=[2, 3])
+    arrived, after = Pdgd(rate=0.5, control=True)(np.zeros(1), np.array([[1.0], [5.0]]), clients, Chance(1, 1))
+    # Steps of rate x (0 - control + mean control), and all gradients were 0.
+    assert arrived.updates.tolist() == [[2 * 0.5 * (3 - 1)], [3 * 0.5 * (3 - 5)]]
+    assert after.tolist() == [[0.0], [0.0]]
+
+
+def test_without_controls_yet_scaffold_is_plain_pdgd():
+    _, clients = few_clients()
+    plain, _ = Pdgd()(np.zeros(7), None, clients, Chance(1, 1))
+    first, controls = Pdgd(control=True)(np.zeros(7), None, clients, Chance(1, 1))
+    assert np.array_equal(plain.updates, first.updates)
+    for c, steps in enumerate([1, 6, 3, 3]):
+        assert controls[c] == pytest.approx(plain.updates[c] / (steps * 0.1))
+
+
+@pytest.mark.parametrize(
+    "learner", [Pdgd(prox=1.0), Pdgd(ranker=Mlp(hidden=3), personal="output"), Pdgd(control=True)], ids=str
+)
+def test_threads_and_selection_change_nothing_that_is_remembered(learner):
+    clients = make_clients(made_up_data(queries=30), 400, interactions=[3, 7])
+    start = learner.ranker.first(5, np.random.default_rng(1))
+    memory = learner.first_memory(start, 400)
+    if memory is not None:
+        memory += np.random.default_rng(2).normal(0, 0.1, memory.shape)
+    common = learner.common(memory)
+    one, kept = learner(start, memory, clients, Chance(1, 1), 1, common)
+    three, also = learner(start, memory, clients, Chance(1, 1), 3, common)
+    chosen = np.array([7, 100])
+    rows = None if memory is None else memory[chosen]
+    some, few = learner(start, rows, clients.rows(chosen), Chance(1, 1), 1, common)
+    assert np.array_equal(one.updates, three.updates)
+    assert np.array_equal(one.updates[chosen], some.updates)
+    if memory is not None:
+        assert np.array_equal(kept, also)
+        assert np.array_equal(kept[chosen], few)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [Pdgd(rate=0.3), LambdaRank(), Pdgd(ranker=Mlp(hidden=6), personal="output", prox=1.0), Pdgd(control=True)],
+    ids=str,
+)
+def test_fine_tuning_goes_on_with_plain_steps_and_chance_of_its_own(learner):
+    _, clients = few_clients()
+    start = learner.ranker.first(7, np.random.default_rng(1))
+    tuned = fine_tune(learner, start, clients, seed=1, interactions=8)
+    assert tuned.shape == (4, len(start))
+    assert (np.abs(tuned - start).max(axis=1) > 0).all(), "all take steps, whatever they bring to a round"
+    assert np.array_equal(tuned, fine_tune(learner, np.tile(start, (4, 1)), clients, seed=1, interactions=8, threads=2))
+    assert not np.array_equal(tuned, fine_tune(learner, start, clients, seed=2, interactions=8))
+    plain = learner if isinstance(learner, LambdaRank) else Pdgd(ranker=learner.ranker, rate=learner.rate)
+    assert np.array_equal(tuned, fine_tune(plain, start, clients, seed=1, interactions=8)), "plain steps"
+    longer = replace(clients, interactions=np.full(4, 8))
+    for number in range(4):
+        used, _ = plain(start, None, longer, Chance(1, number))
+        assert not np.array_equal(start + used.updates, tuned), "chance of a round"
+    assert clients.interactions.tolist() == [1, 6, 0, 3]
+
+
+def test_fine_tuning_learns_what_the_client_searches_for():
+    data = made_up_data(queries=60, seed=4)
+    clients = make_clients(data, 2, partition=Own(), interactions=1)
+    tuned = fine_tune(Pdgd(), np.zeros(5), clients, seed=1, interactions=2000)
+    for model in tuned:
+        assert np.corrcoef(Linear().score(model, data.features), data.grades)[0, 1] > 0.7
+
+
+def test_fine_tuning_refuses_what_cannot_work():
+    _, clients = few_clients()
+    with pytest.raises(ValueError, match="interactions = 0"):
+        fine_tune(Pdgd(), np.zeros(7), clients, 1, 0)
+    with pytest.raises(ValueError, match="evolution"):
+        fine_tune(Evolution(), np.zeros(7), clients, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"prox": -1.0}, "prox = -1.0"),
+        ({"prox": float("nan")}, "prox = nan"),
+        ({"prox": 20.0}, "at most 1 / rate = 10"),
+        ({"prox": 1.0, "batch": True}, "batch"),
+        ({"personal": "hidden"}, "no personal 'hidden'"),
+        ({"personal": "output"}, "linear ranker has none.*mlp"),
+        ({"control": True, "prox": 1.0}, "choose one"),
+        ({"control": True, "personal": "output", "ranker": Mlp()}, "choose one"),
+        ({"ranker": Relu()}, 'start = "normal"'),
+    ],
+)
+def test_settings_that_cannot_work_say_what_to_do(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Pdgd(**settings)
+
+
+def test_lambdarank_refuses_a_start_without_gradient():
+    with pytest.raises(ValueError, match='start = "normal"'):
+        LambdaRank(ranker=Relu())
+    assert LambdaRank(ranker=Relu(start="normal")).ranker.hidden == -10

@@ -16,8 +16,8 @@ from fedrank.experiment.store import Runs
 from fedrank.experiment.tables import (
     Table,
     asked_rows,
-    comparison_table,
     clients_table,
+    comparison_table,
     cost_table,
     final_table,
     heading,

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank import __version__
 from fedrank.data.catalog import Fold, load, load_files
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.federate.clients import make_clients
 from fedrank.federate.quality import alike, quality_by_client
-from fedrank.federate.round import Federation, Outcome, RoundError, State, simulate
+from fedrank.federate.round import Federation, Outcome, RoundError, State, personal_models, simulate
+from fedrank.rank.learners import fine_tune
 from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_model, save_model
 from fedrank.types import Clients, Ranker, Weights
@@ -120,14 +122,7 @@ def _perform(
         server=asked.methods.server,
         participation=asked.clients.participation,
     )
-    clients = make_clients(
-        fold.train,
-        asked.clients.count,
-        partition=asked.methods.partition,
-        user=asked.methods.users,
-        interactions=asked.clients.interactions,
-        seed=task.seed,
-    )
+    clients = clients_of(asked, task.fold, task.seed)
     facts |= {
         "data": {
             "name": fold.name,
@@ -182,8 +177,9 @@ def _perform(
     )
     save_model(model, task.folder / "model.json")
     _write(task.folder / "queries.csv", _queries_csv(evaluator, asked.measures, state.weights, ranker))
-    if not alike(clients):
-        _write(task.folder / "clients.csv", _clients_csv(asked.measures, state.weights, ranker, clients))
+    qualities = _by_client(asked, state, clients, task.seed, threads)
+    if qualities:
+        _write(task.folder / "clients.csv", _clients_csv(qualities, clients))
     _write_facts(task.folder, facts | {"status": "finished", "round": asked.rounds})
     (task.folder / "checkpoint.npz").unlink(missing_ok=True)
     return "finished"
@@ -323,6 +319,19 @@ class Record:
         return file
 
 
+def clients_of(asked: Experiment, fold: int, seed: int) -> Clients:
+    """The clients of a concrete experiment."""
+    return make_clients(
+        load_fold(asked.data, fold).train,
+        asked.clients.count,
+        partition=asked.methods.partition,
+        user=asked.methods.users,
+        interactions=asked.clients.interactions,
+        user_per=asked.clients.user_per,
+        seed=seed,
+    )
+
+
 def load_fold(data: Any, fold: int) -> Fold:
     """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
     if data.name is not None:
@@ -352,12 +361,33 @@ def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ra
     return "\n".join(lines) + "\n"
 
 
-def _clients_csv(measures: list[str], weights: Weights, ranker: Ranker, clients: Clients) -> str:
-    values = quality_by_client(measures, weights, ranker, clients)
+def _by_client(
+    asked: Experiment, state: State, clients: Clients, seed: int, threads: int
+) -> dict[str, NDArray[np.float64]]:
+    """Quality of every client with the final model, with its personal one, and after fine-tuning, where these exist."""
+    learner = asked.methods.learner
+    models = {"": state.weights}
+    if state.memory is not None and getattr(learner, "personal", "none") != "none":
+        models = {" averaged": state.weights, " personal": personal_models(learner, state, clients)}
+    if asked.fine_tune:
+        last = list(models.values())[-1]
+        models[" fine-tuned"] = fine_tune(learner, last, clients, seed, asked.fine_tune, threads)
+    if alike(clients) and len(models) == 1:
+        return {}
+    return {
+        f"{name}{kind}": values
+        for kind, weights in models.items()
+        for name, values in zip(
+            asked.measures, quality_by_client(asked.measures, weights, learner.ranker, clients), strict=True
+        )
+    }
+
+
+def _clients_csv(qualities: dict[str, NDArray[np.float64]], clients: Clients) -> str:
     queries = np.diff(clients.pools)[clients.pool]
-    lines = [",".join(["client", "queries", "interactions", *measures])]
-    for c, column in enumerate(values.T):
-        cells = ("" if np.isnan(value) else repr(float(value)) for value in column)
+    lines = [",".join(["client", "queries", "interactions", *qualities])]
+    for c in range(len(clients)):
+        cells = ("" if np.isnan(values[c]) else repr(float(values[c])) for values in qualities.values())
         lines.append(",".join([str(clients.ids[c]), str(queries[c]), str(clients.interactions[c]), *cells]))
     return "\n".join(lines) + "\n"
 

@@ -69,6 +69,7 @@ class ClientsSpec:
     partition: str | Table = field(default_factory=lambda: {"name": "iid"})
     user: str | Filled[str] | Table = "perfect"  # a name; a list, client c gets entry c, counted around; or own tables
     interactions: Positive | Filled[Positive] = 5  # searches a round; a list is counted around
+    user_per: Literal["client", "interaction"] = "client"  # interaction: each draws one of the users in the list
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of clients in a round
     malicious: Annotated[int, Field(ge=0)] = 0
 
@@ -120,6 +121,7 @@ class Experiment:
     aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
     server: str | Table = field(default_factory=lambda: {"name": "add"})
     start: str | None = None  # a model to go on from
+    fine_tune: Annotated[int, Field(ge=0)] = 0  # interactions with which every client adapts the final model to itself
     baseline: str | None = None  # variant that others are compared with
     vary: dict[str, list[Any]] = field(default_factory=dict)  # dotted key -> values; every combination is a variant
     variants: dict[str, Table] = field(default_factory=dict)  # name -> changes
@@ -378,7 +380,9 @@ def _data_problems(data: DataSpec) -> list[str]:
     found = []
     if data.normalise is not None and data.normalise not in NORMALISATIONS:
         found.append(f"data.normalise: no {data.normalise!r}{nearest(data.normalise, NORMALISATIONS)}")
-    files = {place: getattr(data, place) for place in _DATA_FILES if getattr(data, place) is not None}
+    files = {
+        place: getattr(data, place) for place in ("train", "test", "validation") if getattr(data, place) is not None
+    }
     if data.name is not None and files:
         found.append(f"data: has both a name and files; leave out name, or {' and '.join(files)}")
     elif data.name is not None:
@@ -509,14 +513,13 @@ def _resolve(tables: Table, folder: Path) -> None:
     """Name files in full: those of a spec lie where the spec lies, those of overrides where the user is."""
 
     def full(key: str, value: Any) -> Any:
-        named = key in ("start", *(f"data.{place}" for place in _DATA_FILES))
-        return os.path.abspath(folder / value) if named and isinstance(value, str) else value
+        if isinstance(value, dict):
+            return {inner: full(f"{key}.{inner}", below) for inner, below in value.items()}
+        return os.path.abspath(folder / value) if _FILES.fullmatch(key) and _is_path(key, value) else value
 
     for table in (tables, *_tables_in(tables.get("variants"))):
         for key, value in table.items():
-            if key == "data" and isinstance(value, dict):
-                table[key] = {inner: full(f"data.{inner}", below) for inner, below in value.items()}
-            else:
+            if key not in _ONLY_WHOLE:
                 table[key] = full(key, value)
     if isinstance(tables.get("vary"), dict):
         varied = flat(tables["vary"])
@@ -524,6 +527,10 @@ def _resolve(tables: Table, folder: Path) -> None:
             key: [full(key, value) for value in values] if isinstance(values, list) else values
             for key, values in varied.items()
         }
+
+
+def _is_path(key: str, value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and not (key.endswith(".over") and value == "grade")
 
 
 def _tables_in(tables: Any) -> list[Table]:
@@ -534,7 +541,7 @@ def _builtin_folder() -> Any:
     return resources.files("fedrank").joinpath("papers")
 
 
-_DATA_FILES = ("train", "test", "validation")
+_FILES = re.compile(r"start|data\.(train|test|validation)|clients(\.partition)+\.(file|over)")  # keys that name files
 _ONLY_WHOLE = ("vary", "variants", "baseline", "published")  # keys of the whole experiment, not of a variant
 Reader = Callable[[Any, str, list[str]], Any]  # (value, its place, problems) -> value; ValueError is noted, too
 _READERS: dict[str, Reader] = {

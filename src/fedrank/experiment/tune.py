@@ -116,7 +116,10 @@ def show_tried(tried: Sequence[Tried], measure: str, console: Console) -> None:
         style = "bold" if row.chosen else ""
         mark = "  <- chosen" if row.chosen else ""
         table.add_row(
-            Text(row.variant), Text(setting + mark, style=style), Text(f"{row.quality:.4f}", style=style), str(row.repeats)
+            Text(row.variant),
+            Text(setting + mark, style=style),
+            Text(f"{row.quality:.4f}", style=style),
+            str(row.repeats),
         )
     console.print(table)
 

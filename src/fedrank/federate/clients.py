@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federate.partition import Iid, Partition
+from fedrank.federate.partition import Iid, Partition, Split
 from fedrank.rank.users import User, user_for
 from fedrank.seeds import rng_for
 from fedrank.types import Clients
@@ -20,16 +21,20 @@ def make_clients(
     partition: Partition | None = None,
     user: str | User | Sequence[str | User] = "perfect",
     interactions: int | Sequence[int] = 5,
+    user_per: Literal["client", "interaction"] = "client",
     seed: int = 1,
 ) -> Clients:
     """A table of `count` clients over `data`.
 
-    Of a list of users or interactions, client c gets entry c, counted around.
+    Of a list of users or interactions, client c gets entry c, counted around. With `user_per="interaction"` every
+    interaction draws one of the users instead, all alike.
     """
     from fedrank.kernels.measures import ideal_dcg
 
     if count < 1:
         raise ValueError(f"{count} clients; at least one must take part")
+    if user_per not in ("client", "interaction"):
+        raise ValueError(f'user_per = {user_per!r} is not known; use "client" or "interaction"')
     users = [user] if isinstance(user, (str, User)) else list(user)
     searches = np.resize(np.asarray(interactions, dtype=np.int64), count)
     if searches.min() < 0 or searches.max() < 1:
@@ -42,14 +47,24 @@ def make_clients(
                 "give one for each"
             )
     levels = max(len(one.click) for one in tables)
-    grades = np.ascontiguousarray(data.grades[None, :])
     split = (partition or Iid())(data, count, rng_for(seed, "partition"))
+    _check(split, count)
+    data = data if split.data is None else split.data
+    grades = np.ascontiguousarray(data.grades[None, :] if split.grades is None else split.grades)
+    view = np.zeros(count, dtype=np.int32) if split.view is None else split.view.astype(np.int32)
+    # -1: kernels draw a row of the tables at every interaction.
+    who = (
+        np.arange(count, dtype=np.int32) % np.int32(len(users))
+        if user_per == "client"
+        else np.full(count, -1, np.int32)
+    )
     return Clients(
         data=data,
         ids=np.arange(count, dtype=np.int64),
         pool=split.pool,
-        view=np.zeros(count, dtype=np.int32),
-        user=np.arange(count, dtype=np.int32) % np.int32(len(users)),
+        view=view,
+        judged=view if split.judged is None else split.judged,
+        user=who,
         interactions=searches,
         malicious=np.zeros(count, dtype=np.bool_),
         queries=np.concatenate(split.pools),
@@ -61,6 +76,19 @@ def make_clients(
         attention=np.array([one.attention for one in tables]),
         user_names=tuple(one if isinstance(one, str) else f"own table {u + 1}" for u, one in enumerate(users)),
     )
+
+
+def _check(split: Split, count: int) -> None:
+    if len(split.pool) != count:
+        raise ValueError(
+            f"the partition made {len(split.pool)} clients instead of {count}; mend it, or ask for as many"
+        )
+    sizes = np.array([len(pool) for pool in split.pools])
+    without = np.flatnonzero(sizes[split.pool] == 0)
+    if len(without):
+        raise ValueError(
+            f"client {without[0]} of {count} would have no query to search with; use fewer clients or another partition"
+        )
 
 
 def _rows(tables: Sequence[Sequence[float]], levels: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -1,22 +1,35 @@
-"""Partitions: which queries each client searches with."""
+"""Partitions: which queries and documents each client searches, and which grades it sees."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.types import Offsets
+
+REDRAWS = 100  # of a Dirichlet split that leaves somebody without a query
 
 
 @dataclass(frozen=True)
 class Split:
-    """Pools of queries, and the pool each client draws from."""
+    """Pools of queries, the pool each client draws from, and what a partition did to documents and grades."""
 
     pools: tuple[NDArray[np.int32], ...]  # each: indices of queries
     pool: NDArray[np.int32]  # [clients]
+    data: RankingData | None = None  # what pools index into, where documents were rearranged; None: as it was
+    grades: NDArray[np.int8] | None = None  # [views, documents]; None: one view, the grades of the data
+    view: NDArray[np.int32] | None = None  # [clients]: the row of `grades` it sees; None: everybody the first
+    judged: NDArray[np.int32] | None = None  # [clients]: the row by which its quality is judged; None: what it sees
+    shared: NDArray[np.int32] | None = None  # queries that everybody holds; None: nothing was shared
 
 
 class Partition(Protocol):
@@ -38,13 +51,334 @@ class Own:
     """Queries are dealt out at random, and every client draws from its own alone."""
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
-        if count > data.queries:
-            raise ValueError(
-                f"{count} clients cannot each own one of {data.queries} queries; "
-                f'use at most {data.queries} clients, or partition = {{ name = "iid" }}'
-            )
+        _enough_queries(data, count)
         dealt = rng.permutation(data.queries).astype(np.int32)
-        return Split(tuple(np.sort(dealt[c::count]) for c in range(count)), np.arange(count, dtype=np.int32))
+        return _own_pools([np.sort(dealt[c::count]) for c in range(count)])
 
 
-PARTITIONS: dict[str, type[Partition]] = {"iid": Iid, "own": Own}
+@dataclass(frozen=True)
+class Intents:
+    """Clients mean different things by the same query: each sees the grades of one intent (thesis 4.3, type 1).
+
+    The intents of every query are shuffled over the clients, so that no client has the easy ones.
+    """
+
+    mixed: bool = False  # everybody sees a document as relevant that is so for any intent: the IID counterpart
+
+    def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
+        judged = _intents_of(data)
+        everything = np.arange(data.queries, dtype=np.int32)
+        pool = np.zeros(count, dtype=np.int32)
+        union = judged.max(axis=0, keepdims=True)
+        if self.mixed and count != len(judged):
+            return Split((everything,), pool, grades=union)
+        if count != len(judged):
+            raise ValueError(
+                f"{count} clients for {len(judged)} intents, one client each; use clients.count = {len(judged)}, "
+                "or mixed = true, which lets any number of clients see all intents as one"
+            )
+        grades = shuffle_intents(judged, data.offsets, rng)
+        own = np.arange(count, dtype=np.int32)
+        if self.mixed:  # learn from the union, be judged by the intents: so the two settings can be compared
+            return Split((everything,), pool, grades=np.concatenate([grades, union]), view=pool + count, judged=own)
+        return Split((everything,), pool, grades=grades, view=own)
+
+
+def shuffle_intents(judged: NDArray[np.int8], offsets: Offsets, rng: np.random.Generator) -> NDArray[np.int8]:
+    """The grades [clients, documents] where every query's intents, rows of `judged`, go to clients in a new order."""
+    queries = len(offsets) - 1
+    order = rng.permuted(np.tile(np.arange(len(judged)), (queries, 1)), axis=1)  # [queries, clients]: its intent
+    of_document = np.repeat(order, np.diff(offsets), axis=0).T
+    return np.take_along_axis(judged, of_document, axis=0)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Every client holds documents of few grades only: label skew, #R = each (thesis 4.4, type 2).
+
+    There is one client for every choice of grades, in order: with five grades and each = 2, client 0 has grades 0 and
+    1, client 1 grades 0 and 2, and so on; with twice as many clients, two for every choice.
+    """
+
+    each: int = 1  # grades per client: #R
+    overlap: bool = False  # all owners of a grade hold all its documents (published code); otherwise each goes to one
+    normalise_after: bool = False  # bring features to 0 .. 1 anew within what a client holds (published code)
+
+    def __post_init__(self) -> None:
+        if self.each < 1:
+            raise ValueError(f"each = {self.each} leaves clients without documents; use 1 or more grades per client")
+
+    def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
+        owners = self._owners(data, count)
+        query_of = np.repeat(np.arange(data.queries), np.diff(data.offsets))
+        if self.overlap:
+            client = np.concatenate([np.repeat(owners[g], np.sum(data.grades == g)) for g in range(len(owners))])
+            row = np.concatenate([np.tile(np.flatnonzero(data.grades == g), len(o)) for g, o in enumerate(owners)])
+        else:
+            client = deal_grades(data.grades, query_of, owners, rng)
+            row = np.arange(data.documents)
+        order = np.lexsort((row, query_of[row], client))
+        client, row = client[order], row[order]
+        # A piece is what one client holds of one query; it becomes a query of the new data.
+        begins = np.flatnonzero(np.diff(client, prepend=-1) | np.diff(query_of[row], prepend=-1))
+        pieces = replace(
+            data,
+            features=data.features[row],
+            grades=data.grades[row],
+            offsets=np.append(begins, len(row)).astype(np.int64),
+            query_ids=data.query_ids[query_of[row[begins]]],
+        )
+        if self.normalise_after:
+            from fedrank.data.normalise import normalise
+
+            pieces = normalise(pieces, "query")
+        edges = np.searchsorted(client[begins], np.arange(count + 1))
+        pools = [np.arange(*edges[c : c + 2], dtype=np.int32) for c in range(count)]
+        for c, pool in enumerate(pools):
+            if not len(pool):
+                held = " and ".join(str(g) for g, who in enumerate(owners) if c in who)
+                raise ValueError(
+                    f"client {c} of {count} gets no document of grade {held}, there are too few; "
+                    "use fewer clients, or overlap = true"
+                )
+        return replace(_own_pools(pools), data=pieces)
+
+    def _owners(self, data: RankingData, count: int) -> list[NDArray[np.int64]]:
+        """For every grade, the clients that may hold it."""
+        levels = data.top_grade + 1
+        if self.each > levels:
+            raise ValueError(
+                f"each = {self.each}, but the data have {levels} grades, 0 to {data.top_grade}; use at most {levels}"
+            )
+        missing = np.flatnonzero(np.bincount(data.grades, minlength=levels) == 0)
+        if len(missing):
+            raise ValueError(
+                f"grade {missing[0]} does not occur among {data.documents} documents, so somebody would hold nothing; "
+                "use other data"
+            )
+        choices = list(itertools.combinations(range(levels), self.each))
+        if count % len(choices):
+            raise ValueError(
+                f"{count} clients, but there are {len(choices)} ways to choose {self.each} of {levels} grades, one "
+                f"client each; use clients.count = {len(choices)} or a multiple of it"
+            )
+        held = [choices[c % len(choices)] for c in range(count)]
+        return [np.array([c for c in range(count) if grade in held[c]]) for grade in range(levels)]
+
+
+def deal_grades(
+    grades: NDArray[np.int8],
+    query_of: NDArray[np.int64],
+    owners: Sequence[NDArray[np.int64]],
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """The owner of every document. Owners of a grade get equally many of its documents, of each query and in all."""
+    client = np.empty(len(grades), dtype=np.int64)
+    rank = rng.permutation(int(query_of.max()) + 1)
+    for grade, who in enumerate(owners):
+        rows = rng.permutation(np.flatnonzero(grades == grade))
+        rows = rows[np.argsort(rank[query_of[rows]], kind="stable")]
+        client[rows] = who[(np.arange(len(rows)) + rng.integers(len(who))) % len(who)]
+    return client
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """Queries that have something in common, such as an organisation or a person, go to the same client.
+
+    With as many clients as values, client c has value c in alphabetical order. With fewer, values are dealt out to the
+    clients in turn, largest first.
+    """
+
+    file: str = ""  # lines of: query id, tab, value
+
+    def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
+        if not self.file:
+            raise ValueError('attribute needs a file; write { name = "attribute", file = "organisations.tsv" }')
+        values, of_query = _classes(self.file, data)
+        if count > len(values):
+            raise ValueError(
+                f"{count} clients, but the queries have {len(values)} values in {self.file}; "
+                f"use at most {len(values)} clients"
+            )
+        sizes = np.bincount(of_query, minlength=len(values))
+        turn = np.arange(len(values)) if count == len(values) else np.argsort(-sizes, kind="stable")
+        client = np.empty(len(values), dtype=np.int64)
+        client[turn] = np.arange(len(values)) % count
+        return _own_pools(_pools_of(client[of_query], count))
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Queries are dealt out so that clients have different shares of each class of queries (Hsu et al., 2019).
+
+    For every class, the shares of the clients are drawn from a symmetric Dirichlet distribution. The class of a query
+    is its most frequent grade above 0 (of equally frequent ones the highest; 0 if nothing is relevant), or its topic.
+    """
+
+    concentration: float = 0.5  # small: a class belongs to few clients; large: everybody gets the same share
+    over: str = "grade"  # "grade", or a file with lines of: query id, tab, topic
+
+    def __post_init__(self) -> None:
+        if not (self.concentration > 0 and math.isfinite(self.concentration)):
+            raise ValueError(
+                f"concentration = {self.concentration} is no Dirichlet distribution; use more than 0, such as 0.5"
+            )
+
+    def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
+        _enough_queries(data, count)
+        kind = main_grades(data) if self.over == "grade" else _classes(self.over, data)[1]
+        for _ in range(REDRAWS):
+            client = self._draw(kind, count, rng)
+            if np.all(np.bincount(client, minlength=count)):
+                return _own_pools(_pools_of(client, count))
+        raise ValueError(
+            f"concentration = {self.concentration} left one of {count} clients without a query {REDRAWS} times in a "
+            f"row, {data.queries} queries are too few for it; use fewer clients or a larger concentration"
+        )
+
+    def _draw(self, kind: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        client = np.empty(len(kind), dtype=np.int64)
+        for each in np.unique(kind):
+            members = rng.permutation(np.flatnonzero(kind == each))
+            ends = np.cumsum(rng.dirichlet(np.full(count, self.concentration)))
+            cuts = np.round(ends[:-1] * len(members)).astype(np.int64)
+            client[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+        return client
+
+
+def main_grades(data: RankingData) -> NDArray[np.int64]:
+    """[queries]: the most frequent grade above 0, of equally frequent ones the highest; 0 if nothing is relevant."""
+    counts = grade_counts(data.grades, data.offsets, data.top_grade + 1)[:, 1:]
+    if not counts.shape[1]:
+        return np.zeros(data.queries, dtype=np.int64)
+    best = counts.shape[1] - np.argmax(counts[:, ::-1], axis=1)
+    return np.where(counts.any(axis=1), best, 0)
+
+
+def grade_counts(grades: NDArray[np.int8], offsets: Offsets, levels: int) -> NDArray[np.int64]:
+    """[queries, levels]: how many documents of each grade a query has."""
+    query_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    cells = np.bincount(query_of * levels + grades, minlength=(len(offsets) - 1) * levels)
+    return cells.reshape(-1, levels)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Some queries, with all their documents and grades, are given to every client of another partition.
+
+    Data sharing (Zhao et al., 2018). Where a client already holds a part of a shared query, the whole takes its place.
+    """
+
+    partition: Partition = field(default_factory=Iid)
+    share: float = 0.1  # of all queries, above 0 and below 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(
+                f"share = {self.share} is no part of the queries; use a number between 0 and 1, such as 0.1"
+            )
+
+    def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
+        split = self.partition(data, count, rng)
+        chosen = rng.choice(data.queries, size=max(1, round(self.share * data.queries)), replace=False)
+        drawn = np.sort(chosen).astype(np.int32)
+        if split.data is None and split.grades is None:
+            return replace(split, pools=tuple(np.union1d(pool, drawn) for pool in split.pools), shared=drawn)
+        from fedrank.data.normalise import normalise
+
+        base, whole = data if split.data is None else split.data, data.select(drawn)
+        if whole.normalised != base.normalised:
+            whole = normalise(whole, base.normalised)
+        added = np.arange(base.queries, base.queries + len(drawn), dtype=np.int32)
+        replaced = np.isin(base.query_ids, whole.query_ids)
+        grades = split.grades
+        if grades is not None:
+            grades = np.concatenate([grades, np.tile(whole.grades, (len(grades), 1))], axis=1)
+        return replace(
+            split,
+            pools=tuple(np.concatenate([pool[~replaced[pool]], added]) for pool in split.pools),
+            data=RankingData.join([base, whole]),
+            grades=grades,
+            shared=added,
+        )
+
+
+def _own_pools(pools: Iterable[NDArray[np.int32]]) -> Split:
+    pools = tuple(pools)
+    return Split(pools, np.arange(len(pools), dtype=np.int32))
+
+
+def _pools_of(client: NDArray[np.int64], count: int) -> list[NDArray[np.int32]]:
+    return [np.flatnonzero(client == c).astype(np.int32) for c in range(count)]
+
+
+def _enough_queries(data: RankingData, count: int) -> None:
+    if count > data.queries:
+        raise ValueError(
+            f"{count} clients cannot each own one of {data.queries} queries; "
+            f'use at most {data.queries} clients, or partition = {{ name = "iid" }}'
+        )
+
+
+def _intents_of(data: RankingData) -> NDArray[np.int8]:
+    """Grades by intent, [intents, documents]; documents must stand as the catalog has them."""
+    from fedrank.data.catalog import CATALOG
+
+    known = [entry.name for entry in CATALOG.values() if entry.layout == "intents"]
+    if data.name not in known:
+        raise ValueError(
+            f"{data.name or 'this data set'} has no judgements by intent; use data.name = "
+            + " or ".join(f'"{name}"' for name in known)
+        )
+    judged = _judgements(data.name)
+    if judged.shape[1] != data.documents or not np.array_equal(judged[0], data.grades):
+        raise ValueError(
+            f"{data.documents} documents do not match the {judged.shape[1]} judged ones of {data.name}; "
+            "use the training data as the catalog loads them, with all their queries in order"
+        )
+    return judged[1:]
+
+
+@lru_cache(maxsize=2)
+def _judgements(name: str) -> NDArray[np.int8]:
+    from fedrank.data import catalog
+
+    judged = catalog.intent_grades(name)
+    judged.flags.writeable = False  # it is handed out again
+    return judged
+
+
+def _classes(file: str, data: RankingData) -> tuple[list[str], NDArray[np.int64]]:
+    """The values that the queries of the data have in a file, sorted, and the place of each query's value."""
+    known: dict[str, str] = {}
+    for number, line in enumerate(Path(file).read_text(encoding="utf-8-sig").splitlines(), start=1):
+        if not line.strip():
+            continue
+        query, _, value = (part.strip() for part in line.partition("\t"))
+        if not query or not value:
+            raise ValueError(f"{file}, line {number}: {line!r} gives no query its value; write 'query id<TAB>value'")
+        if known.setdefault(query, value) != value:
+            raise ValueError(
+                f"{file}, line {number}: query {query} has values {known[query]!r} and {value!r}; leave one of them"
+            )
+    ids = [str(query) for query in data.query_ids]
+    lacking = [query for query in ids if query not in known]
+    if lacking:
+        raise ValueError(
+            f"{file} has no value for {len(lacking)} of {len(ids)} queries, such as {lacking[0]}; add a line for each"
+        )
+    values = sorted({known[query] for query in ids})
+    place = {value: i for i, value in enumerate(values)}
+    return values, np.array([place[known[query]] for query in ids], dtype=np.int64)
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": Iid,
+    "own": Own,
+    "intents": Intents,
+    "labels": Labels,
+    "attribute": Attribute,
+    "dirichlet": Dirichlet,
+    "shared": Shared,
+}

@@ -14,18 +14,18 @@ from fedrank.types import Clients, Ranker, Weights
 
 def alike(clients: Clients) -> bool:
     """Whether all clients draw from the same queries and see the same grades, so that one model serves all the same."""
-    return len(clients) < 2 or (len(np.unique(clients.pool)) == 1 and len(np.unique(clients.view)) == 1)
+    return len(clients) < 2 or (len(np.unique(clients.pool)) == 1 and len(np.unique(clients.judged)) == 1)
 
 
 def quality_by_client(
     measures: Sequence[str], weights: Weights, ranker: Ranker, clients: Clients
 ) -> NDArray[np.float64]:
-    """[measures, clients]: each client's model on the queries that it searches with, by the grades that it sees.
+    """[measures, clients]: each client's model on the queries that it searches with, by its own grades.
 
     `weights` is one model for all, or one per client. NaN where a client has no query that the measure counts.
     """
     values = np.full((len(measures), len(clients)), np.nan)
-    places = np.stack([clients.pool, clients.view], axis=1)
+    places = np.stack([clients.pool, clients.judged], axis=1)
     for pool, view in np.unique(places, axis=0):
         queries = clients.queries[clients.pools[pool] : clients.pools[pool + 1]]
         seen = replace(clients.data, grades=clients.grades[view])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,27 @@ CHUNK_BYTES = 64 << 20  # updates held at once when the aggregator can take them
 LARGEST_ROUND = 8 << 30  # bytes of updates that a rule may ask to hold together
 
 
+class RememberingLearner(Learner, Protocol):
+    """A learner whose clients may keep something between rounds; its own words are in `Pdgd`."""
+
+    def __call__(
+        self,
+        start: Weights,
+        memory: Memory,
+        clients: Clients,
+        chance: Chance,
+        threads: int = 1,
+        common: NDArray[np.float64] | None = None,
+    ) -> tuple[Arrivals, Memory]:
+        """`memory` has the rows of the clients given here, and so has what comes back."""
+
+    def first_memory(self, start: Weights, count: int) -> Memory: ...
+    def common(self, memory: Memory) -> NDArray[np.float64] | None: ...
+    def averaged(self, weights: Weights, memory: Memory, sizes: NDArray[np.int64]) -> Weights: ...
+    def personal_models(self, weights: Weights, memory: Memory, count: int) -> Weights: ...
+    def bytes_down(self, parameters: int) -> int: ...
+
+
 class RoundError(RuntimeError):
     """A round that cannot be completed, with the place where it broke."""
 
@@ -51,6 +72,19 @@ class Federation:
     attack: Attack | None = None
     mechanism: Mechanism | None = None
     participation: float = 1.0  # share of clients that take part in a round, drawn anew each time
+
+    def __post_init__(self) -> None:
+        control = getattr(self.learner, "control", False)
+        if isinstance(self.aggregator, Apart) and (control or getattr(self.learner, "personal", "none") != "none"):
+            raise ValueError(
+                'personal weights and control need a model that clients share, and the aggregator "none" has none; '
+                'use the aggregator "mean", or a learner without them'
+            )
+        if control and (self.attack is not None or self.mechanism is not None):
+            raise ValueError(
+                "control = true reads every client's gradient from its message, so it must arrive as it was sent; "
+                "use control = false with an attack or a mechanism"
+            )
 
 
 @dataclass(frozen=True)
@@ -95,27 +129,32 @@ def first_state(federation: Federation, clients: Clients, seed: int, start: Weig
         )
     if isinstance(federation.aggregator, Apart):
         weights = np.tile(weights, (len(clients), 1))
-    return State(0, weights, None, federation.server.first(weights.size))
+    memory = _first_memory(federation.learner, weights, len(clients))
+    return State(0, weights, memory, federation.server.first(weights.size))
 
 
 def federated_round(federation: Federation, state: State, clients: Clients, seed: int, threads: int = 1) -> Outcome:
     """One round of federated learning."""
     number = state.round + 1
     present = taking_part(clients, federation.participation, seed, number)
-    change, memory, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads)
+    change, rows, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads)
+    memory = _remembered(state, rows, present, len(clients))
     apart = state.weights.ndim == 2
     if apart:
         every = np.zeros_like(state.weights)
         every[present] = change
         change = every
     weights, server = federation.server(state.weights, change, state.server)
-    model_bytes = 4 * state.weights.shape[-1]
+    model_bytes = received_bytes = 4 * state.weights.shape[-1]
+    if remembering := _remembering(federation.learner, memory):
+        weights = remembering.averaged(weights, memory, clients.interactions)
+        received_bytes = remembering.bytes_down(state.weights.shape[-1])
     return Outcome(
         State(number, weights, memory, server),
         online=_mean(seen.online),
         interactions=int(clients.interactions[present].sum()),
         bytes_up=0 if apart else len(present) * (seen.message_bytes or model_bytes),
-        bytes_down=0 if apart else len(present) * model_bytes,
+        bytes_down=0 if apart else len(present) * received_bytes,
         reward=None if seen.reward is None else _mean(seen.reward),
     )
 
@@ -137,6 +176,13 @@ def simulate(
         outcome = federated_round(federation, state, clients, seed, threads)
         state = outcome.state
         yield outcome
+
+
+def personal_models(learner: Learner, state: State, clients: Clients) -> Weights:
+    """[clients, parameters]: what every client ranks with; the global model, except where clients keep a part of it."""
+    if remembering := _remembering(learner, state.memory):
+        return remembering.personal_models(state.weights, state.memory, len(clients))
+    return np.array(np.broadcast_to(state.weights, (len(clients), state.weights.shape[-1])))
 
 
 def taking_part(clients: Clients, participation: float, seed: int, round: int) -> NDArray[np.int64]:
@@ -171,7 +217,12 @@ def _learn_and_aggregate(
     seed: int,
     threads: int,
 ) -> tuple[Change, Memory, Seen]:
-    """All present clients at once; or in chunks, where the aggregator's parts add up and nobody looks across them."""
+    """All present clients at once; or in chunks, where the aggregator's parts add up and nobody looks across them.
+
+    The memory that comes back has the rows of the present clients.
+    """
+    remembering = _remembering(federation.learner, state.memory)
+    common = remembering.common(state.memory) if remembering else None
     bytes_each = 4 * state.weights.shape[-1]
     streams = hasattr(federation.aggregator, "part") and federation.attack is None and federation.mechanism is None
     if not streams or bytes_each * len(present) <= CHUNK_BYTES:
@@ -182,7 +233,7 @@ def _learn_and_aggregate(
                 f"{needed / 2**30:.1f} GiB; use fewer clients, a smaller participation, or the mean",
                 state.round + 1,
             )
-        arrived, memory = _arrive(federation, state, clients, present, seed, threads)
+        arrived, memory = _arrive(federation, state, clients, present, common, seed, threads)
         change = federation.aggregator(arrived)
         if federation.mechanism is not None:
             change = federation.mechanism.release(change, arrived)
@@ -190,12 +241,12 @@ def _learn_and_aggregate(
     streaming = cast(StreamingAggregator, federation.aggregator)
     rows = max(1, CHUNK_BYTES // bytes_each)
     total = np.zeros(())  # becomes the first part
-    chunks = []
-    memory = state.memory
+    chunks, memories = [], []
     for begin in range(0, len(present), rows):
-        arrived, memory = _arrive(federation, state, clients, present[begin : begin + rows], seed, threads)
-        part = streaming.part(arrived)
-        total = total + part
+        arrived, memory = _arrive(federation, state, clients, present[begin : begin + rows], common, seed, threads)
+        if memory is not None:
+            memories.append(memory)
+        total = total + streaming.part(arrived)
         chunks.append(Seen(arrived.online, arrived.reward, arrived.message_bytes))
     rewards = [chunk.reward for chunk in chunks if chunk.reward is not None]
     seen = Seen(
@@ -203,7 +254,7 @@ def _learn_and_aggregate(
         np.concatenate(rewards) if rewards else None,
         chunks[0].message_bytes,
     )
-    return streaming.whole(total), memory, seen
+    return streaming.whole(total), np.concatenate(memories) if memories else None, seen
 
 
 def _arrive(
@@ -211,15 +262,21 @@ def _arrive(
     state: State,
     clients: Clients,
     present: NDArray[np.int64],
+    common: NDArray[np.float64] | None,
     seed: int,
     threads: int,
 ) -> tuple[Arrivals, Memory]:
     """What these clients learn, and what of it reaches the server."""
     number = state.round + 1
-    some = clients if len(present) == len(clients) else clients.rows(present)
+    everybody = len(present) == len(clients)
+    some = clients if everybody else clients.rows(present)
     start = state.weights if state.weights.ndim == 1 else state.weights[present]
+    memory = state.memory if everybody or state.memory is None else state.memory[present]
     chance = Chance(seed, number)
-    arrived, memory = federation.learner(start, state.memory, some, chance, threads)
+    if remembering := _remembering(federation.learner, memory):
+        arrived, memory = remembering(start, memory, some, chance, threads, common)
+    else:
+        arrived, memory = federation.learner(start, memory, some, chance, threads)
     if not math.isfinite(np.add.reduce(arrived.updates, axis=None, dtype=np.float64)):
         client = int(arrived.ids[np.argmin(np.isfinite(arrived.updates).all(axis=1))])
         problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
@@ -229,3 +286,23 @@ def _arrive(
     if federation.mechanism is not None:
         arrived = federation.mechanism.protect(arrived)
     return arrived, memory
+
+
+def _first_memory(learner: Learner, weights: Weights, count: int) -> Memory:
+    return cast(RememberingLearner, learner).first_memory(weights, count) if hasattr(learner, "first_memory") else None
+
+
+def _remembering(learner: Learner, memory: Memory) -> RememberingLearner | None:
+    """The learner, if its clients keep something: nobody else needs to be asked about it."""
+    return cast(RememberingLearner, learner) if memory is not None and hasattr(learner, "common") else None
+
+
+def _remembered(state: State, rows: Memory, present: NDArray[np.int64], count: int) -> Memory:
+    """Everybody's memory after the round: new rows of those who took part, all others as they were."""
+    if rows is None or len(rows) == count:
+        return rows
+    if state.memory is None:
+        raise RoundError("clients keep a memory, and those who are absent have none yet; begin with first_state", 1)
+    memory = state.memory.copy()
+    memory[present] = rows
+    return memory

@@ -13,7 +13,7 @@ from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.clicks import read_and_click
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.exponential import exponential
-from fedrank.kernels.rankers import add_gradients, copy_as_float32, score
+from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32, score
 
 SHOWN = 10
 FIRST_CLICK_DRAW = 2
@@ -60,7 +60,7 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, rank
     size = min(SHOWN, count)
     for d in range(count):
         draws[d] = uniform(stream, FIRST_DOCUMENT_DRAW + d)
-    if spread >= FAR_APART:
+    if not spread < FAR_APART:  # also where scores are no longer numbers
         filled = 0
         for d in range(count):
             log_time = math.log(-math.log(draws[d])) - scores[d]
@@ -115,7 +115,7 @@ def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, 
     """
     for i in range(size):
         scales[i] = 0.0
-    if spread >= FAR_APART:
+    if not spread < FAR_APART:  # also where scores are no longer numbers
         pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, scales)
         return
     top = np.empty(SHOWN)  # e^score by position
@@ -195,17 +195,29 @@ def shown_ndcg(grades, shown, size, ideal, discounts):
 
 
 @compiled()
+def pull_back(master, start, shared, strength):
+    """FedProx: move the first `shared` parameters a share of the way back to where the client started."""
+    for p in range(shared):
+        master[p] -= strength * (master[p] - start[p])
+
+
+@compiled()
 def pdgd_clients(
-    starts, key, rate, batch, hidden, features, offsets, longest,
+    starts, key, rate, batch, prox, drifts, hidden, features, offsets, longest,
     ids, pool, view, user, interactions, queries, pools, grades, ideal, click, stop, attention,
-    first, last, updates, online,
+    first, last, updates, online, personal,
 ):  # fmt: skip
-    """Clients first .. last - 1 search, click and learn; rows of `updates` and `online` are theirs.
+    """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and `personal` are theirs.
 
     `starts` [1 or clients, parameters] float32. With `batch` all gradients of a client are taken at its start and
-    summed into one step; otherwise it steps after every interaction.
+    summed into one step; otherwise it steps after every interaction. `prox` pulls a client back to its start, and its
+    row of `drifts` [clients or 0, parameters] is added to every gradient; both also act where no pair was found.
+    `personal` [clients or 0, units] are output weights that stay with their client: it learns them in place, and their
+    part of the update is 0.
     """
     parameters = starts.shape[1]
+    shared = parameters - personal.shape[1] if len(personal) > 0 else parameters
+    corrected = prox != 0.0 or len(drifts) > 0  # there is a step without a gradient
     weights = np.empty(parameters, dtype=np.float32)  # what scores are computed with
     master = np.empty(parameters)  # the same in double precision, so that small steps are not lost
     scores = np.empty(longest, dtype=np.float32)
@@ -227,6 +239,9 @@ def pdgd_clients(
         for p in range(parameters):
             weights[p] = start[p]
             master[p] = start[p]
+        for p in range(shared, parameters):
+            weights[p] = personal[c, p - shared]
+            master[p] = personal[c, p - shared]
         client = stream(key, ids[c])
         pool_start = pools[pool[c]]
         pool_size = pools[pool[c] + 1] - pool_start
@@ -247,15 +262,23 @@ def pdgd_clients(
             considered = read_and_click(
                 own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
             )
-            if considered < 2:
+            if considered < 2 and not corrected:
                 continue  # no click, or nothing to compare it with: no pair, no step
-            pair_weights(scores, exps, spread, count, shown, size, clicked, considered, scales)
-            for i in range(considered):
-                rows[i] = begin + shown[i]
-                scales[i] *= rate
-            add_gradients(master, weights, hidden, features, rows, scales, considered)
+            if prox != 0.0:  # before the gradient moves the weights at which both are taken
+                pull_back(master, start, shared, rate * prox)
+            if len(drifts) > 0:
+                add_scaled(master, rate, drifts[c])
+            if considered >= 2:
+                pair_weights(scores, exps, spread, count, shown, size, clicked, considered, scales)
+                for i in range(considered):
+                    rows[i] = begin + shown[i]
+                    scales[i] *= rate
+                add_gradients(master, weights, hidden, features, rows, scales, considered)
             if not batch:
                 copy_as_float32(master, weights)
         online[c] = quality / interactions[c] if interactions[c] > 0 else 0.0
-        for p in range(parameters):
+        for p in range(shared):
             updates[c, p] = master[p] - start[p]
+        for p in range(shared, parameters):
+            updates[c, p] = 0.0
+            personal[c, p - shared] = master[p]
