@@ -346,7 +346,10 @@ def test_version(fedrank):
     assert (code, re.fullmatch(r"fedrank \d+\.\d+\.\d+\n", out) is not None) == (0, True)
 
 
-COMMANDS = [["run"], ["runs"], ["report"], ["score"], ["evaluate"], ["data", "check"], ["data", "list"], ["methods"]]
+COMMANDS = [
+    ["run"], ["tune"], ["clients"], ["runs"], ["report"], ["score"], ["evaluate"],
+    ["data", "check"], ["data", "list"], ["methods"],
+]  # fmt: skip
 
 
 def test_every_command_is_known_to_these_tests():
@@ -377,3 +380,25 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
         assert (code, err) == (0, "")
         assert max(map(len, out.splitlines())) <= 60, arguments
     assert "Report: " in fedrank("report", "runs/small", "--out", f"{'long-' * 20}.md")[1]
+
+
+def test_clients_shows_who_holds_what(fedrank, tmp_path, spec):
+    code, out, err = fedrank("clients", str(spec), "--out", "clients.png")
+    assert (code, err) == (0, "")
+    assert "queries" in out
+    assert (tmp_path / "clients.png").read_bytes().startswith(b"\x89PNG")
+    code, out, err = fedrank("clients", "quickstrat")
+    assert code == 2
+    assert 'did you mean "quickstart"' in err
+
+
+def test_tune_chooses_and_writes_a_spec(fedrank, tmp_path, spec):
+    code, out, err = fedrank("tune", str(spec), "--over", "learner.rate=[0.05,0.1]", "--workers", "1")
+    assert (code, err) == (0, "")
+    assert "chosen" in out
+    [tuned] = tmp_path.rglob("tuned.toml")
+    code, out, err = fedrank("run", str(tuned), "--workers", "1")
+    assert (code, err) == (0, "")
+    code, out, err = fedrank("tune", str(spec), "--over", "learner.rate=0.1")
+    assert code == 2
+    assert "list the values to try" in err

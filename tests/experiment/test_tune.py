@@ -67,7 +67,7 @@ def test_a_spec_without_variants_gets_one_setting(tmp_path):
 
 def test_what_cannot_be_tuned_is_refused():
     asked = from_tables(SPEC | {"vary": {"learner.rate": [0.1, 0.2]}})
-    with pytest.raises(ValueError, match="learner.rate is varied by the spec already"):
+    with pytest.raises(ValueError, match=r"learner\.rate is varied by the spec already"):
         tuning_of(asked, {"learner.rate": [0.3]})
     with pytest.raises(ValueError, match='no such setting of pdgd; did you mean "rate"'):
         tuning_of(from_tables(SPEC), {"learner.rat": [0.3]})

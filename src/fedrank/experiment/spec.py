@@ -380,9 +380,8 @@ def _data_problems(data: DataSpec) -> list[str]:
     found = []
     if data.normalise is not None and data.normalise not in NORMALISATIONS:
         found.append(f"data.normalise: no {data.normalise!r}{nearest(data.normalise, NORMALISATIONS)}")
-    files = {
-        place: getattr(data, place) for place in ("train", "test", "validation") if getattr(data, place) is not None
-    }
+    named = {"train": data.train, "test": data.test, "validation": data.validation}
+    files = {place: file for place, file in named.items() if file is not None}
     if data.name is not None and files:
         found.append(f"data: has both a name and files; leave out name, or {' and '.join(files)}")
     elif data.name is not None:

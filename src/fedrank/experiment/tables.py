@@ -168,8 +168,8 @@ def clients_table(found: Findings) -> Table | None:
     if not rows:
         return None
     note = (
-        "Each client's final model on the queries that it searches with, by the grades that it sees; means over repeats. "
-        "These are training queries: compare variants, not with the tables above."
+        "Each client's final model on the queries that it searches with, by its own grades; means over repeats. They "
+        "learned from these queries: compare variants here, not with the tables above."
     )
     return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
 

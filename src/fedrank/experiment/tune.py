@@ -1,7 +1,7 @@
 """Tuning: try settings on the validation queries, separately for every variant, so that a comparison is fair.
 
-Tuning is an experiment like any other: its runs lie in a folder, are skipped when finished and resumed when interrupted, and
-`fedrank report` shows all that was tried. What it adds is the choice, written as a spec that is ready to run.
+Tuning is an experiment like any other: its runs lie in a folder, are skipped when finished and resumed when
+interrupted, and `fedrank report` shows all that was tried. What it adds is the choice, as a spec that is ready to run.
 """
 
 from __future__ import annotations
@@ -115,12 +115,8 @@ def show_tried(tried: Sequence[Tried], measure: str, console: Console) -> None:
         setting = ", ".join(f"{key} = {value}" for key, value in row.settings.items())
         style = "bold" if row.chosen else ""
         mark = "  <- chosen" if row.chosen else ""
-        table.add_row(
-            Text(row.variant),
-            Text(setting + mark, style=style),
-            Text(f"{row.quality:.4f}", style=style),
-            str(row.repeats),
-        )
+        told = Text(setting + mark, style=style), Text(f"{row.quality:.4f}", style=style)
+        table.add_row(Text(row.variant), *told, str(row.repeats))
     console.print(table)
 
 

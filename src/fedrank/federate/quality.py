@@ -1,4 +1,4 @@
-"""How well a model serves each client, on its own queries and by its own grades: an average hides whom federation hurts."""
+"""How well a model serves each client, on its own queries, by its own grades: an average hides whom it hurts."""
 
 from __future__ import annotations
 
