@@ -382,23 +382,23 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
     assert "Report: " in fedrank("report", "runs/small", "--out", f"{'long-' * 20}.md")[1]
 
 
-def test_clients_shows_who_holds_what(fedrank, tmp_path, spec):
-    code, out, err = fedrank("clients", str(spec), "--out", "clients.png")
+def test_clients_shows_who_holds_what(fedrank):
+    code, out, err = fedrank("clients", "small.toml", "--out", "clients.png")
     assert (code, err) == (0, "")
     assert "queries" in out
-    assert (tmp_path / "clients.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("clients.png").read_bytes().startswith(b"\x89PNG")
     code, out, err = fedrank("clients", "quickstrat")
     assert code == 2
     assert 'did you mean "quickstart"' in err
 
 
-def test_tune_chooses_and_writes_a_spec(fedrank, tmp_path, spec):
-    code, out, err = fedrank("tune", str(spec), "--over", "learner.rate=[0.05,0.1]", "--workers", "1")
+def test_tune_chooses_and_writes_a_spec(fedrank):
+    code, out, err = fedrank("tune", "small.toml", "--over", "learner.rate=[0.05,0.1]", "--workers", "1")
     assert (code, err) == (0, "")
     assert "chosen" in out
-    [tuned] = tmp_path.rglob("tuned.toml")
+    [tuned] = Path().rglob("tuned.toml")
     code, out, err = fedrank("run", str(tuned), "--workers", "1")
     assert (code, err) == (0, "")
-    code, out, err = fedrank("tune", str(spec), "--over", "learner.rate=0.1")
+    code, out, err = fedrank("tune", "small.toml", "--over", "learner.rate=0.1")
     assert code == 2
     assert "list the values to try" in err

@@ -45,7 +45,7 @@ def test_commands_run_as_written(tmp_path, monkeypatch):
     ordered = sorted(commands(), key=lambda line: not line.startswith("fedrank run "))
     for line in ordered:
         words = shlex.split(line)[1:]
-        if words[0] == "run" and words[1] == "quickstart":
+        if words[0] in ("run", "tune", "clients") and words[1] == "quickstart":
             words += SHORT
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
