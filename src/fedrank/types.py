@@ -46,6 +46,7 @@ class Clients:
     stop: NDArray[np.float64]  # [users, grades]: P(leave | clicked, grade)
     attention: NDArray[np.float64]  # [users, 10]: P(read | rank)
     user_names: tuple[str, ...]  # [users]
+    shared: NDArray[np.int32]  # queries that everybody holds because they were shared; mostly none
 
     def __len__(self) -> int:
         return len(self.ids)

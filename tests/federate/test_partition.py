@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import comb
 
 import numpy as np
@@ -400,3 +401,24 @@ def test_label_skew_on_real_grades():
         assert all(set(clients.data.select([q]).grades.tolist()) == {c} for q in pool)
     for outcome in simulate(Federation(), clients, rounds=3):
         assert outcome.online == pytest.approx(0.8, abs=1e-12)
+
+
+def test_a_warm_up_learns_from_the_shared_queries_alone():
+    from fedrank.federate.clients import make_clients
+    from fedrank.federate.partition import Own, Shared
+    from fedrank.rank.learners import Pdgd, warm_up
+
+    data = made_up_data(queries=30)
+    clients = make_clients(data, 3, partition=Shared(partition=Own(), share=0.2), interactions=4)
+    assert len(clients.shared) == 6
+    warm = warm_up(Pdgd(), np.zeros(5), clients, seed=1, interactions=50)
+    # Other queries may hold anything: it makes no difference.
+    features = data.features.copy()
+    others = np.setdiff1d(np.arange(30), clients.shared)
+    for query in others:
+        features[data.offsets[query] : data.offsets[query + 1]] = 7.0
+    elsewhere = replace(clients, data=replace(data, features=features))
+    assert np.array_equal(warm, warm_up(Pdgd(), np.zeros(5), elsewhere, seed=1, interactions=50))
+    assert np.abs(warm).max() > 0
+    with pytest.raises(ValueError, match="no shared queries to warm up on"):
+        warm_up(Pdgd(), np.zeros(5), make_clients(data, 3), seed=1, interactions=50)

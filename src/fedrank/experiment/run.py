@@ -25,8 +25,8 @@ from fedrank.data.catalog import Fold, load, load_files
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.federate.clients import make_clients
 from fedrank.federate.quality import alike, quality_by_client
-from fedrank.federate.round import Federation, Outcome, RoundError, State, personal_models, simulate
-from fedrank.rank.learners import fine_tune
+from fedrank.federate.round import Federation, Outcome, RoundError, State, first_weights, personal_models, simulate
+from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_model, save_model
 from fedrank.types import Clients, Ranker, Weights
@@ -139,7 +139,6 @@ def _perform(
     if judged is None:
         raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
     evaluator = Evaluator(judged, asked.measures)
-    start = None if asked.start is None else _start_weights(asked.start, ranker)
     with Record(
         task.folder,
         asked.measures,
@@ -148,6 +147,7 @@ def _perform(
     ) as record:
         state, began, told = record.state, time.monotonic(), 0.0
         first, resumed = record.tally.interactions, 0 if state is None else state.round
+        start = _start_weights(asked, clients, task.seed) if state is None else None
         for outcome in simulate(
             federation, clients, asked.rounds, task.seed, start=start, state=state, threads=threads
         ):
@@ -343,11 +343,21 @@ _load_named = lru_cache(maxsize=2)(load)
 _load_files = lru_cache(maxsize=2)(load_files)
 
 
-def _start_weights(path: str, ranker: Ranker) -> Weights:
-    model = load_model(path)
-    if model.ranker.hidden != ranker.hidden or model.weights.ndim != 1:
-        raise ValueError(f"start = {path!r} is not a model of the same ranker as learner.ranker; choose the one it has")
-    return model.weights
+def _start_weights(asked: Experiment, clients: Clients, seed: int) -> Weights | None:
+    """What the federation begins with, if not with the ranker's own first weights."""
+    learner, weights = asked.methods.learner, None
+    if asked.start is not None:
+        model = load_model(asked.start)
+        if model.ranker.hidden != learner.ranker.hidden or model.weights.ndim != 1:
+            raise ValueError(
+                f"start = {asked.start!r} is not a model of the same ranker as learner.ranker; choose the one it has"
+            )
+        weights = model.weights
+    if interactions := getattr(asked.methods.partition, "warm_up", 0):
+        if weights is None:
+            weights = first_weights(learner.ranker, clients, seed)
+        weights = warm_up(learner, weights, clients, seed, interactions)
+    return weights
 
 
 def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ranker: Ranker) -> str:

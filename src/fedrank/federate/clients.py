@@ -74,6 +74,7 @@ def make_clients(
         click=_rows([one.click for one in tables], levels),
         stop=_rows([one.stop for one in tables], levels),
         attention=np.array([one.attention for one in tables]),
+        shared=np.zeros(0, dtype=np.int32) if split.shared is None else split.shared,
         user_names=tuple(one if isinstance(one, str) else f"own table {u + 1}" for u, one in enumerate(users)),
     )
 

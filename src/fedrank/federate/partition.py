@@ -272,8 +272,11 @@ class Shared:
 
     partition: Partition = field(default_factory=Iid)
     share: float = 0.1  # of all queries, above 0 and below 1
+    warm_up: int = 0  # interactions on the shared queries from which a first model comes; 0: begin as without sharing
 
     def __post_init__(self) -> None:
+        if self.warm_up < 0:
+            raise ValueError(f"warm_up = {self.warm_up} interactions cannot be; use 0 or more")
         if not 0 < self.share < 1:
             raise ValueError(
                 f"share = {self.share} is no part of the queries; use a number between 0 and 1, such as 0.1"

@@ -23,6 +23,7 @@ from fedrank.types import (
     Learner,
     Mechanism,
     Memory,
+    Ranker,
     ServerStep,
     StreamingAggregator,
     Weights,
@@ -117,11 +118,16 @@ class Outcome:
         return self.state.weights
 
 
+def first_weights(ranker: Ranker, clients: Clients, seed: int) -> Weights:
+    """The ranker's own first weights, which are the same for all who use this seed."""
+    return ranker.first(clients.data.features.shape[1], rng_for(seed, "first"))
+
+
 def first_state(federation: Federation, clients: Clients, seed: int, start: Weights | None = None) -> State:
     """The state before round 1, from the ranker's own first weights or from a model that exists."""
     features = clients.data.features.shape[1]
     ranker = federation.learner.ranker
-    weights = ranker.first(features, rng_for(seed, "first")) if start is None else np.array(start, dtype=np.float64)
+    weights = first_weights(ranker, clients, seed) if start is None else np.array(start, dtype=np.float64)
     if weights.shape != (ranker.size(features),):
         raise ValueError(
             f"the start model has {weights.size} parameters; {type(ranker).__name__} on {features} features "

@@ -193,13 +193,36 @@ def fine_tune(
     """
     if interactions < 1:
         raise ValueError(f"interactions = {interactions} tunes nothing; use 1 or more")
+    longer = replace(clients, interactions=np.full_like(clients.interactions, interactions))
+    return weights + _plainly(learner, weights, longer, seed, "fine-tune", threads)
+
+
+def warm_up(learner: Learner, weights: Weights, clients: Clients, seed: int, interactions: int) -> Weights:
+    """The model that one client, with the shared queries alone, makes of `weights` before the federation begins.
+
+    It clicks as the first client does.
+    """
+    if not len(clients.shared):
+        raise ValueError('there are no shared queries to warm up on; use partition = { name = "shared", ... }')
+    one = replace(
+        clients.rows(slice(0, 1)),
+        pool=np.zeros(1, dtype=np.int32),
+        interactions=np.array([interactions], dtype=np.int64),
+        queries=clients.shared,
+        pools=np.array([0, len(clients.shared)], dtype=np.int64),
+    )
+    moved: Weights = weights + _plainly(learner, weights, one, seed, "warm-up", 1)[0]
+    return moved
+
+
+def _plainly(learner: Learner, weights: Weights, clients: Clients, seed: int, purpose: str, threads: int) -> Updates:
+    """Updates of plain steps outside any round; their chance is none that a round ever used."""
     if isinstance(learner, Evolution):
         raise ValueError("evolution estimates a gradient from many clients; one alone cannot go on with it; use pdgd")
     if isinstance(learner, Pdgd):
         learner = replace(learner, prox=0.0, personal="none", control=False)
-    longer = replace(clients, interactions=np.full_like(clients.interactions, interactions))
-    arrived, _ = learner(weights, None, longer, Chance(int(key_for(seed, "fine-tune")), 0), threads)
-    return weights + arrived.updates
+    arrived, _ = learner(weights, None, clients, Chance(int(key_for(seed, purpose)), 0), threads)
+    return arrived.updates
 
 
 def _check_start(ranker: Ranker) -> None:
