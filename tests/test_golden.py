@@ -38,7 +38,7 @@ def curve(name: str) -> list[float]:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_curves_are_as_they_were(name):
     # Processors differ in the last bits; a click that falls otherwise would be far outside this.
-    assert curve(name) == pytest.approx(json.loads(FILE.read_text())[name], rel=1e-3)
+    assert curve(name) == pytest.approx(json.loads(FILE.read_text())[name], rel=1e-3, nan_ok=True)
 
 
 def test_every_learner_has_a_curve():

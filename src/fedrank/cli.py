@@ -121,8 +121,8 @@ def tune(
     for task, reason in results.failed:
         _say(console, f"failed {task.label}: {reason}", style="red")
     if path is None:
-        _say(console, "Nothing is chosen before all runs are finished: run the same command again.")
-        raise typer.Exit(1 if results.failed else 130)
+        _say(console, "Nothing is chosen while runs are interrupted: run the same command again.")
+        raise typer.Exit(130)
     show_tried(tried, experiment.measures[0], console)
     _say(console, f"All that was tried: fedrank report {path.parent}")
     _say(console, f"The tuned experiment: fedrank run {path}")
@@ -319,7 +319,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
-    except (ValueError, OSError, KeyError, ImportError, RuntimeError) as problem:
+    except (ValueError, OSError, ImportError) as problem:
         if os.environ.get("FEDRANK_DEBUG"):
             raise
         typer.echo(f"fedrank: {_message(problem)}", err=True)
@@ -329,6 +329,4 @@ def main() -> None:
 def _message(problem: Exception) -> object:
     if isinstance(problem, OSError) and problem.strerror and problem.filename:
         return f"{problem.filename}: {problem.strerror}"
-    if isinstance(problem, KeyError) and problem.args:
-        return problem.args[0]
     return problem

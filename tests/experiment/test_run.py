@@ -18,7 +18,7 @@ import pytest
 from fedrank.experiment.run import Task, perform
 from fedrank.experiment.schedule import plan, run_experiment
 from fedrank.experiment.spec import from_tables, to_toml
-from fedrank.experiment.store import load_runs
+from fedrank.experiment.store import load_runs, working_on
 from fedrank.rank.measures import evaluate_weights
 from fedrank.rank.model import load_model
 
@@ -77,12 +77,32 @@ def test_the_same_spec_gives_the_same_bytes_whatever_the_threads(tmp_path):
     assert content(one.folder) == content(two.folder)
 
 
-@pytest.mark.parametrize("learner", [{"name": "pdgd"}, {"name": "pdgd", "ranker": {"name": "mlp", "hidden": 4}}])
-def test_stopping_and_resuming_changes_nothing(tmp_path, learner, monkeypatch):
+NEURAL = {"name": "mlp", "hidden": 4}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {"learner": {"name": "pdgd"}},
+        {"learner": {"name": "pdgd", "ranker": NEURAL}},
+        {"learner": {"name": "pdgd", "ranker": NEURAL, "personal": "output"}, "fine_tune": 3},
+        {"learner": {"name": "pdgd", "control": True}, "clients": {"count": 6, "participation": 0.5}},
+        {"server": {"name": "momentum"}},
+        {"learner": {"name": "evolution", "truth": 0.9}, "server": {"name": "adam"}},
+        {
+            "clients": {
+                "count": 3,
+                "partition": {"name": "shared", "partition": {"name": "labels"}, "share": 0.1, "warm_up": 20},
+            }
+        },
+    ],
+    ids=["linear", "neural", "fedper", "scaffold", "momentum", "evolution", "shared"],
+)
+def test_stopping_and_resuming_changes_nothing(tmp_path, methods, monkeypatch):
     monkeypatch.setattr("fedrank.experiment.run.SECONDS_BETWEEN_NEWS", 0.0)
-    whole = one_task(tmp_path / "whole", learner=learner)
-    perform(whole)
-    parts = one_task(tmp_path / "parts", learner=learner)
+    whole = one_task(tmp_path / "whole", **methods)
+    assert perform(whole) == "finished"
+    parts = one_task(tmp_path / "parts", **methods)
     stops = 0
     # A stop after every few rounds, at rounds that are evaluated and rounds that are not.
     while True:
@@ -305,3 +325,47 @@ def test_spec_in_the_folder_is_complete_and_gives_the_run_again(tmp_path):
     [task_again] = plan(again, "test", tmp_path / "b")
     perform(task_again)
     assert content(task.folder) == content(task_again.folder)
+
+
+def test_a_damaged_checkpoint_begins_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrank.experiment.run.SECONDS_BETWEEN_NEWS", 0.0)
+    whole, damaged = one_task(tmp_path / "whole"), one_task(tmp_path / "damaged")
+    perform(whole)
+    calls = iter([False] * 20 + [True])
+    perform(damaged, stop=lambda: next(calls))
+    (damaged.folder / "checkpoint.npz").write_bytes(b"not a checkpoint")
+    assert perform(damaged) == "finished"
+    assert content(whole.folder) == content(damaged.folder)
+
+
+def test_a_folder_is_worked_on_by_one_process_at_a_time(tmp_path):
+    task = one_task(tmp_path, rounds=3)
+    task.folder.mkdir(parents=True)
+    with working_on(task.folder), pytest.raises(FileExistsError, match="worked on by another process"):
+        perform(task)
+    assert perform(task) == "finished"
+    # What a killed process leaves: a lock that nobody holds, and a number that some other process has by now.
+    facts = json.loads((task.folder / "run.json").read_text())
+    (task.folder / "run.json").write_text(json.dumps(facts | {"status": "running", "pid": os.getpid()}))
+    (task.folder / "lock").touch()
+    [run] = load_runs(task.folder)
+    assert run.status == "interrupted"
+
+
+def test_personal_models_are_kept_one_per_client(tmp_path):
+    task = one_task(tmp_path, learner={"name": "pdgd", "ranker": NEURAL, "personal": "output"}, rounds=5)
+    assert perform(task) == "finished"
+    model = load_model(task.folder)
+    assert model.weights.shape == (4, 4 * 48)
+    assert np.array_equal(model.weights[0, :-4], model.weights[1, :-4])
+    assert not np.array_equal(model.weights[0, -4:], model.weights[1, -4:])
+    header = (task.folder / "clients.csv").read_text().splitlines()[0]
+    assert header == "client,queries,interactions,ndcg@10 averaged,mrr@10 averaged,ndcg@10 personal,mrr@10 personal"
+
+
+def test_a_learner_that_serves_nobody_has_no_online_quality(tmp_path):
+    task = one_task(tmp_path, learner={"name": "lambdarank"}, rounds=5)
+    assert perform(task) == "finished"
+    [run] = load_runs(task.folder)
+    assert np.isnan(run.rounds["online"]).all()
+    assert np.isfinite(run.final("ndcg@10"))

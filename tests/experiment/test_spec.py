@@ -483,3 +483,21 @@ def test_named_variants_that_vary_keep_their_names(tmp_path):
     names = [variant.settings for variant in read_experiment("thesis/mq2008-fpdgd").expand()]
     assert names[0] == {"variants": "fpdgd", "clients.user": "perfect"}
     assert names[-1] == {"variants": "pdgd", "clients.user": "informational"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (['aggregator={name="none"}', "learner.control=true"], "need a model that clients share"),
+        (['aggregator={name="none"}', 'server={name="adam"}'], "move a model that clients share"),
+        (
+            ['learner={name="evolution"}', "fine_tune=5", 'server={name="adam"}'],
+            "fine_tune: evolution needs many clients",
+        ),
+        (['learner={name="evolution"}', "clients.interactions=1", 'server={name="adam"}'], "too few for evolution"),
+        (['learner={name="evolution"}'], "evolution takes far too long steps"),
+    ],
+)
+def test_methods_that_do_not_go_together_are_refused_before_anything_runs(changes, message):
+    with pytest.raises(SpecError, match=message):
+        from_tables(tables(*changes))

@@ -71,3 +71,25 @@ def test_what_cannot_be_tuned_is_refused():
         tuning_of(asked, {"learner.rate": [0.3]})
     with pytest.raises(ValueError, match='no such setting of pdgd; did you mean "rate"'):
         tuning_of(from_tables(SPEC), {"learner.rat": [0.3]})
+
+
+def test_names_that_no_folder_can_have_keep_their_settings(tmp_path):
+    asked = from_tables(SPEC | {"variants": {"#1": {"learner.batch": True}, "plain": {}}})
+    _, tried, path = tune(asked, "test", {"learner.rate": [0.1]}, tmp_path)
+    ready = {variant.name: variant.experiment for variant in read_experiment(path).expand()}
+    assert sorted(one.learner.get("batch", False) for one in ready.values()) == [False, True]
+    assert len(tried) == 2
+
+
+def test_a_setting_that_fails_is_never_chosen(tmp_path):
+    results, tried, _ = tune(from_tables(SPEC), "test", {"learner.rate": [1e300, 0.1]}, tmp_path)
+    assert len(results.failed) == 1
+    assert [(row.settings["learner.rate"], row.chosen) for row in tried] == [(1e300, False), (0.1, True)]
+    with pytest.raises(ValueError, match="nothing that was tried for only finished"):
+        tune(from_tables(SPEC), "other", {"learner.rate": [1e300]}, tmp_path)
+
+
+def test_repeats_of_an_earlier_tuning_do_not_count(tmp_path):
+    tune(from_tables(SPEC | {"seeds": [1, 2, 3]}), "test", {"learner.rate": [0.1]}, tmp_path)
+    _, tried, _ = tune(from_tables(SPEC | {"seeds": [2]}), "test", {"learner.rate": [0.1, 0.2]}, tmp_path)
+    assert [row.repeats for row in tried] == [1, 1]

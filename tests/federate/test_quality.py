@@ -23,7 +23,11 @@ def test_one_model_on_everybodys_own_queries():
     found = quality_by_client(["ndcg@10", "map"], weights, Linear(), clients)
     each = per_query(["ndcg@10", "map"], Linear().score(weights, DATA.features), DATA)
     for c in range(4):
-        own = clients.queries[clients.pools[c] : clients.pools[c + 1]]
+        own = [
+            q
+            for q in clients.queries[clients.pools[c] : clients.pools[c + 1]]
+            if len(set(DATA.grades[DATA.offsets[q] : DATA.offsets[q + 1]])) > 1
+        ]
         assert found[:, c] == pytest.approx(np.nanmean(each[:, own], axis=1))
     assert not alike(clients)
 
@@ -35,10 +39,19 @@ def test_a_model_and_a_view_per_client():
     found = quality_by_client(["ndcg@10"], models, Linear(), clients)
     for c, view in enumerate((1, 0)):
         scores = Linear().score(models[c], DATA.features)
-        assert found[0, c] == pytest.approx(np.nanmean(per_query(["ndcg@10"], scores, DATA, grades=views[view])[0]))
+        values = per_query(["ndcg@10"], scores, DATA, grades=views[view])[0]
+        ranked = [len(set(views[view, a:b])) > 1 for a, b in zip(DATA.offsets[:-1], DATA.offsets[1:], strict=True)]
+        assert found[0, c] == pytest.approx(np.nanmean(values[ranked]))
     assert not alike(clients)
 
 
 def test_clients_that_share_everything_are_alike():
     assert alike(make_clients(DATA, 5))
     assert alike(make_clients(DATA, 1, partition=Own()))
+
+
+def test_one_grade_alone_says_nothing():
+    from fedrank.federate.partition import Labels
+
+    clients = make_clients(DATA, 3, partition=Labels())
+    assert np.isnan(quality_by_client(["ndcg@10"], np.arange(5.0), Linear(), clients)).all()

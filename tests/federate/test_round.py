@@ -154,3 +154,17 @@ def test_a_rule_that_needs_too_much_memory_says_so_first(monkeypatch):
     data = made_up_data()
     with pytest.raises(RoundError, match="needs all 50 updates together"):
         next(simulate(Federation(aggregator=Median()), make_clients(data, 50), 1))
+
+
+def test_clients_that_do_not_search_do_not_count():
+    data = made_up_data()
+    busy = make_clients(data, 4, interactions=[5, 0, 0, 0])
+    alone = make_clients(data, 1, interactions=5)
+    assert next(simulate(Federation(), busy, 1)).online == next(simulate(Federation(), alone, 1)).online
+
+
+def test_apart_refuses_servers_that_would_move_absent_clients():
+    from fedrank.federate.server import Momentum
+
+    with pytest.raises(ValueError, match='other than "add" move a model'):
+        Federation(aggregator=Apart(), server=Momentum())

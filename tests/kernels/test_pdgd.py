@@ -110,3 +110,11 @@ def test_a_hopeless_order_is_fully_corrected():
         slope = math.exp(-distance)
         assert fast[0] == pytest.approx(slope, rel=1e-6)
         assert slow[0] == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_no_numbers_end_all_the_same(bad):
+    scores = np.array([0.5, bad, 1.0] * 8)
+    shown, _ = draw_list(scores)
+    assert len(shown) == 10
+    weights_of(scores, np.arange(10), np.arange(10) % 2 == 0, 10)

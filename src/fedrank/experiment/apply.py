@@ -99,7 +99,7 @@ def _scored(model_path: str | Path, data: str, client: int | None) -> tuple[Rank
 
 
 def _read(data: str, model: Model) -> RankingData:
-    """A file, or the test part of a set of the catalog, normalised as the model expects."""
+    """A file, or the test part of a set of the catalog (of the model's own fold), normalised as the model expects."""
     if model.normalised == "global":
         raise ValueError(
             'the model was trained on features with normalise = "global", whose ranges only its training data have; '
@@ -109,7 +109,9 @@ def _read(data: str, model: Model) -> RankingData:
         return read_letor(data, normalise=model.normalised)
     if data not in CATALOG:
         raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
-    return load(data, normalise=model.normalised).test
+    # A model of fold 3 was trained on the test queries of fold 1.
+    fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1
+    return load(data, fold, normalise=model.normalised).test
 
 
 def _document_ids(data: str, read: RankingData) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from fedrank import __version__
 from fedrank.data.catalog import Fold, load, load_files
 from fedrank.experiment.spec import Experiment, to_toml
+from fedrank.experiment.store import working_on
 from fedrank.federate.clients import make_clients
 from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.round import Federation, Outcome, RoundError, State, first_weights, personal_models, simulate
@@ -96,6 +99,11 @@ def perform(
     A failure is written into the run folder and does not leave this function: other runs go on.
     """
     task.folder.mkdir(parents=True, exist_ok=True)
+    with working_on(task.folder):
+        return _perform_or_fail(task, threads, tell, stop)
+
+
+def _perform_or_fail(task: Task, threads: int, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
     _write(task.folder / "spec.toml", to_toml(task.experiment))
     facts = _facts(task)
     try:
@@ -163,13 +171,14 @@ def _perform(
                     record.keep(state)
                     _write_facts(task.folder, facts | {"status": "interrupted", "round": outcome.round})
                     return "interrupted"
-                if now - record.kept >= SECONDS_BETWEEN_CHECKPOINTS:
+                if now - record.kept >= record.pause:
                     record.keep(state)
         assert state is not None
         record.keep(state)
+    personal = getattr(asked.methods.learner, "personal", "none") != "none"
     model = Model(
         ranker,
-        state.weights,
+        personal_models(asked.methods.learner, state, clients) if personal else state.weights,
         fold.train.features.shape[1],
         fold.train.normalised,
         fold.train.feature_names,
@@ -196,6 +205,7 @@ class Record:
     tally: Tally = field(default_factory=Tally)
     quality: float = float("nan")
     kept: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
+    pause: float = 0.0  # seconds until the next one
     rewarded: bool = False  # whether the learner has a reward, which gets a column of its own
 
     def __enter__(self) -> Record:
@@ -204,6 +214,7 @@ class Record:
         self._places: list[int] = []  # the rows that wait for their values
         self._rewards: list[str] = []  # their last cells
         self._file = self._open()
+        self.pause = SECONDS_BETWEEN_CHECKPOINTS
         self._clock, self._cpu = time.monotonic(), time.process_time()
         return self
 
@@ -221,7 +232,8 @@ class Record:
             old.cpu_seconds,
         )
         now = self.tally
-        row = f"{outcome.round},{outcome.online!r},{now.interactions},{now.bytes_up},{now.bytes_down}"
+        online = "" if math.isnan(outcome.online) else repr(outcome.online)
+        row = f"{outcome.round},{online},{now.interactions},{now.bytes_up},{now.bytes_down}"
         if not evaluate:
             self._rows.append(row + "," * (len(self.measures) + self.rewarded))
             return
@@ -266,7 +278,9 @@ class Record:
         )
         np.savez(content, **parts)
         _write(self.folder / "checkpoint.npz", content.getvalue())
-        self.kept = time.monotonic()
+        now = time.monotonic()
+        self.kept = now
+        self.pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (now - clock))  # writing a large memory takes its time
 
     def _evaluate(self) -> None:
         if not self._models:
@@ -284,19 +298,15 @@ class Record:
         self._rewards.clear()
 
     def _open(self) -> io.BufferedRandom:
-        path, checkpoint = self.folder / "rounds.csv", self.folder / "checkpoint.npz"
-        if checkpoint.exists() and path.exists():
-            with np.load(checkpoint, allow_pickle=False) as kept:
-                csv_bytes = int(kept["csv_bytes"])
-                if path.stat().st_size >= csv_bytes:
-                    memory = kept.get("memory")
-                    self.state = State(int(kept["round"]), kept["weights"], memory, kept["server"])
-                    self.tally = Tally(**json.loads(str(kept["tally"])))
-                    self.quality = float(kept["quality"])
-                    file = path.open("r+b")
-                    file.truncate(csv_bytes)
-                    file.seek(csv_bytes)
-                    return file
+        path, kept = self.folder / "rounds.csv", _read_checkpoint(self.folder)
+        if kept is not None and path.exists() and path.stat().st_size >= int(kept["csv_bytes"]):
+            self.state = State(int(kept["round"]), kept["weights"], kept.get("memory"), kept["server"])
+            self.tally = Tally(**json.loads(str(kept["tally"])))
+            self.quality = float(kept["quality"])
+            file = path.open("r+b")
+            file.truncate(int(kept["csv_bytes"]))
+            file.seek(int(kept["csv_bytes"]))
+            return file
         for old in ("timing.csv", "queries.csv", "clients.csv", "model.json", "checkpoint.npz"):
             (self.folder / old).unlink(missing_ok=True)
         file = path.open("w+b")
@@ -429,11 +439,17 @@ def _facts(task: Task) -> dict[str, Any]:
 
 def _read_round(folder: Path) -> int:
     """Rounds that are safe in the checkpoint."""
-    checkpoint = folder / "checkpoint.npz"
-    if not checkpoint.exists():
-        return 0
-    with np.load(checkpoint, allow_pickle=False) as kept:
-        return int(kept["round"])
+    kept = _read_checkpoint(folder)
+    return 0 if kept is None else int(kept["round"])
+
+
+def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Contents of the checkpoint; None where there is none, or one that cannot be read: then the run begins again."""
+    try:
+        with np.load(folder / "checkpoint.npz", allow_pickle=False) as kept:
+            return dict(kept)
+    except (OSError, ValueError, EOFError, BadZipFile):
+        return None
 
 
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:

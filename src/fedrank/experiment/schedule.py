@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -171,7 +171,8 @@ def _side_by_side(
 
     def give(worker: _Worker) -> None:
         worker.task = None if stop() or not left else left.pop()
-        worker.pipe.send(worker.task)
+        with suppress(OSError):  # it died while idle; waiting for its answer will show that
+            worker.pipe.send(worker.task)
 
     staff = [hire() for _ in range(workers)]
     for worker in staff:
@@ -194,7 +195,10 @@ def _side_by_side(
                 why = (
                     f"its process was killed (signal {-code})" if code is not None and code < 0 else "its process ended"
                 )
-                results.failed.append((task, f"{why}; perhaps memory ran out. Run the command again to resume it"))
+                if stop():
+                    results.interrupted.append(task)
+                else:
+                    results.failed.append((task, f"{why}; perhaps memory ran out. Run the command again to resume it"))
                 show.ended(task, "interrupted")
                 staff.remove(worker)
                 if left and not stop():

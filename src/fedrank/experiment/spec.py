@@ -25,7 +25,11 @@ from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiment.families import build, checked, describe, is_required, nearest
 from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml, write_value
 from fedrank.federate.partition import Partition
+from fedrank.federate.round import Federation
+from fedrank.federate.server import Add
+from fedrank.rank.evolution import Evolution
 from fedrank.rank.measures import measure
+from fedrank.rank.rankers import RANKERS
 from fedrank.rank.users import USERS, User
 from fedrank.types import Aggregator, Learner, ServerStep
 
@@ -103,6 +107,7 @@ class Variant:
     name: str  # also its folder
     settings: Table  # what is varied, by dotted key
     experiment: Experiment  # concrete: varies nothing
+    given: str = ""  # its name in [variants]; empty where there are none
 
 
 @dataclass(frozen=True)
@@ -370,9 +375,31 @@ def _problems(values: Table) -> list[str]:
         if row is not None and row.measure not in ("online", "reward"):
             with _noting(found, f"published[{i}].measure"):
                 measure(row.measure)
+    if not found and {"learner", "clients"} <= values.keys():
+        found += _contradictions({"aggregator": "mean", "server": "add"} | values)
     start = values.get("start")
     if start is not None and not (Path(start).is_file() or Path(start, "model.json").is_file()):
         found.append(f"start: no model at {start}; give a model.json, or the folder of a finished run")
+    return found
+
+
+def _contradictions(values: Table) -> list[str]:
+    """Methods that are each right and do not go together."""
+    found: list[str] = []
+    with _noting(found):
+        learner = build(Learner, values["learner"], "learner")
+        server = build(ServerStep, values["server"], "server")
+        Federation(learner, build(Aggregator, values["aggregator"], "aggregator"), server)
+        if type(learner.ranker) not in RANKERS.values():
+            found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
+        if isinstance(learner, Evolution):
+            searches = values["clients"].interactions
+            if min(searches if isinstance(searches, list) else [searches]) < 2:
+                found.append(f"clients.interactions: {shown(searches)} is too few for evolution; use 2 or more")
+            if values.get("fine_tune"):
+                found.append("fine_tune: evolution needs many clients, one alone cannot go on with it; use 0, or pdgd")
+            if server == Add():
+                found.append('server: evolution takes far too long steps with "add" at rate 1; use { name = "adam" }')
     return found
 
 
@@ -453,7 +480,7 @@ def _expand(tables: Mapping[str, Any], rows: Sequence[_Row]) -> tuple[list[Varia
                     raise ValueError(f"{key}: is the same for all variants; set it at the top")
                 put(changed, key.split("."), copy.deepcopy(value))
             named = {"variants": row.name} if row.name and row.settings else {}
-            found.append(Variant(row.folder, named | row.settings, from_tables(changed)))
+            found.append(Variant(row.folder, named | row.settings, from_tables(changed), row.name))
         except ValueError as problem:
             for line in str(problem).splitlines():
                 varied = not row.name or (line.startswith(tuple(row.settings)) and not line.startswith(tuple(changes)))

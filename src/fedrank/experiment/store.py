@@ -12,6 +12,7 @@ import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ Column = NDArray[np.float64]
 FORMAT = 1  # of run.json
 LAST = 10  # evaluations behind every "final" value
 DISCOUNT = 0.9995  # of online quality, per round
+LOCK = "lock"  # held while a process works on a run
 BOOKKEEPING = ("round", "online", "interactions", "bytes_up", "bytes_down")  # all other columns are measures
 STATES = ("finished", "running", "interrupted", "failed", "broken")
 OURS = ("run.json", "rounds.csv", "spec.toml")  # a folder without any of these is none of our business
@@ -415,7 +417,7 @@ def _load(path: Path) -> Run:
         status = facts["status"]
         if status not in STATES:
             return _broken(run, f"run.json has status {status!r}, which is none of {', '.join(STATES)}")
-        if status == "running" and not _alive(facts.get("pid")):
+        if status == "running" and not _worked_on(path, facts.get("pid")):
             status = "interrupted"
         if status == "finished":
             _check_end(path / "rounds.csv", run.round)
@@ -439,6 +441,40 @@ def _check_end(file: Path, round: int) -> None:
         raise ValueError(
             f"rounds.csv ends with {last[:40].decode(errors='replace')!r}, not with a row of round {round}"
         )
+
+
+@contextmanager
+def working_on(folder: Path) -> Iterator[None]:
+    """Mark a run folder as worked on by this process, in a way that ends with it however it ends.
+
+    A number of a process alone would not do: after a restart, another may have it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not on this system: the process number in run.json has to do
+        yield
+        return
+    path = folder / LOCK
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FileExistsError(f"{folder} is being worked on by another process; wait for it, or stop it") from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _worked_on(folder: Path, pid: Any) -> bool:
+    path = folder / LOCK
+    if not path.exists():
+        return _alive(pid)
+    try:
+        with working_on(folder):
+            return False
+    except FileExistsError:
+        return True
 
 
 def _alive(pid: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +61,13 @@ def tune(
 ) -> tuple[Results, list[Tried], Path | None]:
     """Run what is missing, then choose. Returns what became of the runs, all that was tried, and the tuned spec's file.
 
-    There is no choice, and no file, before every run is finished.
+    There is no choice, and no file, while runs are interrupted. A setting with a failed run is never chosen: finding
+    out which steps are too long is what tuning is for.
     """
     asked = tuning_of(experiment, over)
     label = f"{name}-tuning"
     results = run_experiment(asked, label, out, workers=workers, threads=threads, console=console)
-    if results.failed or results.interrupted:
+    if results.interrupted:
         return results, [], None
     folder = Path(out) / label
     tried = choose(experiment, asked, load_runs(folder))
@@ -75,15 +77,20 @@ def tune(
 
 
 def choose(experiment: Experiment, asked: Experiment, runs: Runs) -> list[Tried]:
-    """All that was tried, with the best setting of every variant marked; of equals, the first."""
-    measure = experiment.measures[0]
+    """All that was tried, with the best setting of every variant marked; of equals, the first. Failed ones are -inf."""
+    measure, repeats = experiment.measures[0], set(experiment.repeats())
     rows = []
     for variant, tries in _groups(experiment, asked):
         found = []
         for one, settings in tries:
-            finals = [run.final(measure) for run in runs.finished if run.variant == one.name]
-            found.append(Tried(variant.name, settings, float(np.mean(finals)), len(finals)))
+            # Earlier tunings may have left other repeats here; a mean over those would not compare.
+            mine = [run for run in runs.finished if run.variant == one.name and (run.fold, run.seed) in repeats]
+            whole = len(mine) == len(repeats)
+            quality = float(np.mean([run.final(measure) for run in mine])) if whole else -math.inf
+            found.append(Tried(variant.name, settings, -math.inf if math.isnan(quality) else quality, len(mine)))
         best = max(range(len(found)), key=lambda i: (found[i].quality, -i))
+        if found[best].quality == -math.inf:
+            raise ValueError(f"nothing that was tried for {variant.name} finished; see `fedrank runs` for the reasons")
         rows += [dataclasses.replace(row, chosen=i == best) for i, row in enumerate(found)]
     return rows
 
@@ -94,7 +101,7 @@ def tuned(experiment: Experiment, tried: Sequence[Tried]) -> Experiment:
     chosen = {row.variant: row.settings for row in tried if row.chosen}
     variants = {}
     for variant in experiment.expand():
-        changes = copy.deepcopy(experiment.variants.get(variant.settings.get("variants", variant.name), {}))
+        changes = copy.deepcopy(experiment.variants.get(variant.given, {}))
         changes |= {key: value for key, value in variant.settings.items() if key != "variants"}
         variants[variant.name] = changes | chosen[variant.name]
     tables.pop("vary", None)
@@ -115,8 +122,10 @@ def show_tried(tried: Sequence[Tried], measure: str, console: Console) -> None:
         setting = ", ".join(f"{key} = {value}" for key, value in row.settings.items())
         style = "bold" if row.chosen else ""
         mark = "  <- chosen" if row.chosen else ""
-        told = Text(setting + mark, style=style), Text(f"{row.quality:.4f}", style=style)
-        table.add_row(Text(row.variant), *told, str(row.repeats))
+        quality = "failed" if row.quality == -math.inf else f"{row.quality:.4f}"
+        table.add_row(
+            Text(row.variant), Text(setting + mark, style=style), Text(quality, style=style), str(row.repeats)
+        )
     console.print(table)
 
 

@@ -22,14 +22,20 @@ def quality_by_client(
 ) -> NDArray[np.float64]:
     """[measures, clients]: each client's model on the queries that it searches with, by its own grades.
 
-    `weights` is one model for all, or one per client. NaN where a client has no query that the measure counts.
+    `weights` is one model for all, or one per client. NaN where no query of a client could be ranked better or worse.
     """
     values = np.full((len(measures), len(clients)), np.nan)
     places = np.stack([clients.pool, clients.judged], axis=1)
     for pool, view in np.unique(places, axis=0):
         queries = clients.queries[clients.pools[pool] : clients.pools[pool + 1]]
         seen = replace(clients.data, grades=clients.grades[view])
-        evaluator = Evaluator(seen.select(np.unique(queries)), measures)
+        queries = np.unique(queries)
+        low = np.minimum.reduceat(seen.grades, seen.offsets[:-1])[queries]
+        high = np.maximum.reduceat(seen.grades, seen.offsets[:-1])[queries]
+        queries = queries[low < high]  # where all documents are alike, every order is as good
+        if not len(queries):
+            continue
+        evaluator = Evaluator(seen.select(queries), measures)
         here = np.flatnonzero((places == (pool, view)).all(axis=1))
         models = weights[here] if weights.ndim == 2 else weights[None]
         values[:, here] = evaluator(models, ranker)

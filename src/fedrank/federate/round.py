@@ -75,6 +75,11 @@ class Federation:
     participation: float = 1.0  # share of clients that take part in a round, drawn anew each time
 
     def __post_init__(self) -> None:
+        if isinstance(self.aggregator, Apart) and not isinstance(self.server, Add):
+            raise ValueError(
+                'server steps other than "add" move a model that clients share, and the aggregator "none" has none; '
+                'use server = { name = "add" }'
+            )
         control = getattr(self.learner, "control", False)
         if isinstance(self.aggregator, Apart) and (control or getattr(self.learner, "personal", "none") != "none"):
             raise ValueError(
@@ -157,11 +162,11 @@ def federated_round(federation: Federation, state: State, clients: Clients, seed
         received_bytes = remembering.bytes_down(state.weights.shape[-1])
     return Outcome(
         State(number, weights, memory, server),
-        online=_mean(seen.online),
+        online=_mean(seen.online, clients.interactions[present]),
         interactions=int(clients.interactions[present].sum()),
         bytes_up=0 if apart else len(present) * (seen.message_bytes or model_bytes),
         bytes_down=0 if apart else len(present) * received_bytes,
-        reward=None if seen.reward is None else _mean(seen.reward),
+        reward=None if seen.reward is None else _mean(seen.reward, clients.interactions[present]),
     )
 
 
@@ -211,8 +216,11 @@ class Seen(NamedTuple):
     message_bytes: int | None
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(np.add.reduce(values)) / len(values)  # ndarray.mean takes longer than the rest of a small round
+def _mean(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
+    """Over the clients that did anything; NaN if nobody did."""
+    if sizes.all():
+        return float(np.add.reduce(values)) / len(values)  # ndarray.mean takes longer than the rest of a small round
+    return float(values[sizes > 0].mean()) if sizes.any() else math.nan
 
 
 def _learn_and_aggregate(

@@ -16,6 +16,9 @@ class Add:
 
     rate: float = 1.0
 
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
     def first(self, size: int) -> NDArray[np.float64]:
         return np.zeros(0)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.compile import compiled
-from fedrank.kernels.pdgd import SHOWN, insert, shown_ndcg
+from fedrank.kernels.pdgd import SHOWN, insert
 from fedrank.kernels.rankers import add_gradients, copy_as_float32, score
 
 
@@ -50,9 +50,6 @@ def lambdarank_clients(
     scales = np.empty(longest)
     keys = np.empty(SHOWN)
     shown = np.empty(SHOWN, dtype=np.int64)
-    discounts = np.empty(SHOWN)
-    for i in range(SHOWN):
-        discounts[i] = 1.0 / math.log2(i + 2.0)
 
     for c in range(first, last):
         start = starts[c if len(starts) > 1 else 0]
@@ -63,7 +60,6 @@ def lambdarank_clients(
         pool_start = pools[pool[c]]
         pool_size = pools[pool[c] + 1] - pool_start
         seen = grades[view[c]]
-        quality = 0.0
         for interaction in range(interactions[c]):
             chance = stream(client, interaction)
             query = queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
@@ -83,12 +79,11 @@ def lambdarank_clients(
             for i in range(size):
                 ranks[shown[i]] = i
             own = seen[begin : begin + count]
-            quality += shown_ndcg(own, shown, size, best, discounts)
             lambdas(scores, own, count, ranks, best, scales)
             for d in range(count):
                 scales[d] *= rate
             add_gradients(master, weights, hidden, features, rows, scales, count)
             copy_as_float32(master, weights)
-        online[c] = quality / interactions[c] if interactions[c] > 0 else 0.0
+        online[c] = np.nan  # nobody is shown a list
         for p in range(parameters):
             updates[c, p] = master[p] - start[p]

@@ -151,7 +151,8 @@ class Pdgd:
 class LambdaRank:
     """Learns from the true grades, which no server ever sees: the skyline for rankers that learn from clicks.
 
-    LambdaRank (Burges, 2010) on nDCG@10; every interaction is a query with all its grades, and no clicks are drawn.
+    LambdaRank (Burges, 2010) on nDCG@10; every interaction is a query with all its grades: no list is shown,
+    no click is drawn, and there is no online quality.
     """
 
     ranker: Ranker = field(default_factory=Linear)

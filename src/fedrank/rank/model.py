@@ -65,7 +65,10 @@ def save_model(model: Model, path: str | Path) -> None:
         "weights": model.weights.tolist(),
     }
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(part, path)
 
 
