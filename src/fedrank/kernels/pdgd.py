@@ -60,7 +60,10 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, rank
     size = min(SHOWN, count)
     for d in range(count):
         draws[d] = uniform(stream, FIRST_DOCUMENT_DRAW + d)
-    if not spread < FAR_APART:  # also where scores are no longer numbers
+    total = 0.0
+    for d in range(count):
+        total += exps[d]
+    if not spread < FAR_APART or not total > 0.0:  # far apart, or no longer numbers
         filled = 0
         for d in range(count):
             log_time = math.log(-math.log(draws[d])) - scores[d]
@@ -68,9 +71,6 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, rank
                 filled = insert(times[:size], shown, filled, log_time, d)
         return size
 
-    total = 0.0
-    for d in range(count):
-        total += exps[d]
     deadline = 1.8 * SHOWN / total  # if rates were alike, about 1.8 times as many as needed would arrive by then
     while True:
         candidates = 0
