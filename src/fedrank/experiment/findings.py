@@ -372,7 +372,9 @@ def _baseline(
 def _compare(found: Findings, column: str, by_query: bool, notes: list[str]) -> dict[str, Comparison]:
     base = found.baseline
     assert base is not None
-    others = [variant for variant in found.variants if variant is not base]
+    others = [variant for variant in found.variants if variant is not base and _has(variant, column)]
+    if not others or not _has(base, column):
+        return {}
     tests = [paired_t(*pair(variant.values(column), base.values(column))) for variant in others]
     corrected = bonferroni([test.p for test in tests])
     raw, counts = [math.nan] * len(others), [0] * len(others)
@@ -395,6 +397,11 @@ def _compare(found: Findings, column: str, by_query: bool, notes: list[str]) -> 
             others, tests, corrected, counts, raw, corrected_queries, strict=True
         )
     }
+
+
+def _has(variant: Variant, column: str) -> bool:
+    """Whether there is anything to compare: a learner that shows nobody a list has no online quality."""
+    return any(not math.isnan(value) for value in variant.values(column).values())
 
 
 def _query_differences(variant: Variant, base: Variant, column: str, notes: list[str]) -> NDArray[np.float64]:
