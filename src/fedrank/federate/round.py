@@ -160,13 +160,14 @@ def federated_round(federation: Federation, state: State, clients: Clients, seed
     if remembering := _remembering(federation.learner, memory):
         weights = remembering.averaged(weights, memory, clients.interactions)
         received_bytes = remembering.bytes_down(state.weights.shape[-1])
+    searches = clients.interactions if len(present) == len(clients) else clients.interactions[present]
     return Outcome(
         State(number, weights, memory, server),
-        online=_mean(seen.online, clients.interactions[present]),
-        interactions=int(clients.interactions[present].sum()),
+        online=_mean(seen.online, searches),
+        interactions=int(np.add.reduce(searches)),
         bytes_up=0 if apart else len(present) * (seen.message_bytes or model_bytes),
         bytes_down=0 if apart else len(present) * received_bytes,
-        reward=None if seen.reward is None else _mean(seen.reward, clients.interactions[present]),
+        reward=None if seen.reward is None else _mean(seen.reward, searches),
     )
 
 
