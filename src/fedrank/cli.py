@@ -34,6 +34,13 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
+Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")]
+Name = Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")]
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
 
 
@@ -42,14 +49,11 @@ RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such a
     "fedrank run quickstart --set rounds=100 --name short"
 )
 def run(
-    spec: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")],
+    spec: Spec,
     out: Annotated[Path, typer.Option(help="Folder for results; they go to OUT/NAME.")] = Path("runs"),
-    name: Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")] = None,
+    name: Name = None,
+    set_: Changes = None,
+    workers: Workers = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
 ) -> None:
     """Do an experiment. Finished runs are skipped, interrupted ones resume."""
@@ -92,17 +96,14 @@ def run(
     "runs/quickstart-tuning/tuned.toml"
 )
 def tune(
-    spec: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")],
+    spec: Spec,
     over: Annotated[
         list[str], typer.Option(metavar="KEY=[VALUES]", help="Setting to tune and its values; may be repeated.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for results; they go to OUT/NAME-tuning.")] = Path("runs"),
-    name: Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")] = None,
+    name: Name = None,
+    set_: Changes = None,
+    workers: Workers = None,
 ) -> None:
     """Choose settings on the validation queries, for every variant by itself."""
     from fedrank.experiment.spec import read_experiment
@@ -132,12 +133,9 @@ def tune(
     epilog="Examples:  fedrank clients quickstart  ·  fedrank clients my.toml --out clients.png --set clients.count=20"
 )
 def clients(
-    spec: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")],
+    spec: Spec,
     out: Annotated[Path | None, typer.Option(help="Picture to draw: .png, .svg or .pdf.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
-    ] = None,
+    set_: Changes = None,
     fold: Annotated[int | None, typer.Option(min=1, help="Which fold; the spec's first if not given.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which seed; the spec's first if not given.")] = None,
 ) -> None:
