@@ -151,6 +151,27 @@ def clients(
         _say(console, f"Picture: {out}")
 
 
+@app.command(
+    epilog="Examples:  fedrank privacy my.toml  ·  fedrank privacy thesis/fig-3-6 --target 2 --target 8  ·  "
+    "fedrank privacy my.toml --set mechanism.noise=20"
+)
+def privacy(
+    spec: Spec,
+    set_: Changes = None,
+    target: Annotated[
+        list[float] | None, typer.Option(help="ε to find the noise for; may be repeated. 1, 2, 4 and 8 if not given.")
+    ] = None,
+) -> None:
+    """Before a run: what would it spend, against whom, and which noise would a target need?"""
+    from fedrank.experiment.privacy import TARGETS, show_privacy
+    from fedrank.experiment.spec import read_experiment
+
+    for value in target or []:
+        if not value > 0:
+            raise ValueError(f"--target {value:g} cannot be reached with any noise; use a positive ε")
+    show_privacy(read_experiment(spec, set_ or []), _console(), target or TARGETS)
+
+
 @app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
 def runs(
     folders: RunsFolders,

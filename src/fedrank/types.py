@@ -109,11 +109,37 @@ class Attack(Protocol):
     def __call__(self, arrived: Arrivals, malicious: NDArray[np.bool_], rng: np.random.Generator) -> Arrivals: ...
 
 
-class Mechanism(Protocol):
-    """What is done to updates before they leave, and to the change after they were combined."""
+class Source(Protocol):
+    """Where noise that protects people comes from; `fedrank.protect.noise.SecureSource`, except in tests."""
 
-    def protect(self, arrived: Arrivals) -> Arrivals: ...
-    def release(self, change: Change, arrived: Arrivals) -> Change: ...
+    def words(self, count: int) -> NDArray[np.uint64]: ...
+    def bernoulli(self, probability: float, count: int) -> NDArray[np.bool_]: ...
+    def seed(self) -> int: ...
+
+
+class Mechanism(Protocol):
+    """What is done to updates before they leave, and to their sum before anybody sees it.
+
+    `cohort` is how many clients a round has, or is expected to have: a public number.
+    """
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether it takes the place of the aggregator: nobody, or only a trusted server, sees single updates."""
+
+    @property
+    def hides_cohort(self) -> bool:
+        """Whether who takes part is drawn from the secure source, each client by itself, and stays secret."""
+
+    @property
+    def sees(self) -> str:
+        """Who sees what, as a sentence."""
+
+    def source(self) -> Source:
+        """The operating system's secure source."""
+
+    def protect(self, arrived: Arrivals, cohort: float, source: Source) -> Arrivals:
+        """What leaves each client; rows do not depend on each other."""
 
 
 class Aggregator(Protocol):
@@ -125,8 +151,15 @@ class Aggregator(Protocol):
 class StreamingAggregator(Aggregator, Protocol):
     """A rule whose parts add up, so that a million clients never lie in memory together."""
 
-    def part(self, arrived: Arrivals) -> NDArray[np.float64]: ...
-    def whole(self, total: NDArray[np.float64]) -> Change: ...
+    def part(self, arrived: Arrivals) -> NDArray[Any]: ...
+    def whole(self, total: NDArray[Any]) -> Change: ...
+
+
+class AddingMechanism(Mechanism, Protocol):
+    """A mechanism that `adds_up`."""
+
+    def rule(self, cohort: float, source: Source) -> StreamingAggregator:
+        """How what left the clients is added up."""
 
 
 class ServerStep(Protocol):

@@ -46,19 +46,28 @@ def other_value(value):
     return value * 0.75 if isinstance(value, float) and value else None
 
 
+def needs(kind):
+    """Settings without a default: amounts of noise that nobody should get unasked."""
+    return {field.name: 1.5 for field in dataclasses.fields(kind) if families.is_required(field)}
+
+
 def test_examples_in_docstrings():
     assert doctest.testmod(families).failed == 0
 
 
 @pytest.mark.parametrize(("protocol", "name", "kind"), ENTRIES)
 class TestEveryMethod:
-    def test_is_built_by_its_name_alone(self, protocol, name, kind):
-        method = build(protocol, name, "place")
+    def test_is_built_by_its_name_and_what_it_cannot_do_without(self, protocol, name, kind):
+        needed = needs(kind)
+        method = build(protocol, {"name": name} | needed if needed else name, "place")
         assert type(method) is kind
         assert name_of(method) == name
+        for setting in needed:
+            fewer = {"name": name} | {key: value for key, value in needed.items() if key != setting}
+            assert refusal(protocol, fewer) == f"place.{setting}: is missing; {name} cannot do without it"
 
     def test_settings_survive_toml_and_back(self, protocol, name, kind):
-        default = build(protocol, name, "place")
+        default = build(protocol, {"name": name} | needs(kind), "place")
         assert build(protocol, through_toml(default), "place") == default
         for field in dataclasses.fields(kind):
             changed = other_value(getattr(default, field.name))
@@ -78,10 +87,10 @@ class TestEveryMethod:
         assert refusal(protocol, {"name": name, "zzz": 1}).startswith(f"place.zzz: no such setting of {name}; ")
 
     def test_refuses_text_for_numbers(self, protocol, name, kind):
-        default = build(protocol, name, "place")
+        default = build(protocol, {"name": name} | needs(kind), "place")
         for field in dataclasses.fields(kind):
             if isinstance(getattr(default, field.name), (bool, int, float)):
-                message = refusal(protocol, {"name": name, field.name: "x"})
+                message = refusal(protocol, {"name": name} | needs(kind) | {field.name: "x"})
                 assert message.startswith(f'place.{field.name}: "x" cannot be used; give ')
 
     def test_has_a_sentence_and_lists_its_settings(self, protocol, name, kind):
@@ -140,6 +149,8 @@ def test_describe_names_every_setting():
         "prox": 0.0,
         "personal": "none",
         "control": False,
+        "clip_weights": 0.0,
+        "clip_gradients": 0.0,
     }
 
 

@@ -76,8 +76,17 @@ def score_and_gradient(weights, hidden, document):
     return output @ units, np.concatenate([np.outer(x, back).ravel(), back, units])
 
 
-def client_update(start, hidden, rate, batch, data, clients, c, key, prox=0.0, control=0.0, common=0.0):
-    """What client c sends; with FedProx's pull (a number, or one per parameter) or SCAFFOLD's two controls."""
+def clipped(vector, clip):
+    """The vector, or the one of that length in its direction if it is longer; 0: any length."""
+    length = math.sqrt(sum(x * x for x in vector))
+    return vector * (clip / length) if clip and length > clip else vector
+
+
+def client_update(
+    start, hidden, rate, batch, data, clients, c, key,
+    prox=0.0, control=0.0, common=0.0, clip_weights=0.0, clip_gradients=0.0,
+):  # fmt: skip
+    """What client c sends; with FedProx's pull (a number, or one per parameter), SCAFFOLD's two controls, or clips."""
     weights = start.astype(np.float64).copy()
     total = np.zeros_like(weights)
     own = np.uint64(stream(key, clients.ids[c]))
@@ -96,9 +105,12 @@ def client_update(start, hidden, rate, batch, data, clients, c, key, prox=0.0, c
         )
         scales = position_scales(scores, shown, clicked, considered)
         gradient = sum(scale * scored[d][1] for scale, d in zip(scales, shown, strict=True))
+        gradient = clipped(gradient, clip_gradients)
         gradient = gradient - prox * (weights - start) - control + common
         if batch:
             total += rate * gradient
         else:
-            weights += rate * gradient
-    return weights + total - start
+            weights = clipped(weights + rate * gradient, clip_weights)
+    if batch and clients.interactions[c]:
+        weights = clipped(weights + total, clip_weights)
+    return weights - start

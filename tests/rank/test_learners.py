@@ -316,7 +316,13 @@ def test_threads_and_selection_change_nothing_that_is_remembered(learner):
 
 @pytest.mark.parametrize(
     "learner",
-    [Pdgd(rate=0.3), LambdaRank(), Pdgd(ranker=Mlp(hidden=6), personal="output", prox=1.0), Pdgd(control=True)],
+    [
+        Pdgd(rate=0.3),
+        LambdaRank(),
+        Pdgd(ranker=Mlp(hidden=6), personal="output", prox=1.0),
+        Pdgd(control=True),
+        Pdgd(clip_weights=0.1),
+    ],
     ids=str,
 )
 def test_fine_tuning_goes_on_with_plain_steps_and_chance_of_its_own(learner):
@@ -352,9 +358,97 @@ def test_fine_tuning_refuses_what_cannot_work():
         fine_tune(Evolution(), np.zeros(7), clients, 1, 4)
 
 
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("ranker", [Linear(start_norm=0.5), Mlp(hidden=6)])
+@pytest.mark.parametrize("prox", [0.0, 1.0])
+def test_clipped_weights_equal_the_oracle(ranker, batch, prox):
+    data, clients = few_clients()
+    start = as_sent(ranker.first(7, np.random.default_rng(2)))
+    clip = 1.01 * float(np.linalg.norm(start))  # the first step may be within it, later ones are not
+    learner = Pdgd(ranker=ranker, rate=2.0, batch=batch, prox=0.0 if batch else prox / 4, clip_weights=clip)
+    arrived, _ = learner(start, None, clients, Chance(5, 9))
+    plain, _ = replace(learner, clip_weights=0.0)(start, None, clients, Chance(5, 9))
+    for c in range(4):
+        expected = oracle.client_update(
+            start, ranker.hidden, 2.0, batch, data, clients, c, Chance(5, 9).key("learn"),
+            prox=learner.prox, clip_weights=clip,
+        )  # fmt: skip
+        assert arrived.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
+        assert np.linalg.norm(start + arrived.updates[c]) <= clip * (1 + 1e-6)
+    assert not np.allclose(arrived.updates, plain.updates, rtol=1e-3)
+    roomy, _ = replace(learner, clip_weights=1e6)(start, None, clients, Chance(5, 9))
+    assert np.array_equal(roomy.updates, plain.updates)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_start_that_is_too_long_is_clipped_even_where_nobody_clicks(batch):
+    from fedrank.rank.users import User
+
+    silent = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    clients = make_clients(made_up_data(features=2), 2, user=silent, interactions=[0, 3])
+    arrived, _ = Pdgd(batch=batch, clip_weights=2.5)(np.array([3.0, 4.0]), None, clients, Chance(1, 1))
+    # (3, 4) is 5 long: half of it is left. Who did not search sends nothing.
+    assert arrived.updates.tolist() == [[0.0, 0.0], [-1.5, -2.0]]
+
+
+@pytest.mark.parametrize("ranker", [Linear(), Linear(start_norm=0.5), Mlp(hidden=6)])
+def test_clipped_gradients_equal_the_oracle(ranker):
+    data, clients = few_clients()
+    start = as_sent(ranker.first(7, np.random.default_rng(2)))
+    learner = Pdgd(ranker=ranker, rate=0.3, batch=True, clip_gradients=0.05)
+    arrived, _ = learner(start, None, clients, Chance(5, 9))
+    plain, _ = replace(learner, clip_gradients=0.0)(start, None, clients, Chance(5, 9))
+    for c, interactions in enumerate([1, 6, 0, 3]):
+        expected = oracle.client_update(
+            start, ranker.hidden, 0.3, True, data, clients, c, Chance(5, 9).key("learn"), clip_gradients=0.05
+        )
+        assert arrived.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
+        assert np.linalg.norm(arrived.updates[c]) <= interactions * 0.3 * 0.05 * (1 + 1e-6)
+    assert not np.allclose(arrived.updates, plain.updates, rtol=1e-3)
+    roomy, _ = replace(learner, clip_gradients=1e6)(start, None, clients, Chance(5, 9))
+    assert roomy.updates == pytest.approx(plain.updates, rel=1e-6, abs=1e-9)
+
+
+def test_both_clips_together_and_with_personal_weights():
+    data, clients = few_clients()
+    start = as_sent(Linear(start_norm=0.5).first(7, np.random.default_rng(2)))
+    both, _ = Pdgd(rate=1.0, batch=True, clip_weights=0.5, clip_gradients=0.1)(start, None, clients, Chance(5, 9))
+    key = Chance(5, 9).key("learn")
+    for c in range(4):
+        expected = oracle.client_update(
+            start, 0, 1.0, True, data, clients, c, key, clip_weights=0.5, clip_gradients=0.1
+        )
+        assert both.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
+    ranker = Mlp(hidden=6)
+    start = as_sent(ranker.first(7, np.random.default_rng(2)))
+    learner = Pdgd(ranker=ranker, rate=0.3, batch=True, personal="output", clip_gradients=0.05)
+    arrived, kept = learner(start, None, clients, Chance(5, 9))
+    expected = oracle.client_update(start, 6, 0.3, True, data, clients, 1, key, clip_gradients=0.05)
+    assert arrived.updates[1, :-6] == pytest.approx(expected[:-6], rel=2e-4, abs=1e-6)
+    assert kept[1] - start[-6:] == pytest.approx(expected[-6:], rel=2e-4, abs=1e-6)
+
+
+def test_gradients_that_are_no_numbers_add_nothing_under_a_clip():
+    clients = make_clients(made_up_data(features=7), 4, interactions=6)
+    clients.data.features[clients.data.offsets[:-1:3], 0] = np.inf
+    loose, _ = Pdgd(batch=True)(np.zeros(7), None, clients, Chance(5, 9))
+    arrived, _ = Pdgd(batch=True, clip_gradients=1.0)(np.zeros(7), None, clients, Chance(5, 9))
+    assert not np.isfinite(loose.updates).all(), "nobody searched for such a query; choose another round"
+    assert np.isfinite(arrived.updates).all()
+    assert arrived.updates.any()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"clip_weights": -1.0}, "clip_weights = -1.0"),
+        ({"clip_weights": float("nan")}, "clip_weights = nan"),
+        ({"clip_gradients": -1.0, "batch": True}, "clip_gradients = -1.0"),
+        ({"clip_gradients": float("inf"), "batch": True}, "clip_gradients = inf"),
+        ({"clip_gradients": 1.0}, "clip_gradients = 1.0.*use batch = true"),
+        ({"clip_weights": 1.0, "control": True}, "control = false"),
+        ({"clip_gradients": 1.0, "batch": True, "control": True}, "control = false"),
+        ({"clip_weights": 1.0, "personal": "output", "ranker": Mlp()}, 'personal = "none"'),
         ({"prox": -1.0}, "prox = -1.0"),
         ({"prox": float("nan")}, "prox = nan"),
         ({"prox": 20.0}, "at most 1 / rate = 10"),

@@ -24,6 +24,7 @@ from fedrank.experiment.toml import shown
 from fedrank.federate.aggregate import AGGREGATORS
 from fedrank.federate.partition import PARTITIONS, Partition
 from fedrank.federate.server import SERVER_STEPS
+from fedrank.protect.mechanisms import MECHANISMS, PLACES, Place, PricedMechanism
 from fedrank.rank.learners import LEARNERS
 from fedrank.rank.measures import MEASURES
 from fedrank.rank.rankers import RANKERS
@@ -48,6 +49,8 @@ FAMILIES: dict[Any, Family] = {
     Ranker: Family("ranker", RANKERS),
     Aggregator: Family("aggregator", AGGREGATORS),
     ServerStep: Family("server", SERVER_STEPS),
+    PricedMechanism: Family("mechanism", MECHANISMS),
+    Place: Family("place", PLACES),
     Partition: Family("partition", PARTITIONS),
 }
 LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
@@ -300,6 +303,13 @@ def _settings(kind: type) -> tuple[Setting, ...]:
 
 def _comments(kind: type) -> dict[str, str]:
     """Comments behind the fields of a class: the settings' documentation is written there and only there."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__[-2::-1]:  # from the most general one on, without `object`
+        found |= _own_comments(base)
+    return found
+
+
+def _own_comments(kind: type) -> dict[str, str]:
     try:
         lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
     except (OSError, TypeError):

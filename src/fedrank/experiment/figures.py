@@ -61,6 +61,7 @@ def curves(found: Findings, column: str, title: str) -> str:
         labels = list(dict.fromkeys(label for _, lines in panels for label, _ in lines))
         together = len(labels) <= TOGETHER  # one legend for all panels
         handles: dict[str, Any] = {}
+        protected = any((variant.privacy() or {}).get("mechanism") for variant in found.variants)
         for axis, (name, lines) in zip(axes, panels, strict=False):
             own: dict[str, Any] = {}
             base = found.baseline
@@ -68,7 +69,8 @@ def curves(found: Findings, column: str, title: str) -> str:
                 own |= _line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
             for i, (label, variant) in enumerate(lines):
                 place = labels.index(label) if together else i
-                own |= _line(axis, variant, column, label, COLOURS[place], STYLES[place])
+                told = f"{label} ({variant.claim()})" if protected else label
+                own |= _line(axis, variant, column, told, COLOURS[place], STYLES[place])
             if name:
                 _plain(axis.set_title(_wrapped(name, 44), loc="left", color=INK))
             if not together:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.experiment.privacy import up
 from fedrank.experiment.statistics import (
     Paired,
     Summary,
@@ -57,6 +58,7 @@ class Reading:
     clients: dict[str, NDArray[np.float64]]  # measure -> [clients], on their own queries; empty where all are alike
     weights: NDArray[np.float64] | None  # of a linear model
     feature_names: tuple[str, ...]
+    privacy: dict[str, Any] | None = None  # the privacy card
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,19 @@ class Variant:
         """[repeats, features] of linear models; None where there are none, or of different lengths."""
         found = [reading.weights for reading in self.repeats.values() if reading.weights is not None]
         return np.array(found) if found and len({len(weights) for weights in found}) == 1 else None
+
+    def privacy(self) -> dict[str, Any] | None:
+        """The card of the repeat that spent most; None where no run of this variant has one."""
+        cards = [reading.privacy for reading in self.repeats.values() if reading.privacy]
+        return max(cards, key=_spent) if cards else None
+
+    def claim(self) -> str:
+        """What may be claimed, in a few words: against the server if possible, else against the public."""
+        card = self.privacy()
+        for row in (card or {}).get("promises", ()):
+            if row.get("epsilon") is not None:
+                return f"ε = {up(row['epsilon'])}, {row['against']}"
+        return "no ε"
 
 
 @dataclass(frozen=True)
@@ -270,7 +285,11 @@ def _read(run: Run) -> Reading:
     costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
-    return Reading(values, curves, window, costs, *by_query, run.clients[1], weights, names)
+    return Reading(values, curves, window, costs, *by_query, run.clients[1], weights, names, run.privacy)
+
+
+def _spent(card: dict[str, Any]) -> float:
+    return max((math.inf if row["epsilon"] is None else row["epsilon"] for row in card["promises"]), default=0.0)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from fedrank.experiment.tables import (
     heading,
     headline,
     interval_table,
+    privacy_table,
     published_table,
     unfinished_table,
 )
@@ -108,8 +109,8 @@ def _article(found: Findings, anchor: str) -> str:
         f"<h3>{escape(heading(column))}</h3>{_table(interval_table(found, column))}" for column in found.columns
     )
     parts.append(f"<details><summary>Confidence intervals and ranges</summary>{intervals}</details>")
-    parts += [_comparisons(found), _published(found), _curves(found), _clients(found), _costs(found), _weights(found)]
-    parts += [_conventions(found), _unfinished(found), _provenance(found), "</article>"]
+    parts += [_comparisons(found), _published(found), _curves(found), _clients(found), _privacy(found), _costs(found)]
+    parts += [_weights(found), _conventions(found), _unfinished(found), _provenance(found), "</article>"]
     return "\n".join(part for part in parts if part)
 
 
@@ -161,6 +162,14 @@ def _curves(found: Findings) -> str:
 def _clients(found: Findings) -> str:
     table = clients_table(found)
     return f"<h2>Whom it serves</h2>{_table(table)}" if table is not None else ""
+
+
+def _privacy(found: Findings) -> str:
+    table = privacy_table(found)
+    if table is not None:
+        return f"<h2>Privacy</h2>{_table(table)}"
+    cards = [card for card in (variant.privacy() for variant in found.variants) if card]
+    return f"<h2>Privacy</h2><p>{escape(cards[0]['summary'])}</p>" if cards else ""
 
 
 def _costs(found: Findings) -> str:

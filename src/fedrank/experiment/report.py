@@ -22,6 +22,8 @@ from fedrank.experiment.tables import (
     final_table,
     heading,
     headline,
+    privacy_lines,
+    privacy_table,
     published_table,
     unfinished_table,
 )
@@ -80,6 +82,8 @@ def show_table(runs: Runs, console: Console, baseline: str | None = None) -> Non
         console.print(grid)
         for note in (*table.notes, *found.notes):
             console.print(Text(note, style="dim"))
+        for line in privacy_lines(found):
+            console.print(Text(line), soft_wrap=True)
         if len(found.unfinished):
             console.print(Text(f"{len(found.unfinished)} of {len(found.runs)} runs are not finished and not counted:"))
             for run in found.unfinished:
@@ -107,6 +111,9 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
         served = clients_table(found)
         if served is not None:
             parts += ["## Whom it serves", _markdown(served)]
+        protected = privacy_table(found)
+        if protected is not None:
+            parts += ["## Privacy", _markdown(protected)]
         parts += ["## Cost", _markdown(cost_table(found)), "## How it was measured"]
         told = dict.fromkeys(text for run in found.runs.finished for text in run.conventions.values())
         notes = dict.fromkeys(note for run in found.runs.finished for note in run.notes)

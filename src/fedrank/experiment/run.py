@@ -2,7 +2,8 @@
 
 A run can be stopped at any moment, even by `kill -9`. Every few seconds the rows of `rounds.csv` are made durable and
 `checkpoint.npz` is replaced by one that says how many bytes of it belong to it; a resumed run cuts off what came later
-and goes on. Chance is keyed by round, so what follows is what would have followed.
+and goes on. Chance is keyed by round, so what follows is what would have followed. Noise that protects people is not:
+rounds that had been noised before a stop are taken from the ledger, so that nobody pays for them twice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedrank import __version__
 from fedrank.data.catalog import Fold, load, load_files
+from fedrank.experiment.privacy import Spent, until_spent
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.experiment.store import working_on
 from fedrank.federate.clients import make_clients
@@ -128,6 +130,7 @@ def _perform(
         learner=asked.methods.learner,
         aggregator=asked.methods.aggregator,
         server=asked.methods.server,
+        mechanism=asked.methods.mechanism,
         participation=asked.clients.participation,
     )
     clients = clients_of(asked, task.fold, task.seed)
@@ -147,34 +150,48 @@ def _perform(
     if judged is None:
         raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
     evaluator = Evaluator(judged, asked.measures)
-    with Record(
-        task.folder,
-        asked.measures,
-        lambda models, slot: evaluator(models, ranker, slot),
-        rewarded=hasattr(asked.methods.learner, "reward"),
-    ) as record:
+    with (
+        Record(
+            task.folder,
+            asked.measures,
+            lambda models, slot: evaluator(models, ranker, slot),
+            rewarded=hasattr(asked.methods.learner, "reward"),
+        ) as record,
+        Spent.open(asked, task.folder, fold.train.features.shape[1]) as spent,
+    ):
         state, began, told = record.state, time.monotonic(), 0.0
         first, resumed = record.tally.interactions, 0 if state is None else state.round
         start = _start_weights(asked, clients, task.seed) if state is None else None
-        for outcome in simulate(
-            federation, clients, asked.rounds, task.seed, start=start, state=state, threads=threads
-        ):
+        last, journal = asked.rounds, spent.journal
+        rounds = simulate(
+            federation, clients, last, task.seed, start=start, state=state, threads=threads, journal=journal
+        )
+        for outcome in until_spent(rounds):
             state = outcome.state
-            record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or outcome.round == asked.rounds)
+            record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or outcome.round == last)
             now = time.monotonic()
-            if now - told >= SECONDS_BETWEEN_NEWS or outcome.round == asked.rounds:
+            if now - told >= SECONDS_BETWEEN_NEWS or outcome.round == last:
                 told = now
                 done = record.tally.interactions - first
-                left = (now - began) / (outcome.round - resumed) * (asked.rounds - outcome.round)
-                tell(News(outcome.round, asked.rounds, record.quality, done, now - began, left))
-                if outcome.round < asked.rounds and stop():
+                left = (now - began) / (outcome.round - resumed) * (last - outcome.round)
+                tell(News(outcome.round, last, record.quality, done, now - began, left))
+                if outcome.round < last and stop():
                     record.keep(state)
+                    spent.stop(state.round)
                     _write_facts(task.folder, facts | {"status": "interrupted", "round": outcome.round})
                     return "interrupted"
                 if now - record.kept >= record.pause:
                     record.keep(state)
+                    spent.forget(state.round)
         assert state is not None
         record.keep(state)
+        spent.stop(state.round)
+        card = spent.card()
+    if state.round < asked.rounds:
+        facts["notes"].append(
+            f"stopped by itself after round {state.round:,} of {asked.rounds:,}: another one would exceed the privacy "
+            f"budget of ε = {asked.privacy.budget:g}"
+        )
     personal = getattr(asked.methods.learner, "personal", "none") != "none"
     model = Model(
         ranker,
@@ -189,7 +206,8 @@ def _perform(
     qualities = _by_client(asked, state, clients, task.seed, threads)
     if qualities:
         _write(task.folder / "clients.csv", _clients_csv(qualities, clients))
-    _write_facts(task.folder, facts | {"status": "finished", "round": asked.rounds})
+    _write(task.folder / "privacy.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    _write_facts(task.folder, facts | {"status": "finished", "round": state.round})
     (task.folder / "checkpoint.npz").unlink(missing_ok=True)
     return "finished"
 
@@ -307,7 +325,8 @@ class Record:
             file.truncate(int(kept["csv_bytes"]))
             file.seek(int(kept["csv_bytes"]))
             return file
-        for old in ("timing.csv", "queries.csv", "clients.csv", "model.json", "checkpoint.npz"):
+        # The ledger stays: what was sent was sent.
+        for old in ("timing.csv", "queries.csv", "clients.csv", "model.json", "privacy.json", "checkpoint.npz"):
             (self.folder / old).unlink(missing_ok=True)
         file = path.open("w+b")
         file.write(
@@ -418,6 +437,8 @@ def _facts(task: Task) -> dict[str, Any]:
     } | CONVENTIONS
     if not hasattr(task.experiment.methods.learner, "reward"):
         del conventions["reward"]
+    if task.experiment.methods.mechanism is not None:
+        conventions["noise"] = "from the system's secure source: a repeated run gives other numbers"
     return {
         "format": 1,
         "fedrank": __version__,

@@ -27,6 +27,8 @@ from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml
 from fedrank.federate.partition import Partition
 from fedrank.federate.round import Federation
 from fedrank.federate.server import Add
+from fedrank.protect.mechanisms import PricedMechanism
+from fedrank.protect.promises import Setting
 from fedrank.rank.evolution import Evolution
 from fedrank.rank.measures import measure
 from fedrank.rank.rankers import RANKERS
@@ -79,6 +81,14 @@ class ClientsSpec:
 
 
 @dataclass(frozen=True)
+class PrivacySpec:
+    """How privacy is counted, and where it ends."""
+
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # δ: probability with which ε may fail; well below 1 / clients
+    budget: Annotated[float, Field(gt=0)] | None = None  # ε at which a run stops by itself
+
+
+@dataclass(frozen=True)
 class Published:
     """A value from a paper, shown next to ours."""
 
@@ -98,6 +108,7 @@ class Methods:
     server: ServerStep
     partition: Partition
     users: list[str | User]
+    mechanism: PricedMechanism | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,8 @@ class Experiment:
     seeds: Annotated[tuple[int, ...], AtLeastOne] = (1,)
     aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
     server: str | Table = field(default_factory=lambda: {"name": "add"})
+    mechanism: str | Table | None = None  # what protects updates; None: nothing does
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
     start: str | None = None  # a model to go on from
     fine_tune: Annotated[int, Field(ge=0)] = 0  # interactions with which every client adapts the final model to itself
     baseline: str | None = None  # variant that others are compared with
@@ -141,6 +154,7 @@ class Experiment:
             build(ServerStep, self.server, "server"),
             build(Partition, self.clients.partition, "clients.partition"),
             [_user(one) for one in users],
+            None if self.mechanism is None else build(PricedMechanism, self.mechanism, "mechanism"),
         )
 
     def repeats(self) -> list[tuple[int, int]]:
@@ -163,6 +177,7 @@ class Experiment:
             learner=describe(self.methods.learner),
             aggregator=describe(self.methods.aggregator),
             server=describe(self.methods.server),
+            mechanism=None if self.methods.mechanism is None else describe(self.methods.mechanism),
             seeds=(seed,),
         )
 
@@ -247,6 +262,8 @@ def to_tables(experiment: Experiment) -> Table:
         value = getattr(experiment, each.name)
         if each.name == "published":
             value = [_without_none(row) for row in value]
+        elif value == PrivacySpec():
+            continue
         elif dataclasses.is_dataclass(value):
             value = _without_none(value)
         if value is not None and value not in ({}, [], "", ()):
@@ -389,7 +406,12 @@ def _contradictions(values: Table) -> list[str]:
     with _noting(found):
         learner = build(Learner, values["learner"], "learner")
         server = build(ServerStep, values["server"], "server")
-        Federation(learner, build(Aggregator, values["aggregator"], "aggregator"), server)
+        aggregator = build(Aggregator, values["aggregator"], "aggregator")
+        mechanism = None
+        if values.get("mechanism") is not None:
+            mechanism = build(PricedMechanism, values["mechanism"], "mechanism")
+        Federation(learner, aggregator, server, mechanism=mechanism)
+        found += _privacy_problems(mechanism, learner, aggregator, values["clients"], values.get("privacy"))
         if type(learner.ranker) not in RANKERS.values():
             found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
         if isinstance(learner, Evolution):
@@ -400,6 +422,28 @@ def _contradictions(values: Table) -> list[str]:
                 found.append("fine_tune: evolution needs many clients, one alone cannot go on with it; use 0, or pdgd")
             if server == Add():
                 found.append('server: evolution takes far too long steps with "add" at rate 1; use { name = "adam" }')
+    return found
+
+
+def _privacy_problems(
+    mechanism: PricedMechanism | None,
+    learner: Learner,
+    aggregator: Aggregator,
+    clients: ClientsSpec,
+    privacy: PrivacySpec | None,
+) -> list[str]:
+    """What a mechanism cannot do together with the rest, and a budget that nothing keeps."""
+    budget = None if privacy is None else privacy.budget
+    if mechanism is None:
+        return [] if budget is None else [f"privacy.budget: {budget:g} cannot be kept without a mechanism; set one"]
+    found: list[str] = []
+    with _noting(found, "mechanism"):
+        searches = clients.interactions if isinstance(clients.interactions, list) else [clients.interactions]
+        # How many parameters there are changes what a promise costs, not whether it can be made.
+        setting = Setting(clients.count, 100, clients.participation, tuple(searches), learner, aggregator)
+        promises = mechanism.promises(setting)
+        if budget is not None and all(promise.event is None for promise in promises):
+            found.append(f"privacy.budget: {budget:g} cannot be kept; nothing can be claimed for this mechanism here")
     return found
 
 
@@ -578,6 +622,8 @@ _READERS: dict[str, Reader] = {
     "learner": _read_method(Learner),
     "aggregator": _read_method(Aggregator),
     "server": _read_method(ServerStep),
+    "mechanism": _read_method(PricedMechanism),
+    "privacy": _read_section(PrivacySpec),
     "vary": _read_vary,
     "variants": _read_variants,
     "published": _read_published,

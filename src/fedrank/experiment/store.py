@@ -66,6 +66,10 @@ class Run:
         return self.fold, self.seed
 
     @property
+    def label(self) -> str:
+        return f"{self.variant}, fold {self.fold}, seed {self.seed}"
+
+    @property
     def rounds(self) -> dict[str, Column]:
         """Columns of rounds.csv; NaN where a round was not evaluated."""
         return _read_rounds(*_version_of(self.path / "rounds.csv"))
@@ -85,6 +89,12 @@ class Run:
     def model(self) -> dict[str, Any] | None:
         """Contents of model.json, or None where there is none."""
         file = self.path / "model.json"
+        return _read_json(file) if file.exists() else None
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """The privacy card of the model, or None where there is none."""
+        file = self.path / "privacy.json"
         return _read_json(file) if file.exists() else None
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedrank.experiment.findings import COSTS, Findings, Variant, show
+from fedrank.experiment.privacy import paid_for, up
 from fedrank.experiment.statistics import Summary
 from fedrank.experiment.store import Runs, duration
 
@@ -198,6 +199,56 @@ def unfinished_table(runs: Runs) -> Table:
         for run in runs
     ]
     return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
+
+
+def privacy_table(found: Findings) -> Table | None:
+    """What may be claimed for each variant's model, against whom; None where nothing was protected."""
+    cards = [(variant, variant.privacy()) for variant in found.variants]
+    if not any(card and card["mechanism"] for _, card in cards):
+        return None
+    names, words = _variant_columns(found)
+    rows = []
+    notes: dict[str, None] = {}
+    for variant, card in cards:
+        if card is None:
+            continue
+        first = _variant_cells(found, variant, words)
+        if not card["promises"]:
+            rows.append([*first, Cell("none"), Cell("everybody"), Cell("none"), Cell(""), Cell("")])
+        for row in card["promises"]:
+            number = row["epsilon"]
+            often = paid_for(row["paid_per"], row["times"])
+            told = [Cell("none"), Cell(""), Cell("")]
+            if number is not None:
+                told = [Cell(f"{up(number)}"), Cell(f"{row['delta']:g}"), Cell(often)]
+            rows.append([*first, Cell(card["mechanism"]["name"]), Cell(row["against"]), *told])
+        notes[card["summary"]] = None
+    about = "What is stated is what the client that took part most often has spent. Not covered: "
+    uncovered = dict.fromkeys(text for _, card in cards if card for text in card["not_covered"])
+    return Table(
+        [*names, "mechanism", "against", "ε", "δ", "for"],
+        rows,
+        len(names) + 2,
+        [*notes, f"{about}{'; '.join(uncovered)}."],
+    )
+
+
+def privacy_lines(found: Findings) -> list[str]:
+    """What each protected variant has spent, and where a budget ended a run, a line each."""
+    lines = []
+    for variant in found.variants:
+        card = variant.privacy()
+        if not card or not card["mechanism"]:
+            continue
+        by_claim: dict[str, list[str]] = {}
+        for row in card["promises"]:
+            spent = row["epsilon"]
+            claim = "nothing can be claimed" if spent is None else f"ε = {up(spent)} at δ = {row['delta']:g} is spent"
+            by_claim.setdefault(claim, []).append(row["against"])
+        told = [f"{claim} against {', '.join(whom)}" for claim, whom in by_claim.items()]
+        lines.append(f"{variant.label}: {'; '.join(told)}")
+    lines += [f"{run.label}: {note}" for run in found.runs.finished for note in run.notes if "privacy budget" in note]
+    return lines
 
 
 def asked_rows(found: Findings) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
 
@@ -15,6 +15,7 @@ from fedrank.federate.server import Add
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
+    AddingMechanism,
     Aggregator,
     Arrivals,
     Attack,
@@ -25,6 +26,7 @@ from fedrank.types import (
     Memory,
     Ranker,
     ServerStep,
+    Source,
     StreamingAggregator,
     Weights,
 )
@@ -52,6 +54,26 @@ class RememberingLearner(Learner, Protocol):
     def averaged(self, weights: Weights, memory: Memory, sizes: NDArray[np.int64]) -> Weights: ...
     def personal_models(self, weights: Weights, memory: Memory, count: int) -> Weights: ...
     def bytes_down(self, parameters: int) -> int: ...
+
+
+class Kept(Protocol):
+    """What a round left in the journal before a crash: it is used again, so that nobody is asked twice."""
+
+    @property
+    def cohort(self) -> NDArray[np.int64]: ...
+    @property
+    def change(self) -> Change: ...
+
+
+class Journal(Protocol):
+    """Durable record of who took part and what came out of it; `fedrank.protect.spending` keeps one."""
+
+    def kept(self, round: int) -> Kept | None: ...
+    def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Rows of the clients that take part, noted before any of them is asked; `draw` gives those of any round."""
+
+    def keep(self, round: int, change: Change) -> None:
+        """Note the change before anything uses it."""
 
 
 class RoundError(RuntimeError):
@@ -90,6 +112,20 @@ class Federation:
             raise ValueError(
                 "control = true reads every client's gradient from its message, so it must arrive as it was sent; "
                 "use control = false with an attack or a mechanism"
+            )
+        if self.mechanism is None:
+            return
+        if isinstance(self.aggregator, Apart):
+            raise ValueError('nothing leaves a client with the aggregator "none", so a mechanism protects nothing')
+        if getattr(self.learner, "personal", "none") != "none":
+            raise ValueError(
+                "personal weights never leave their client, but the averaged model that is evaluated holds their mean, "
+                'which no mechanism protects; use personal = "none" with a mechanism'
+            )
+        if self.mechanism.adds_up and not isinstance(self.aggregator, Mean):
+            raise ValueError(
+                f"{type(self.aggregator).__name__} must see single updates, and this mechanism lets nobody see more "
+                'than their sum; use the aggregator "mean", or noise with place = "client"'
             )
 
 
@@ -144,11 +180,37 @@ def first_state(federation: Federation, clients: Clients, seed: int, start: Weig
     return State(0, weights, memory, federation.server.first(weights.size))
 
 
-def federated_round(federation: Federation, state: State, clients: Clients, seed: int, threads: int = 1) -> Outcome:
-    """One round of federated learning."""
+def federated_round(
+    federation: Federation,
+    state: State,
+    clients: Clients,
+    seed: int,
+    threads: int = 1,
+    *,
+    noise: Source | None = None,
+    journal: Journal | None = None,
+) -> Outcome:
+    """One round of federated learning. `noise` is for tests: a mechanism draws from the system's secure source."""
     number = state.round + 1
-    present = taking_part(clients, federation.participation, seed, number)
-    change, rows, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads)
+    if noise is None and federation.mechanism is not None:
+        noise = federation.mechanism.source()
+
+    def draw(round: int) -> NDArray[np.int64]:
+        if noise is not None and federation.mechanism is not None and federation.mechanism.hides_cohort:
+            # Each client by itself: nobody may take part, and how many do is secret, too.
+            return np.flatnonzero(noise.bernoulli(federation.participation, len(clients)))
+        return taking_part(clients, federation.participation, seed, round)
+
+    kept = journal.kept(number) if journal is not None else None
+    if kept is not None:
+        present = kept.cohort
+    else:
+        present = journal.cohort(number, draw) if journal is not None else draw(number)
+    change, rows, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads, noise)
+    if kept is not None:
+        change = kept.change
+    elif journal is not None:
+        journal.keep(number, change)
     memory = _remembered(state, rows, present, len(clients))
     apart = state.weights.ndim == 2
     if apart:
@@ -180,12 +242,16 @@ def simulate(
     start: Weights | None = None,
     state: State | None = None,
     threads: int = 1,
+    noise: Source | None = None,
+    journal: Journal | None = None,
 ) -> Iterator[Outcome]:
     """Round after round, each as it ends. Continue from a `state`, or begin (from the weights `start`, if given)."""
     if state is None:
         state = first_state(federation, clients, seed, start)
+    if noise is None and federation.mechanism is not None:
+        noise = federation.mechanism.source()
     while state.round < rounds:
-        outcome = federated_round(federation, state, clients, seed, threads)
+        outcome = federated_round(federation, state, clients, seed, threads, noise=noise, journal=journal)
         state = outcome.state
         yield outcome
 
@@ -201,12 +267,20 @@ def taking_part(clients: Clients, participation: float, seed: int, round: int) -
     """Rows of the clients that take part in a round, in ascending order; at least one."""
     if participation >= 1:
         return np.arange(len(clients))
-    count = max(1, round_half_up(participation * len(clients)))
+    count = cohort_size(len(clients), participation)
     return np.sort(Chance(seed, round).rng("participate").choice(len(clients), size=count, replace=False))
 
 
-def round_half_up(x: float) -> int:
-    return int(np.floor(x + 0.5))
+def cohort_size(clients: int, participation: float) -> int:
+    """How many clients take part in every round."""
+    return max(1, int(np.floor(participation * clients + 0.5)))
+
+
+def expected_cohort(clients: int, participation: float, mechanism: Mechanism | None) -> float:
+    """How many clients a round has, or has on average where each draws by itself: a public number."""
+    if mechanism is not None and mechanism.hides_cohort:
+        return participation * clients
+    return cohort_size(clients, participation)
 
 
 class Seen(NamedTuple):
@@ -219,7 +293,7 @@ class Seen(NamedTuple):
 
 def _mean(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
     """Over the clients that did anything; NaN if nobody did."""
-    if sizes.all():
+    if len(values) and sizes.all():
         return float(np.add.reduce(values)) / len(values)  # ndarray.mean takes longer than the rest of a small round
     return float(values[sizes > 0].mean()) if sizes.any() else math.nan
 
@@ -231,6 +305,7 @@ def _learn_and_aggregate(
     present: NDArray[np.int64],
     seed: int,
     threads: int,
+    noise: Source | None,
 ) -> tuple[Change, Memory, Seen]:
     """All present clients at once; or in chunks, where the aggregator's parts add up and nobody looks across them.
 
@@ -239,26 +314,32 @@ def _learn_and_aggregate(
     remembering = _remembering(federation.learner, state.memory)
     common = remembering.common(state.memory) if remembering else None
     bytes_each = 4 * state.weights.shape[-1]
-    streams = hasattr(federation.aggregator, "part") and federation.attack is None and federation.mechanism is None
+    rule, mechanism = federation.aggregator, federation.mechanism
+    cohort = expected_cohort(len(clients), federation.participation, mechanism)
+    if mechanism is not None and mechanism.adds_up:
+        assert noise is not None
+        rule = cast(AddingMechanism, mechanism).rule(cohort, noise)
+
+    def arrive(some: NDArray[np.int64]) -> tuple[Arrivals, Memory]:
+        return _arrive(federation, state, clients, some, common, seed, threads, cohort, noise)
+
+    streams = hasattr(rule, "part") and federation.attack is None
     if not streams or bytes_each * len(present) <= CHUNK_BYTES:
         needed = bytes_each * len(present)
         if needed > LARGEST_ROUND:
             raise RoundError(
-                f"{type(federation.aggregator).__name__} needs all {len(present)} updates together, "
+                f"{type(rule).__name__} needs all {len(present)} updates together, "
                 f"{needed / 2**30:.1f} GiB; use fewer clients, a smaller participation, or the mean",
                 state.round + 1,
             )
-        arrived, memory = _arrive(federation, state, clients, present, common, seed, threads)
-        change = federation.aggregator(arrived)
-        if federation.mechanism is not None:
-            change = federation.mechanism.release(change, arrived)
-        return change, memory, Seen(arrived.online, arrived.reward, arrived.message_bytes)
-    streaming = cast(StreamingAggregator, federation.aggregator)
+        arrived, memory = arrive(present)
+        return rule(arrived), memory, Seen(arrived.online, arrived.reward, arrived.message_bytes)
+    streaming = cast(StreamingAggregator, rule)
     rows = max(1, CHUNK_BYTES // bytes_each)
-    total = np.zeros(())  # becomes the first part
+    total = np.zeros((), dtype=np.int64)  # becomes the first part, whole numbers or not
     chunks, memories = [], []
     for begin in range(0, len(present), rows):
-        arrived, memory = _arrive(federation, state, clients, present[begin : begin + rows], common, seed, threads)
+        arrived, memory = arrive(present[begin : begin + rows])
         if memory is not None:
             memories.append(memory)
         total = total + streaming.part(arrived)
@@ -280,6 +361,8 @@ def _arrive(
     common: NDArray[np.float64] | None,
     seed: int,
     threads: int,
+    cohort: float,
+    noise: Source | None,
 ) -> tuple[Arrivals, Memory]:
     """What these clients learn, and what of it reaches the server."""
     number = state.round + 1
@@ -292,14 +375,15 @@ def _arrive(
         arrived, memory = remembering(start, memory, some, chance, threads, common)
     else:
         arrived, memory = federation.learner(start, memory, some, chance, threads)
+    if federation.attack is not None:
+        arrived = federation.attack(arrived, some.malicious, chance.rng("attack"))
+    if federation.mechanism is not None:
+        assert noise is not None
+        arrived = federation.mechanism.protect(arrived, cohort, noise)
     if not math.isfinite(np.add.reduce(arrived.updates, axis=None, dtype=np.float64)):
         client = int(arrived.ids[np.argmin(np.isfinite(arrived.updates).all(axis=1))])
         problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
         raise RoundError(problem, number, client)
-    if federation.attack is not None:
-        arrived = federation.attack(arrived, some.malicious, chance.rng("attack"))
-    if federation.mechanism is not None:
-        arrived = federation.mechanism.protect(arrived)
     return arrived, memory
 
 

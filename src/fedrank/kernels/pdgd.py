@@ -202,8 +202,38 @@ def pull_back(master, start, shared, strength):
 
 
 @compiled()
+def norm(vector):
+    total = 0.0
+    for i in range(len(vector)):
+        total += vector[i] * vector[i]
+    return math.sqrt(total)
+
+
+@compiled()
+def shorten(vector, longest):
+    """Scale a vector down to the norm `longest` if it is longer."""
+    length = norm(vector)
+    if length > longest:
+        for i in range(len(vector)):
+            vector[i] *= longest / length
+
+
+@compiled()
+def add_clipped_gradients(master, weights, hidden, features, rows, scales, count, rate, longest, own):
+    """master += rate x gradient of one interaction, of norm `longest` at most. `own` is scratch.
+
+    A gradient that is no number adds nothing, since no bound holds for it.
+    """
+    own[:] = 0.0
+    add_gradients(own, weights, hidden, features, rows, scales, count)
+    shorten(own, longest)
+    if norm(own) < np.inf:
+        add_scaled(master, rate, own)
+
+
+@compiled()
 def pdgd_clients(
-    starts, key, rate, batch, prox, drifts, hidden, features, offsets, longest,
+    starts, key, rate, batch, prox, clip_weights, clip_gradients, drifts, hidden, features, offsets, longest,
     ids, pool, view, user, interactions, queries, pools, grades, ideal, click, stop, attention,
     first, last, updates, online, personal,
 ):  # fmt: skip
@@ -212,12 +242,14 @@ def pdgd_clients(
     `starts` [1 or clients, parameters] float32. With `batch` all gradients of a client are taken at its start and
     summed into one step; otherwise it steps after every interaction. `prox` pulls a client back to its start, and its
     row of `drifts` [clients or 0, parameters] is added to every gradient; both also act where no pair was found.
-    `personal` [clients or 0, units] are output weights that stay with their client: it learns them in place, and their
-    part of the update is 0.
+    `clip_weights` is the largest norm of the model after every step, and `clip_gradients` (with `batch`) that of the
+    gradient of one interaction; 0: any. `personal` [clients or 0, units] are output weights that stay with their
+    client: it learns them in place, and their part of the update is 0.
     """
     parameters = starts.shape[1]
     shared = parameters - personal.shape[1] if len(personal) > 0 else parameters
-    corrected = prox != 0.0 or len(drifts) > 0  # there is a step without a gradient
+    # There is a step without a gradient. With clips too: a model left too long would tell that nobody clicked.
+    corrected = prox != 0.0 or len(drifts) > 0 or clip_weights > 0.0
     weights = np.empty(parameters, dtype=np.float32)  # what scores are computed with
     master = np.empty(parameters)  # the same in double precision, so that small steps are not lost
     scores = np.empty(longest, dtype=np.float32)
@@ -230,6 +262,7 @@ def pdgd_clients(
     rows = np.empty(SHOWN, dtype=np.int64)
     clicked = np.empty(SHOWN, dtype=np.bool_)
     scales = np.empty(SHOWN)
+    gradient = np.empty(parameters if clip_gradients > 0.0 else 0)
     discounts = np.empty(SHOWN)
     for i in range(SHOWN):
         discounts[i] = 1.0 / math.log2(i + 2.0)
@@ -272,10 +305,20 @@ def pdgd_clients(
                 pair_weights(scores, exps, spread, count, shown, size, clicked, considered, scales)
                 for i in range(considered):
                     rows[i] = begin + shown[i]
-                    scales[i] *= rate
-                add_gradients(master, weights, hidden, features, rows, scales, considered)
+                    if clip_gradients == 0.0:
+                        scales[i] *= rate
+                if clip_gradients == 0.0:
+                    add_gradients(master, weights, hidden, features, rows, scales, considered)
+                else:
+                    add_clipped_gradients(
+                        master, weights, hidden, features, rows, scales, considered, rate, clip_gradients, gradient
+                    )
             if not batch:
+                if clip_weights > 0.0:
+                    shorten(master, clip_weights)
                 copy_as_float32(master, weights)
+        if clip_weights > 0.0 and batch and interactions[c] > 0:
+            shorten(master, clip_weights)
         online[c] = quality / interactions[c] if interactions[c] > 0 else 0.0
         for p in range(shared):
             updates[c, p] = master[p] - start[p]

@@ -24,8 +24,9 @@ class Pdgd:
     """Learns from clicks by comparing clicked with unclicked results (PDGD; Oosterhuis and de Rijke, CIKM 2018).
 
     With several clients and the mean this is FPDGD (Wang et al., ICTIR 2021); with one client it is PDGD itself. The
-    last three settings are answers to clients that differ: FedProx (Li et al., MLSys 2020), FedPer (Arivazhagan et
-    al., 2019) and SCAFFOLD, option II (Karimireddy et al., ICML 2020).
+    settings `prox`, `personal` and `control` are answers to clients that differ: FedProx (Li et al., MLSys 2020),
+    FedPer (Arivazhagan et al., 2019) and SCAFFOLD, option II (Karimireddy et al., ICML 2020). The two clips bound what
+    noise must hide.
 
     With FedPer the output weights of the global model are the mean of the clients' own, by interactions. No client
     sends them: that model exists only in simulation, to be evaluated next to the personal ones.
@@ -37,6 +38,8 @@ class Pdgd:
     prox: float = 0.0  # FedProx: μ, how strongly every step pulls back to the global model; 0: not at all
     personal: Literal["none", "output"] = "none"  # FedPer: "output" keeps the output weights with the client
     control: bool = False  # SCAFFOLD: correct every step by how this client's gradients differ from everybody's
+    clip_weights: float = 0.0  # largest L2 norm of the local model, kept after every step; 0: any (for fpdgd-paper)
+    clip_gradients: float = 0.0  # largest L2 norm of what one interaction adds to the gradient; 0: any; needs batch
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
@@ -62,6 +65,7 @@ class Pdgd:
             )
         if self.control and (self.prox or self.personal != "none"):
             raise ValueError("control = true cannot tell drift from prox or personal weights; choose one of the three")
+        self._check_clips()
 
     def __call__(
         self,
@@ -87,7 +91,8 @@ class Pdgd:
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             pdgd_clients(
-                starts, key, self.rate, self.batch, float(self.prox), drifts,
+                starts, key, self.rate, self.batch, float(self.prox),
+                float(self.clip_weights), float(self.clip_gradients), drifts,
                 self.ranker.hidden, data.features, data.offsets, data.longest,
                 clients.ids, clients.pool, clients.view, clients.user, clients.interactions,
                 clients.queries, clients.pools, clients.grades, clients.ideal,
@@ -133,6 +138,27 @@ class Pdgd:
         if self.personal != "none":
             return 4 * (parameters - abs(self.ranker.hidden))
         return 8 * parameters if self.control else 4 * parameters
+
+    def _check_clips(self) -> None:
+        for name in ("clip_weights", "clip_gradients"):
+            value = getattr(self, name)
+            if not 0 <= value < np.inf:
+                raise ValueError(f"{name} = {value} is no length; use a positive number, or 0 to clip nothing")
+            if value and self.control:
+                raise ValueError(
+                    f"{name} = {value} bends steps that control = true takes for plain ones; "
+                    f"use {name} = 0 or control = false"
+                )
+        if self.clip_gradients and not self.batch:
+            raise ValueError(
+                f"clip_gradients = {self.clip_gradients} bounds no interaction with batch = false, where each also "
+                "moves all later steps of its client; use batch = true, or clip_gradients = 0"
+            )
+        if self.clip_weights and self.personal != "none":
+            raise ValueError(
+                f'clip_weights = {self.clip_weights} with personal = "{self.personal}" would let weights that stay '
+                'with the client shorten those it sends; use clip_weights = 0 or personal = "none"'
+            )
 
     def _shared(self, weights: Weights) -> int:
         """Parameters before the output weights."""
@@ -221,7 +247,7 @@ def _plainly(learner: Learner, weights: Weights, clients: Clients, seed: int, pu
     if isinstance(learner, Evolution):
         raise ValueError("evolution estimates a gradient from many clients; one alone cannot go on with it; use pdgd")
     if isinstance(learner, Pdgd):
-        learner = replace(learner, prox=0.0, personal="none", control=False)
+        learner = replace(learner, prox=0.0, personal="none", control=False, clip_weights=0.0, clip_gradients=0.0)
     arrived, _ = learner(weights, None, clients, Chance(int(key_for(seed, purpose)), 0), threads)
     return arrived.updates
 

@@ -1,0 +1,70 @@
+"""Whole numbers of a tabled law, drawn from secure random words."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedrank.kernels.compile import compiled
+
+_ONE, _S11, _S64 = np.uint64(1), np.uint64(11), np.uint64(64)
+_UNIT = 2.0**-53
+
+
+@compiled()
+def find_cell(place, guide, shift, top):
+    """The first cell whose upper threshold lies above `place`; `guide` brackets it by the leading bits."""
+    lead = np.int64(place >> shift)
+    low, high = guide[lead], guide[lead + 1]
+    while low < high:
+        middle = (low + high) >> 1
+        if place < top[middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@compiled()
+def draw_noise(words, out, guide, shift, top, start, bits, floor, slope, signed):
+    """Fill `out` as far as the words reach; returns (finished values, words that they used).
+
+    The values are a function of the stream of words alone: a value that is cut short uses none, and has to be drawn
+    again from the same words followed by new ones. Drawing it from new words alone would favour values that need few.
+    """
+    finished = 0
+    used = 0
+    at = 0
+    while finished < out.size and at < words.size:
+        word = words[at]
+        at += 1
+        cell = find_cell(word >> _ONE, guide, shift, top)
+        value = start[cell]
+        wide = np.uint64(bits[cell])
+        if wide > 0:
+            taken = False
+            while not taken:
+                if at == words.size:
+                    return finished, used
+                second = words[at]
+                at += 1
+                inside = second >> (_S64 - wide)
+                # What the offset leaves over are the leading bits of the uniform number that decides; mostly they do.
+                chance = second << wide
+                taken = chance < floor[cell]
+                if not taken:
+                    if at == words.size:
+                        return finished, used
+                    chance |= words[at] >> (_S64 - wide)
+                    at += 1
+                    part = np.float64(inside) / np.float64(_ONE << wide)
+                    ratio = math.exp(part * (slope[cell, 0] + part * (slope[cell, 1] + part * slope[cell, 2])))
+                    taken = bool(np.float64(chance >> _S11) * _UNIT < ratio)
+            value += np.int64(inside)
+        if signed and word & _ONE:
+            value = -value
+        out[finished] = value
+        finished += 1
+        used = at
+    return finished, used

@@ -1,0 +1,1 @@
+"""WHAT LEAVES a client: clipping and noise, accounting, ledger, secure sums."""

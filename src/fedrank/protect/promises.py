@@ -1,0 +1,106 @@
+"""Promises: what a mechanism may claim, against whom, under which assumption, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedrank.federate.round import expected_cohort
+from fedrank.protect.accounting import Event, epsilon
+from fedrank.types import Aggregator, Learner, Mechanism
+
+OBSERVERS = ("server", "other clients", "public")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a promise depends on besides the mechanism itself."""
+
+    clients: int
+    parameters: int
+    participation: float
+    interactions: tuple[int, ...]  # searches a round, of each kind of client
+    learner: Learner
+    aggregator: Aggregator
+
+    def cohort(self, mechanism: Mechanism) -> float:
+        return expected_cohort(self.clients, self.participation, mechanism)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is claimed against one kind of observer."""
+
+    against: str  # one of OBSERVERS
+    event: Event | None  # what is spent each time; None: nothing can be claimed
+    because: str  # under which assumption it holds, or why nothing does
+    paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
+    unit: Literal["client", "interaction"] = "client"  # what is protected: all that a client does, or one interaction
+    neighbours: Literal["zero-out", "replace-one"] = "replace-one"
+    slack: float = 0.0  # added to δ each time: how far the sampler may be from the law that is priced
+
+    def times(self, participations: int, rounds: int, lost: int = 0) -> int:
+        """How often a client that took part so often in so many rounds has paid.
+
+        `lost` of these rounds were lost in a crash and done again, with the same interactions and other noise.
+        """
+        if self.paid == "once":
+            return min(1 + lost, participations)
+        return rounds if self.paid == "round" else participations
+
+    def epsilon(self, times: int, delta: float) -> float:
+        """What so many times cost at this δ; infinite where nothing can be claimed."""
+        if self.event is None:
+            return math.inf
+        left = delta - times * self.slack
+        if left < 0 or (left == 0 and self.slack > 0):
+            return math.inf
+        return epsilon(self.event, times, left)
+
+    def affordable(self, delta: float, budget: float, most: int) -> int:
+        """How often a client can pay without exceeding ε = budget, at most `most` times."""
+        if self.epsilon(most, delta) <= budget:
+            return most
+        low, high = 0, most  # affordable, and not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.epsilon(middle, delta) <= budget:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def noise_for(promise: Callable[[float], Promise], times: int, delta: float, target: float) -> float:
+    """The least noise, within 0.1 %, whose promise costs at most ε = target after so many times; inf if none does."""
+
+    def enough(noise: float) -> bool:
+        try:
+            return promise(noise).epsilon(times, delta) <= target
+        except ValueError:  # too little or too much for a grid
+            return False
+
+    low, high = 0.0, 1.0
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > 2**30:
+            return math.inf
+    while high - low > 0.001 * high and high > 2**-30:
+        middle = (low + high) / 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def up(epsilon: float) -> str:
+    """ε, rounded up: what is printed must hold.
+
+    >>> up(1.2041), up(8.0), up(623.4)
+    ('1.21', '8.0', '624')
+    """
+    digits = 2 if epsilon < 2 else 1 if epsilon < 100 else 0
+    return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"

@@ -1,0 +1,78 @@
+"""Spending: what the rounds of a run cost, noted before they begin, and stopped where the budget ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.protect.ledger import Kept, Ledger
+from fedrank.protect.promises import Promise, up
+from fedrank.types import Change
+
+MOST_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
+
+
+class BudgetSpentError(Exception):
+    """The next round would cost somebody more than the budget."""
+
+
+class Spending:
+    """The journal of a round (see `fedrank.federate.round`): a ledger, and a limit for every promise."""
+
+    def __init__(self, ledger: Ledger, promises: Sequence[Promise], rounds: int, delta: float, budget: float | None):
+        self.ledger, self._last, self._ahead = ledger, rounds, 1
+        self._counts = ledger.participations()
+        self._rounds = ledger.rounds()
+        # Rounds that a crash took were charged, too, so that a client may pay more often than there are rounds.
+        most = rounds + max(self._rounds, int(self._counts.max(initial=0)))
+        self._limits: list[tuple[Promise, int]] = []
+        for promise in promises:
+            if budget is None or promise.event is None:
+                continue
+            self._limits.append((promise, promise.affordable(delta, budget, most)))
+            if self._limits[-1][1] == 0:
+                cost = up(promise.epsilon(1, delta))
+                raise ValueError(
+                    f"a budget of ε = {budget:g} does not pay for one round, which costs {cost} "
+                    f"against the {promise.against}; use more noise, or a larger budget"
+                )
+
+    def kept(self, round: int) -> Kept | None:
+        return self.ledger.kept(round)
+
+    def keep(self, round: int, change: Change) -> None:
+        self.ledger.keep(round, change)
+
+    def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        reserved = self.ledger.reserved(round)
+        if reserved is None:
+            reserved = self._reserve(round, draw)
+        self.ledger.begun(round)  # from here on clients are asked, and nothing is given back
+        return reserved
+
+    def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        lost = self._rounds - (round - 1)
+        block = {}
+        for each in range(round, min(round + self._ahead, self._last + 1)):
+            cohort = draw(each)
+            if not self._can_pay(cohort, lost):
+                break
+            block[each] = cohort
+            self._counts[cohort] += 1
+            self._rounds += 1
+        if not block and round == 1:
+            raise ValueError(
+                "the privacy budget was spent on rounds that were lost in a crash before the first was kept, so there "
+                "is no model; use a larger budget, or other clients"
+            )
+        if not block:
+            raise BudgetSpentError
+        self.ledger.reserve(block)
+        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+        return block[round]
+
+    def _can_pay(self, cohort: NDArray[np.int64], lost: int) -> bool:
+        most = int(self._counts[cohort].max(initial=0)) + 1
+        return all(promise.times(most, self._rounds + 1, lost) <= limit for promise, limit in self._limits)
