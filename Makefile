@@ -27,6 +27,9 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/letor.py
 	$(BIN)/python benchmarks/clients.py
+	$(BIN)/python benchmarks/noise.py
+	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/protect.py
 	$(BIN)/python benchmarks/compilation.py
 
 clean:  ## remove what the other targets made, except results in runs/

@@ -28,15 +28,20 @@ def contributions(
 
     An update that is not finite counts as zero: refusing it would tell that it was there.
     """
-    wide = updates.astype(np.float64)
-    lengths = np.abs(wide).sum(axis=1) if norm == 1 else np.sqrt(np.einsum("cp,cp->c", wide, wide))
-    sound = np.isfinite(lengths)
-    if not sound.all():
-        wide[~sound] = 0.0
-        lengths[~sound] = 0.0
-    factors = clip / np.maximum(lengths, clip) * weights / step
-    steps: NDArray[np.int64] = np.rint(wide * factors[:, None]).astype(np.int64)
+    from fedrank.kernels.clip import clip_to_grid
+
+    steps = np.empty(updates.shape, dtype=np.int64)
+    clip_to_grid(updates, weights, float(clip), norm, step, steps)
     return steps
+
+
+def total_steps(updates: Updates, step: float) -> NDArray[np.int64]:
+    """[parameters]: the sum of contributions that lie on the grid, exactly."""
+    from fedrank.kernels.clip import add_steps
+
+    total = np.zeros(updates.shape[1], dtype=np.int64)
+    add_steps(updates, step, total)
+    return total
 
 
 def weights_of(sizes: NDArray[np.int64], cap: int) -> NDArray[np.float64]:

@@ -1,0 +1,79 @@
+"""What does protecting updates cost over a plain round of FPDGD? Measured side by side in one run.
+
+    python benchmarks/protect.py [--check]
+
+CPU time of whole rounds, 1,000 clients x 4 interactions, without evaluation and without the ledger. Plain rounds and
+protected ones take turns, and the median of the ratios is reported, so that a noisy neighbour disturbs both. Every turn
+is the first round again: noise moves the model, and another model shows other lists.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+from fpdgd import made_up
+
+from fedrank.data.ranking import RankingData
+from fedrank.federate.clients import make_clients
+from fedrank.federate.round import Federation, federated_round, first_state
+from fedrank.protect.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, SecureSum
+from fedrank.rank.learners import Pdgd
+from fedrank.types import Mechanism
+
+CLIENTS, INTERACTIONS, TURNS = 1_000, 4, 21
+CASES: dict[str, tuple[Mechanism, float | None]] = {  # mechanism, largest ratio allowed
+    "gaussian, server": (Gaussian(clip=0.3, noise=2.0, place=AtServer()), 1.05),
+    "laplace, server": (Laplace(clip=0.3, noise=2.0, place=AtServer()), 1.05),
+    "gaussian, client": (Gaussian(clip=0.3, noise=2.0), None),
+    "gaussian, ideal sum": (Gaussian(clip=0.3, noise=2.0, place=SecureSum(sum="ideal")), None),
+    "laplace, ideal sum": (Laplace(clip=0.3, noise=2.0, place=SecureSum(sum="ideal")), None),
+    "fpdgd-paper": (FpdgdPaper(epsilon=1.2), None),
+}
+
+
+def round_of(mechanism: Mechanism | None, data: RankingData) -> Callable[[], float]:
+    """A function that does the first round and returns its CPU seconds."""
+    clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
+    federation = Federation(learner=Pdgd(), mechanism=mechanism)
+    first = first_state(federation, clients, 1)
+    noise = None if mechanism is None else mechanism.source()
+
+    def run() -> float:
+        begin = time.process_time()
+        federated_round(federation, first, clients, 1, noise=noise)
+        return time.process_time() - begin
+
+    run()
+    return run
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    check = arguments.parse_args().check
+    missed = []
+    print(f"{'mechanism':22} {'features x documents':22} {'plain round, ms':>16} {'x plain':>8}")
+    for shape in ("46 x 41", "136 x 120"):
+        data = made_up(shape)
+        plain = round_of(None, data)
+        for name, (mechanism, target) in CASES.items():
+            protected = round_of(mechanism, data)
+            pairs = [(plain(), protected()) if turn % 2 else (protected(), plain())[::-1] for turn in range(TURNS)]
+            ratio = statistics.median(after / before for before, after in pairs)
+            print(f"{name:22} {shape:22} {1e3 * min(before for before, _ in pairs):16.1f} {ratio:8.3f}")
+            if target is not None and ratio > target:
+                missed.append(f"{name}, {shape}: {ratio:.3f} times a plain round, at most {target} allowed")
+    for line in missed:
+        print("missed:", line)
+    return 1 if check and missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
