@@ -61,7 +61,7 @@ def main() -> int:
 
     table = Table(title=f"{n:,} values (CPU time)", box=None)
     table.add_column("what")
-    for column in ("ns a value", "x NumPy", "words", "distance", "target"):
+    for column in ("ns a value", "x NumPy", "words", "log error", "target"):
         table.add_column(column, justify="right")
     table.add_row("NumPy, standard_normal", f"{normal:.1f}", "1.0", "", "", "")
     table.add_row("the stream alone, one word", f"{stream:.1f}", f"{stream / normal:.1f}", "1", "", "")
@@ -71,7 +71,7 @@ def main() -> int:
             f"{cost:.1f}",
             f"{cost / normal:.1f}",
             f"{law.words_each * (2 if law.difference else 1):.2f}",
-            f"2^{np.log2(law.total_variation):.1f}",
+            f"2^{np.log2(law.log_error):.1f}",
             f"at most {MOST_NANOSECONDS:g}",
         )
     Console(width=120).print(table)

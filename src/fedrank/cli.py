@@ -172,6 +172,22 @@ def privacy(
     show_privacy(read_experiment(spec, set_ or []), _console(), target or TARGETS)
 
 
+@app.command(
+    epilog="Examples:  fedrank audit my.toml  ·  fedrank audit my.toml --set mechanism.noise=1 --out audit.json"
+)
+def audit(
+    spec: Spec,
+    set_: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="File for all counts, as JSON.")] = None,
+) -> None:
+    """Attack the messages that a spec would send: what leaks, next to what is promised. Takes some minutes."""
+    from fedrank.experiment.audit import audit_experiment
+    from fedrank.experiment.spec import read_experiment
+
+    console = _console()
+    audit_experiment(read_experiment(spec, set_ or []), console, out)
+
+
 @app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
 def runs(
     folders: RunsFolders,

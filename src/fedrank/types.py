@@ -77,6 +77,7 @@ class Arrivals:
     round: int = 0
     reward: NDArray[np.float64] | None = None  # [n]: mean reward, where a learner has one (known only in simulation)
     message_bytes: int | None = None  # what a client sends; None: four bytes a parameter
+    root: NDArray[np.float32] | None = None  # [parameters]: the server's own, from trusted queries, where a rule asks
 
 
 class Ranker(Protocol):
@@ -158,7 +159,7 @@ class StreamingAggregator(Aggregator, Protocol):
 class AddingMechanism(Mechanism, Protocol):
     """A mechanism that `adds_up`."""
 
-    def rule(self, cohort: float, source: Source) -> StreamingAggregator:
+    def rule(self, cohort: float, source: Source) -> Aggregator:
         """How what left the clients is added up."""
 
 

@@ -11,7 +11,14 @@ import pytest
 from fedrank.experiment.families import build, describe
 from fedrank.experiment.toml import write_toml
 from fedrank.federate.aggregate import Mean
-from fedrank.protect.accounting import ConcentratedEvent, GaussianEvent, LaplaceEvent, PureEvent, ResponseEvent
+from fedrank.protect.accounting import (
+    ConcentratedEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PureEvent,
+    ResponseEvent,
+    delta_of,
+)
 from fedrank.protect.mechanisms import (
     MECHANISMS,
     PLACES,
@@ -23,8 +30,9 @@ from fedrank.protect.mechanisms import (
     OnClient,
     PricedMechanism,
     SecureSum,
+    _slack,
 )
-from fedrank.protect.noise import GridNoise, SecureSource
+from fedrank.protect.noise import GridNoise, SecureSource, discrete_gaussian, rounded_gaussian, rounded_laplace
 from fedrank.protect.promises import OBSERVERS, Setting
 from fedrank.protect.secure_sum import message_bytes
 from fedrank.rank.evolution import Evolution
@@ -467,3 +475,36 @@ def test_every_mechanism_and_place_says_who_sees_what():
 def test_settings_that_make_no_sense(make, problem):
     with pytest.raises(ValueError, match=problem):
         make()
+
+
+# Noise comes from tables
+
+
+@pytest.mark.parametrize("multiplier", [0.1, 0.2, 0.3, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("kind", [Gaussian, Laplace])
+def test_what_the_sampler_really_gives_costs_no_more_than_is_claimed(kind, multiplier):
+    """Exact, from its probabilities. With little noise a neighbour's noise would lie beyond tables that end."""
+    mechanism = kind(1.0, 1.0)
+    scale = 3000.0 if kind is Gaussian else 600.0
+    law = mechanism._law(scale)
+    shift = round(scale / multiplier)
+    end = 50 * 600 + shift
+    chances = law.probabilities(-end, end)
+    one, other = chances[shift:], chances[:-shift]
+    slack = _slack(law, 1)
+    assert 0 < slack < 1e-10
+    for cost in (1.0, 5.0, 10.0, 20.0, 30.0, 40.0):
+        claimed = delta_of(mechanism._event(scale / shift), 1, cost - slack) * math.exp(slack / 2)
+        for p, q in ((one, other), (other, one)):
+            assert np.maximum(p - math.exp(cost) * q, 0).sum() <= claimed * (1 + 1e-6) + 1e-18
+
+
+def test_slack_counts_every_draw_that_protects():
+    gaussian = Gaussian(1.0, 3.0).promises(setting())[0]
+    step = 2.0**-24
+    assert gaussian.slack == 2 * 46 * rounded_gaussian(3 / step).log_error
+    central = Laplace(1.0, 3.0, AtServer()).promises(setting())[-1]
+    assert central.slack == 2 * 46 * rounded_laplace(3 / step).log_error
+    mechanism = Gaussian(1.0, 3.0, SecureSum(honest=0.4, sum="ideal"))
+    shares = mechanism.promises(setting(clients=10))[0]
+    assert shares.slack == 2 * 46 * 4 * discrete_gaussian(3 / mechanism.step(10) / 2).log_error

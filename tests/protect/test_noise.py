@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import math
 import os
@@ -10,6 +11,8 @@ import pickle
 import subprocess
 import sys
 import threading
+from bisect import bisect_right
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedrank.kernels.noise import draw_noise, find_cell
+from fedrank.protect import noise as module
 from fedrank.protect.noise import (
     GridNoise,
     SecureSource,
@@ -38,7 +42,32 @@ SYMMETRIC = {
 
 
 def support(noise: GridNoise) -> int:
-    return int(noise.start[-1]) + (1 << int(noise.bits[-1]))
+    """Where the tables end and the tail begins; one draw in 2^60 lies beyond."""
+    return int(noise.start[-1])
+
+
+def tail_soon(make, *settings: float, least: float = 2.0**-6) -> GridNoise:
+    """The same law with tables that end early, so that many draws come from the tail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_LEAST", least)
+        return make.__wrapped__(*settings)
+
+
+def log_apart(ours: float, theirs) -> float:
+    """|log ours / theirs| with all digits of the oracle."""
+    return abs(math.log1p(float((Fraction(ours) - Fraction(theirs)) / Fraction(theirs))))
+
+
+class Listed:
+    """A source that gives the words of a list."""
+
+    def __init__(self, *words: int) -> None:
+        self.left = list(words)
+
+    def words(self, count: int) -> np.ndarray:
+        found, self.left = self.left[:count], self.left[count:]
+        assert len(found) == count
+        return np.array(found, dtype=np.uint64)
 
 
 def rare(observed: np.ndarray, expected: np.ndarray) -> float:
@@ -84,11 +113,6 @@ def test_large_noise_has_its_law_and_one_percent_off_is_seen(name, scale):
     assert rare_bins(make(0.99 * scale).draw(DRAWS, SecureSource(KEY)), law, scale) < 1e-6
 
 
-@pytest.mark.parametrize("make", [rounded_gaussian, rounded_laplace, discrete_gaussian])
-def test_far_beyond_the_tables_nothing_is_drawn(make):
-    assert make(700.0).probabilities(10**15, 10**15 + 2).tolist() == [0, 0, 0]
-
-
 def test_low_digits_of_huge_noise_are_uniform():
     values = rounded_gaussian(2.0**40).draw(DRAWS, SecureSource(KEY))
     assert rare(np.bincount(values & 255).astype(float), np.full(256, DRAWS / 256)) > 1e-6
@@ -96,47 +120,58 @@ def test_low_digits_of_huge_noise_are_uniform():
 
 @pytest.mark.parametrize("scale", [0.5, 3.0, 700.0])
 @pytest.mark.parametrize("name", SYMMETRIC)
-def test_distance_from_the_law_is_at_most_what_is_said(name, scale):
+def test_every_probability_is_within_the_factor_that_is_said(name, scale):
     make, probability, _ = SYMMETRIC[name]
     noise = make(scale)
     m = support(noise)
     ours = noise.probabilities(-m, m)
     assert math.fsum(ours) == pytest.approx(1, abs=1e-15)
     assert np.array_equal(ours, ours[::-1])
-    assert ours[0] == ours[-1] == 0  # beyond the tables
-    step = 1 if scale < 100 else 7  # every seventh probability will do where they are many
-    theirs = [float(probability(scale, k)) for k in range(0, m, step)]
-    apart = step * math.fsum(np.abs(ours[m : 2 * m : step] - theirs))
-    assert apart <= noise.total_variation
-    assert noise.total_variation < 2.0**-40
+    assert noise.log_error <= 2.0**-43
+    assert 0 < noise.total_variation <= 1.01 * noise.log_error
+    most = int(13 * scale if "Gaussian" in name else 60 * scale) + 2
+    assert most > m  # past the tables
+    numbers = range(most) if scale < 100 else [0, 1, 4095, 4096, m - 1, m, m + 1, *range(5, most, most // 300)]
+    ours = noise.probabilities(0, most)
+    assert max(log_apart(ours[k], probability(scale, k)) for k in numbers) <= noise.log_error
 
 
 @pytest.mark.parametrize("scale", [1000.0, 5000.0, 2.0**20 + 0.3, 2.0**33, 2.0**45])
 @pytest.mark.parametrize("name", SYMMETRIC)
-def test_wide_cells_agree_with_the_law_number_by_number(name, scale):
+def test_wide_cells_and_the_tail_agree_with_the_law_number_by_number(name, scale):
     make, probability, _ = SYMMETRIC[name]
     noise = make(scale)
-    counts = np.diff(noise.top, prepend=np.uint64(0))
     rng = np.random.default_rng(5)
-    reach = 5 if name != "rounded Laplace" else 15  # beyond, the rounding to 2^-63 shows in a single number
-    near = rng.integers(0, int(reach * scale), 60)
-    for k in [0, 1, 2, 3, 4095, 4096, *map(int, near)]:
-        ours, theirs = float(noise.probabilities(k, k)[0]), float(probability(scale, k))
-        cell = np.searchsorted(noise.start, k, side="right") - 1
-        remainder = 2.0**-52 if cell == np.argmax(counts) else 0.0  # what rounding left over went to this cell
-        share = float(counts[cell]) * 2.0**-63
-        assert ours == pytest.approx(theirs, rel=2.0**-44 + (remainder + 2.0**-63) / share, abs=0), k
+    reach = 12 if "Gaussian" in name else 60
+    assert reach * scale > 1.2 * support(noise)
+    some = rng.uniform(0, reach * scale, 40).astype(np.int64)
+    edges = [support(noise) + d for d in (-1, 0, 1)]
+    for k in [0, 1, 2, 3, 4095, 4096, *edges, *map(int, some)]:
+        assert log_apart(noise.probabilities(k, k)[0], probability(scale, k)) <= noise.log_error, k
 
 
-@pytest.mark.parametrize(("scale", "shares"), [(0.5, 1.0), (3.0, 2.5), (400.0, 1000.0), (3000.0, 2.5)])
+@pytest.mark.parametrize(("scale", "least"), [(3.0, 2.0**-6), (700.0, 2.0**-15), (2.0**30, 2.0**-10)])
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_where_the_tables_end_does_not_change_the_law(name, scale, least):
+    make, probability, _ = SYMMETRIC[name]
+    noise = tail_soon(make, scale, least=least)
+    assert support(noise) < 0.8 * support(make(scale))
+    reach = 12 if "Gaussian" in name else 60
+    for k in map(int, np.linspace(0, reach * scale, 37)):
+        assert log_apart(noise.probabilities(k, k)[0], probability(scale, k)) <= noise.log_error, k
+
+
+@pytest.mark.parametrize(
+    ("scale", "shares"), [(0.5, 1.0), (0.5, 2.0**30), (3.0, 2.5), (40.0, 2.0**30), (400.0, 1000.0), (3000.0, 2.5)]
+)
 def test_polya_variable_agrees_with_its_recurrence(scale, shares):
     noise = polya_difference(scale, shares)
-    theirs = np.array([float(p) for p in oracle.polya(scale, shares, support(noise) - 1)])
-    ours = noise._of_sizes(np.arange(len(theirs)))
-    assert np.abs(ours - theirs).sum() / 2 <= noise.total_variation / 2
-    assert noise.total_variation < 2.0**-40
-    likely = theirs > 2.0**-20  # rounding to 2^-63 does not show
-    np.testing.assert_allclose(ours[likely], theirs[likely], rtol=2.0**-42)
+    most = int(1.2 * support(noise)) + 3
+    theirs = oracle.polya(scale, shares, most)
+    ours = noise._of_sizes(np.arange(most + 1))
+    numbers = [*range(0, most, 1 + most // 500), 255, 256, 4095, 4096, support(noise)]
+    assert max(log_apart(ours[k], theirs[k]) for k in numbers if k <= most) <= noise.log_error / 2
+    assert noise.log_error <= 2.0**-41
 
 
 @pytest.mark.parametrize("shares", [1.0, 3.0, 1e6])
@@ -186,20 +221,24 @@ def test_rounding_keeps_the_promise_of_the_gaussian_mechanism(deviation, shift):
     for epsilon in (0.1, 1.0, 4.0):
         ours = oracle.hockey_stick(p, q, epsilon)
         promised = oracle.gaussian_delta(deviation / shift, epsilon)
-        assert ours <= promised + (1 + math.exp(epsilon)) * noise.total_variation
+        assert ours <= promised * (1 + 1e-9)  # nothing is added; 1e-9 for the two formulas in double precision
         if deviation >= 20:  # on a fine grid rounding hides next to nothing: a sampler with more noise would show
             assert ours > 0.99 * promised
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(0.5, 1), (3.0, 2), (50.0, 50)])
-def test_rounded_laplace_keeps_its_pure_promise(scale, shift):
-    noise = rounded_laplace(scale)
-    m = support(noise) + shift
-    p = noise.probabilities(-m, m).tolist()
-    q = noise.probabilities(-m - shift, m - shift).tolist()
+@pytest.mark.parametrize(("scale", "shift"), [(0.5, 1), (3.0, 2), (50.0, 50), (5000.3, 1)])
+@pytest.mark.parametrize("early", [False, True])
+def test_rounded_laplace_keeps_its_pure_promise_to_the_last_number(scale, shift, early):
+    noise = tail_soon(rounded_laplace, scale) if early else rounded_laplace(scale)
+    m = int(min(690 * scale, 400_000))
+    assert m > 1.5 * support(noise)
+    p, q = noise.probabilities(-m, m), noise.probabilities(-m - shift, m - shift)
+    assert p.min() > 0
+    loss = np.log(p) - np.log(q)
     epsilon = shift / scale
-    assert oracle.hockey_stick(p, q, epsilon) <= (1 + math.exp(epsilon)) * noise.total_variation
-    assert oracle.hockey_stick(p, q, 0.99 * epsilon) > 1e-3
+    rounding = 2.0**-43  # of an exponent of 690 in what we compute here
+    assert np.abs(loss).max() <= epsilon + 2 * noise.log_error + rounding
+    assert loss.max() >= 0.999 * epsilon
 
 
 def test_discrete_gaussian_is_concentrated_as_promised():
@@ -212,7 +251,7 @@ def test_discrete_gaussian_is_concentrated_as_promised():
 @pytest.mark.parametrize("scale", [2.0**11, 2.0**14, 2.0**18])  # up to 32, 256 and 4096 numbers in a cell
 def test_sums_over_cells(make, scale):
     noise = make(scale)
-    for cell in (len(noise.start) // 2, len(noise.start) - 1):
+    for cell in (len(noise.start) // 2, len(noise.start) - 2):
         n = 1 << int(noise.bits[cell])
         t = np.arange(n) / n
         everything = math.fsum(np.exp(noise.slope[cell] @ np.array([t, t**2, t**3])))
@@ -224,7 +263,7 @@ def one_wide_cell(noise: GridNoise) -> tuple[int, int]:
     """A cell in the middle of the noise, and a word that leads to it (with a plus sign)."""
     cell = len(noise.top) // 8
     assert noise.bits[cell] > 0
-    return cell, int(noise.top[cell - 1]) << 1
+    return cell, (int(noise.top[cell - 1]) + 1) << 1
 
 
 @pytest.mark.parametrize("make", [rounded_gaussian, rounded_laplace, discrete_gaussian])
@@ -253,8 +292,14 @@ def test_a_proposal_is_accepted_with_the_ratio_of_probabilities(make):
 
 
 def fill(noise: GridNoise, words: np.ndarray, out: np.ndarray, kernel=draw_noise) -> tuple[int, int]:
-    tables = (noise.guide, np.uint64(noise.shift), noise.top, noise.start, noise.bits, noise.floor, noise.slope)
-    return kernel(words, out, *tables, not noise.difference)
+    finished, used, sign = reach(noise, words, out, kernel)
+    assert sign == 0  # no tail
+    return finished, used
+
+
+def reach(noise: GridNoise, words: np.ndarray, out: np.ndarray, kernel=draw_noise) -> tuple[int, int, int]:
+    places = (noise.guide, np.uint64(noise.shift), noise.top, noise.rest)
+    return kernel(words, out, *places, noise.start, noise.bits, noise.floor, noise.slope, not noise.difference)
 
 
 def test_a_value_that_is_cut_short_uses_no_words():
@@ -276,25 +321,181 @@ def test_values_depend_on_the_stream_alone_not_on_how_it_is_cut(scale):
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=40), st.sampled_from([0.5, 30.0, 3000.0, 2.0**45]), st.booleans())
-def test_the_kernel_is_the_same_uncompiled(words, scale, share):
+@given(
+    st.lists(st.integers(0, 2**64 - 1), max_size=40),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(-30, -2), st.booleans()), max_size=4),
+    st.sampled_from([0.5, 30.0, 3000.0, 2.0**45]),
+    st.booleans(),
+)
+def test_the_kernel_is_the_same_uncompiled(words, on_thresholds, scale, share):
     noise = polya_difference(scale, 3.0) if share else rounded_gaussian(scale)
+    for at, cell, sign in on_thresholds:
+        words.insert(at, 2 * int(noise.top[max(cell, -len(noise.top))]) % 2**64 + sign)
     some = np.array(words, dtype=np.uint64)
     ours, theirs = np.zeros(30, dtype=np.int64), np.zeros(30, dtype=np.int64)
-    assert fill(noise, some, ours) == fill(noise, some, theirs, draw_noise.py_func)
+    assert reach(noise, some, ours) == reach(noise, some, theirs, draw_noise.py_func)
     assert np.array_equal(ours, theirs)
     for word in some >> np.uint64(1):
         cell = find_cell.py_func(word, noise.guide, np.uint64(noise.shift), noise.top)
         assert cell == np.searchsorted(noise.top, word, side="right")
 
 
-def test_extreme_words_reach_the_first_and_the_last_cell():
+@pytest.mark.parametrize("make", [rounded_gaussian, rounded_laplace, discrete_gaussian])
+def test_thresholds_have_127_bits(make):
+    noise = make(60.0)  # every cell is one number
+    ends = [int(t) << 64 | int(r) for t, r in zip(noise.top, noise.rest, strict=True)]
+    assert ends[-1] == 1 << 127
+    assert noise.mass.tolist() == [(b - a) / 2**127 for a, b in zip([0, *ends], ends, strict=False)]
+    assert len(np.unique(noise.top)) < len(ends) - 3  # some cells are smaller than a word can tell
+    last = len(ends) - 1
+    for cell in [0, 1, 2, 100, *range(last - 60, last)]:
+        for end in (ends[cell] - 1, ends[cell], ends[cell] + 1):
+            place, more = end >> 64, end & (2**64 - 1)
+            expected = bisect_right(ends, end)
+            for sign in (0, 1):
+                words = np.array([2 * place + sign, more], dtype=np.uint64)
+                out = np.full(1, -1)
+                finished, used, tail = reach(noise, words, out)
+                assert used == 1 + (place in noise.top)
+                if expected == last:
+                    assert (finished, tail) == (0, -1 if sign else 1)
+                else:
+                    assert (finished, tail, out[0]) == (1, 0, -expected if sign else expected)
+                if used == 2:
+                    assert reach(noise, words[:1], out) == (0, 0, 0)
+
+
+def test_extreme_words_reach_zero_and_both_tails():
     noise = rounded_gaussian(3.0)
-    out = np.zeros(4, dtype=np.int64)
-    fill(noise, np.array([0, 1, 2**64 - 2, 2**64 - 1], dtype=np.uint64), out)
-    last = int(noise.start[np.flatnonzero(np.diff(noise.top, prepend=np.uint64(0)))[-1]])
-    assert out.tolist() == [0, 0, last, -last]
+    out = np.zeros(2, dtype=np.int64)
+    assert fill(noise, np.array([0, 1], dtype=np.uint64), out) == (2, 2)
+    assert out.tolist() == [0, 0]
+    most = 2**64 - 1
+    assert reach(noise, np.array([most, most, 5], dtype=np.uint64), out) == (0, 2, -1)
+    assert reach(noise, np.array([0, most - 1, most], dtype=np.uint64), out) == (1, 3, 1)
+    assert reach(polya_difference(3.0, 2), np.array([most, most], dtype=np.uint64), out) == (0, 2, 1)
     assert int(noise.top[-1]) == 2**63
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+@pytest.mark.parametrize(("scale", "least"), [(0.5, 2.0**-3), (3.0, 2.0**-6), (200.0, 2.0**-10)])
+def test_draws_that_pass_through_the_tail_have_the_law(name, scale, least):
+    make, probability, law = SYMMETRIC[name]
+    noise = tail_soon(make, scale, least=least)
+    assert noise.mass[-1] > 0.01
+    values = noise.draw(4_000, SecureSource(KEY))
+    assert np.sum(np.abs(values) >= support(noise)) > 50
+    if scale > 100:
+        assert rare_bins(values, law, scale) > 1e-6
+    else:
+        m = int(np.abs(values).max())
+        assert rare_values(values, [float(probability(scale, k)) for k in range(-m, m + 1)]) > 1e-6
+
+
+TAILS = {
+    "rounded Gaussian": (rounded_gaussian, lambda k: oracle.rounded_gaussian(3.0, k)),
+    "rounded Laplace": (rounded_laplace, lambda k: oracle.rounded_laplace(3.0, k)),
+    "discrete Gaussian": (discrete_gaussian, lambda k: oracle.discrete_gaussian(3.0, k)),
+    "Polya": (lambda scale: polya_difference(scale, 4.0), lambda k: POLYA[k]),
+}
+POLYA = oracle.polya(3.0, 4.0, 300)
+
+
+@pytest.mark.parametrize("first", [2, 20])
+@pytest.mark.parametrize("name", TAILS)
+def test_the_tail_beyond_a_number_has_the_law(name, first):
+    make, probability = TAILS[name]
+    source = SecureSource(KEY)
+    values = np.array([make(3.0).tail(first, source) for _ in range(1500)])
+    assert values.min() == first
+    law = np.array([float(probability(k)) for k in range(first, 42 if "Gaussian" in name else 140)])
+    expected = law / law.sum() * len(values)
+    many = int(np.sum(expected >= 10))
+    expected[many] = expected[many:].sum()
+    observed = np.bincount(np.minimum(values - first, many), minlength=many + 1)
+    assert rare(observed.astype(float), expected[: many + 1]) > 1e-5
+    if first < 20:  # a tail that only falls as an exponential would show
+        rate = {"rounded Laplace": 0.5 / 3, "Polya": 1 / 3}.get(name, first / 9)
+        wrong = np.exp(-rate * np.arange(many + 1))
+        wrong[many] /= -math.expm1(-rate)
+        assert rare(observed.astype(float), wrong / wrong.sum() * len(values)) < 1e-5
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_gaussian_tail_multiplies_up_to_the_density(monkeypatch, rounded):
+    """Proposed with exp(-rate away), accepted with exp(-x): together the density in the point, by that in the first."""
+    rates, decays, parts = [], [], []
+    monkeypatch.setattr(module, "_geometric", lambda rate, source: rates.append(rate) or 7)
+    monkeypatch.setattr(module, "_below", lambda n, source: parts.append(n) or n // 4)
+    monkeypatch.setattr(module, "_decays", lambda x, source: decays.append(x) or len(decays) == 2)
+    make = rounded_gaussian if rounded else discrete_gaussian
+    assert make(3.0).tail(20, SecureSource(KEY)) == 27
+    assert len(rates) == len(decays) == 2  # a refused proposal is not used again
+    first, point = (Fraction(39, 2), Fraction(53, 2) + Fraction(1, 4) + Fraction(1, 2**129)) if rounded else (20, 27)
+    assert parts == ([2**128] * 2 if rounded else [])
+    for rate, x in zip(rates, decays, strict=True):
+        assert 7 * rate + x == Fraction(point**2 - first**2) / 18
+
+
+@pytest.mark.parametrize("make", [rounded_gaussian, discrete_gaussian])
+def test_the_tail_of_huge_noise_is_a_normal_tail(make):
+    source = SecureSource(KEY)
+    values = np.array([make(2.0**45).tail(2**45, source) for _ in range(800)]) / 2.0**45
+    assert stats.kstest(stats.norm.sf(values) / stats.norm.sf(1.0), "uniform").pvalue > 1e-5
+    assert stats.kstest(np.exp(1 - values), "uniform").pvalue < 1e-5
+
+
+@pytest.mark.parametrize("shares", [1.0, 2.0])
+def test_the_tail_of_a_huge_share_is_a_gamma_tail(shares):
+    source = SecureSource(KEY)
+    noise = polya_difference(2.0**45, shares)
+    values = np.array([noise.tail(2**41, source) for _ in range(800)]) / 2.0**45
+    law = stats.gamma(1 / shares)
+    assert stats.kstest(law.sf(values) / law.sf(2.0**-4), "uniform").pvalue > 1e-5
+    if shares > 1:
+        assert stats.kstest(np.exp(2.0**-4 - values), "uniform").pvalue < 1e-5
+
+
+def test_values_of_the_tail_that_do_not_fit_are_drawn_again():
+    drawn = iter([2**62, 2**70, 2**62 - 1])
+    noise = dataclasses.replace(rounded_laplace(3.0), tail=lambda first, source: next(drawn))
+    assert noise._beyond(SecureSource()) == 2**62 - 1
+
+
+def test_a_tail_value_takes_its_place_among_the_others():
+    noise = dataclasses.replace(rounded_laplace(3.0), tail=lambda first, source: first + 5)
+    most = 2**64 - 1
+    found = noise.draw(3, Listed(0, most, most, 0, 2**64 - 2, most, *[7] * 40))
+    assert found.tolist() == [0, -(support(noise) + 5), 0]
+
+
+def test_one_of_n_is_uniform_and_takes_leading_bits():
+    top3 = [j << 61 for j in range(8)]
+    assert [module._below(5, Listed(word)) for word in top3[:5]] == [0, 1, 2, 3, 4]
+    assert module._below(5, Listed(top3[7], top3[5], top3[3])) == 3
+    assert module._below(1, Listed()) == 0
+    assert module._below(2**64, Listed(2**64 - 1)) == 2**64 - 1
+    assert module._below(2**65, Listed(2**63, 1)) == 3  # 65 bits of two words, the second one leading
+    assert module._happens(Fraction(3, 5), Listed(top3[2]))
+    assert not module._happens(Fraction(3, 5), Listed(top3[3]))
+
+
+@pytest.mark.parametrize("x", [Fraction(0), Fraction(1, 3), Fraction(1), Fraction(5, 2)])
+def test_decay_has_its_probability(x):
+    source = SecureSource(KEY)
+    often = sum(module._decays(x, source) for _ in range(4000))
+    p = math.exp(-x)
+    assert abs(often - 4000 * p) <= 4.5 * math.sqrt(4000 * p * (1 - p))
+
+
+@pytest.mark.parametrize("rate", [Fraction(1, 4), Fraction(5, 7), Fraction(13, 4)])
+def test_geometric_has_its_law(rate):
+    source = SecureSource(KEY)
+    values = np.array([module._geometric(rate, source) for _ in range(4000)])
+    many = max(int(4 / rate), 1)
+    edges = np.exp(-float(rate) * np.arange(many + 1))
+    expected = 4000 * np.append(-np.diff(edges), edges[-1])
+    assert rare(np.bincount(np.minimum(values, many), minlength=many + 1).astype(float), expected) > 1e-5
 
 
 def test_shapes():

@@ -26,8 +26,9 @@ Clicks = NDArray[np.bool_]
 
 SHOWN = 10
 POWERS = (0.5, 1.0, 0.0, 2.0)  # of a residual's size; 0 stands for its logarithm
-THRESHOLDS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1)  # a document whose factor is larger was clicked
-PRICES = (0.003, 0.03, 0.3)  # of a factor's size next to that of a residual, where only candidates are known
+# A document whose factor is larger than such a threshold was clicked.
+THRESHOLDS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06, 0.1, 0.15)
+PRICES = (0.03, 0.3, 1.0)  # of a factor's size next to that of a residual, where only candidates are known
 LITTLE = 1e-5  # the same where the shown are known: chooses among factors that explain a message equally well
 PASSES = 3  # of reweighted L1: what came out small is made dearer
 SWEEPS = 6  # over all lists of a message, at most

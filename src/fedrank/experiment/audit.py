@@ -96,7 +96,8 @@ def audit_experiment(
     if out is not None:
         path = out if out.suffix == ".json" else out / "audit.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_facts(experiment, found), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        facts = json.dumps(_facts(experiment, found), indent=1, ensure_ascii=False, allow_nan=False)
+        path.write_text(facts + "\n", encoding="utf-8")
         console.print(f"All counts: {path}", markup=False, highlight=False, soft_wrap=True)
     return found
 
@@ -313,7 +314,7 @@ class _Audit:
             "against": result.against,
             "rounds": result.rounds,
             "delta": result.delta,
-            "epsilon_claimed": _finite(result.claimed),
+            "epsilon_claimed": result.claimed,
             "epsilon_shown": result.shown,
             "epsilon_largest": result.largest,
             "note": result.note,
@@ -405,7 +406,7 @@ def _facts(experiment: Experiment, found: Sequence[Finding]) -> dict[str, Any]:
         "fold": experiment.data.folds[0],
         "seed": experiment.seeds[0],
         "level": LEVEL,
-        "findings": [asdict(each) for each in found],
+        "findings": [_plain(asdict(each)) for each in found],
     }
 
 
@@ -424,8 +425,13 @@ def _matching_epsilon(share: float, delta: float) -> float:
     return math.log(least / (1 - least)) if least > 0.5 else 0.0
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """For JSON, which knows no infinity: null instead."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _up(epsilon: float) -> str:

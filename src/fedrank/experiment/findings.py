@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.experiment.privacy import up
 from fedrank.experiment.statistics import (
     Paired,
     Summary,
@@ -25,6 +24,7 @@ from fedrank.experiment.statistics import (
     summarise,
 )
 from fedrank.experiment.store import DISCOUNT, LAST, Run, Runs, _nearest, read_toml
+from fedrank.protect.promises import up
 
 LEVEL = 0.05  # corrected p below which a difference is called significant
 POINTS = 240  # of a drawn curve; more cannot be seen

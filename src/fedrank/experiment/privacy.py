@@ -145,10 +145,22 @@ class Spent:
         return card(self._experiment, rows, often, rounds)
 
 
-def until_spent(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-    """Rounds until the budget ends."""
+def until_spent(outcomes: Iterator[Outcome], rounds: int, budget: float | None) -> Iterator[tuple[Outcome, bool]]:
+    """Rounds until the last one or until the budget ends, and whether each is the last.
+
+    Whether a budget pays for another round is known only when that is tried, so rounds come one later then.
+    """
+    if budget is None:
+        yield from ((outcome, outcome.round == rounds) for outcome in outcomes)
+        return
+    before = None
     with suppress(BudgetSpentError):
-        yield from outcomes
+        for outcome in outcomes:
+            if before is not None:
+                yield before, False
+            before = outcome
+    if before is not None:
+        yield before, True
 
 
 def card(experiment: Experiment, rows: Sequence[Price], participations: int, rounds: int) -> dict[str, Any]:

@@ -166,16 +166,16 @@ def _perform(
         rounds = simulate(
             federation, clients, last, task.seed, start=start, state=state, threads=threads, journal=journal
         )
-        for outcome in until_spent(rounds):
+        for outcome, ends in until_spent(rounds, last, asked.privacy.budget):
             state = outcome.state
-            record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or outcome.round == last)
+            record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or ends)
             now = time.monotonic()
-            if now - told >= SECONDS_BETWEEN_NEWS or outcome.round == last:
+            if now - told >= SECONDS_BETWEEN_NEWS or ends:
                 told = now
                 done = record.tally.interactions - first
                 left = (now - began) / (outcome.round - resumed) * (last - outcome.round)
                 tell(News(outcome.round, last, record.quality, done, now - began, left))
-                if outcome.round < last and stop():
+                if not ends and stop():
                     record.keep(state)
                     spent.stop(state.round)
                     _write_facts(task.folder, facts | {"status": "interrupted", "round": outcome.round})
@@ -285,6 +285,7 @@ class Record:
             file.write(f"{state.round},{self.tally.seconds:.3f},{self.tally.cpu_seconds:.3f}\n")
         content = io.BytesIO()
         memory = {} if state.memory is None else {"memory": state.memory}
+        memory |= {f"rule.{name}": array for name, array in state.rule.items()}
         parts: dict[str, Any] = dict(
             round=state.round,
             weights=state.weights,
@@ -318,7 +319,8 @@ class Record:
     def _open(self) -> io.BufferedRandom:
         path, kept = self.folder / "rounds.csv", _read_checkpoint(self.folder)
         if kept is not None and path.exists() and path.stat().st_size >= int(kept["csv_bytes"]):
-            self.state = State(int(kept["round"]), kept["weights"], kept.get("memory"), kept["server"])
+            rule = {name.removeprefix("rule."): array for name, array in kept.items() if name.startswith("rule.")}
+            self.state = State(int(kept["round"]), kept["weights"], kept.get("memory"), kept["server"], rule)
             self.tally = Tally(**json.loads(str(kept["tally"])))
             self.quality = float(kept["quality"])
             file = path.open("r+b")

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedrank.experiment.findings import COSTS, Findings, Variant, show
-from fedrank.experiment.privacy import paid_for, up
+from fedrank.experiment.privacy import paid_for
 from fedrank.experiment.statistics import Summary
 from fedrank.experiment.store import Runs, duration
+from fedrank.protect.promises import up
 
 ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
 

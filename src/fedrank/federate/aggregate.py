@@ -7,6 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.federate.robust import (
+    Bulyan,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    Reputation,
+    TrimmedMean,
+    Trust,
+)
 from fedrank.types import Aggregator, Arrivals, Change
 
 
@@ -43,4 +54,16 @@ class Apart:
         return arrived.updates.astype(np.float64)
 
 
-AGGREGATORS: dict[str, type[Aggregator]] = {"mean": Mean, "none": Apart}
+AGGREGATORS: dict[str, type[Aggregator] | type[Reputation]] = {
+    "mean": Mean,
+    "none": Apart,
+    "krum": Krum,
+    "multi-krum": MultiKrum,
+    "trimmed-mean": TrimmedMean,
+    "median": Median,
+    "bulyan": Bulyan,
+    "geometric-median": GeometricMedian,
+    "norm-bound": NormBound,
+    "trust": Trust,
+    "reputation": Reputation,
+}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,17 @@ class Journal(Protocol):
         """Note the change before anything uses it."""
 
 
+class RememberingAggregator(Protocol):
+    """A rule that looks at more than one round; `remembers` is true."""
+
+    def first(self, clients: int, parameters: int) -> dict[str, NDArray[Any]]: ...
+    def __call__(self, arrived: Arrivals, state: dict[str, NDArray[Any]]) -> tuple[Change, dict[str, NDArray[Any]]]: ...
+
+
+def remembers(rule: Any) -> bool:
+    return bool(getattr(rule, "remembers", False))
+
+
 class RoundError(RuntimeError):
     """A round that cannot be completed, with the place where it broke."""
 
@@ -137,6 +148,7 @@ class State:
     weights: Weights  # the global model, or one row per client where nobody aggregates
     memory: Memory = None
     server: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    rule: dict[str, NDArray[Any]] = field(default_factory=dict)  # what the aggregator remembers, where it does
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,7 @@ class Outcome:
     bytes_up: int
     bytes_down: int
     reward: float | None = None  # mean over clients, where the learner has one
+    excluded: tuple[int, ...] = ()  # ids of clients whose update was of no use, and not used
 
     @property
     def round(self) -> int:
@@ -177,7 +190,10 @@ def first_state(federation: Federation, clients: Clients, seed: int, start: Weig
     if isinstance(federation.aggregator, Apart):
         weights = np.tile(weights, (len(clients), 1))
     memory = _first_memory(federation.learner, weights, len(clients))
-    return State(0, weights, memory, federation.server.first(weights.size))
+    rule = {}
+    if remembers(federation.aggregator):
+        rule = cast(RememberingAggregator, federation.aggregator).first(len(clients), weights.size)
+    return State(0, weights, memory, federation.server.first(weights.size), rule)
 
 
 def federated_round(
@@ -189,8 +205,12 @@ def federated_round(
     *,
     noise: Source | None = None,
     journal: Journal | None = None,
+    watch: Callable[[Arrivals], None] | None = None,
 ) -> Outcome:
-    """One round of federated learning. `noise` is for tests: a mechanism draws from the system's secure source."""
+    """One round of federated learning. `noise` is for tests: a mechanism draws from the system's secure source.
+
+    `watch` is shown what reached the server.
+    """
     number = state.round + 1
     if noise is None and federation.mechanism is not None:
         noise = federation.mechanism.source()
@@ -206,7 +226,7 @@ def federated_round(
         present = kept.cohort
     else:
         present = journal.cohort(number, draw) if journal is not None else draw(number)
-    change, rows, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads, noise)
+    change, rows, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads, noise, watch)
     if kept is not None:
         change = kept.change
     elif journal is not None:
@@ -224,12 +244,13 @@ def federated_round(
         received_bytes = remembering.bytes_down(state.weights.shape[-1])
     searches = clients.interactions if len(present) == len(clients) else clients.interactions[present]
     return Outcome(
-        State(number, weights, memory, server),
+        State(number, weights, memory, server, seen.rule or {}),
         online=_mean(seen.online, searches),
         interactions=int(np.add.reduce(searches)),
         bytes_up=0 if apart else len(present) * (seen.message_bytes or model_bytes),
         bytes_down=0 if apart else len(present) * received_bytes,
         reward=None if seen.reward is None else _mean(seen.reward, searches),
+        excluded=seen.excluded,
     )
 
 
@@ -244,6 +265,7 @@ def simulate(
     threads: int = 1,
     noise: Source | None = None,
     journal: Journal | None = None,
+    watch: Callable[[Arrivals], None] | None = None,
 ) -> Iterator[Outcome]:
     """Round after round, each as it ends. Continue from a `state`, or begin (from the weights `start`, if given)."""
     if state is None:
@@ -251,7 +273,7 @@ def simulate(
     if noise is None and federation.mechanism is not None:
         noise = federation.mechanism.source()
     while state.round < rounds:
-        outcome = federated_round(federation, state, clients, seed, threads, noise=noise, journal=journal)
+        outcome = federated_round(federation, state, clients, seed, threads, noise=noise, journal=journal, watch=watch)
         state = outcome.state
         yield outcome
 
@@ -289,6 +311,8 @@ class Seen(NamedTuple):
     online: NDArray[np.float64]
     reward: NDArray[np.float64] | None
     message_bytes: int | None
+    excluded: tuple[int, ...] = ()
+    rule: dict[str, NDArray[Any]] | None = None
 
 
 def _mean(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
@@ -306,6 +330,7 @@ def _learn_and_aggregate(
     seed: int,
     threads: int,
     noise: Source | None,
+    watch: Callable[[Arrivals], None] | None,
 ) -> tuple[Change, Memory, Seen]:
     """All present clients at once; or in chunks, where the aggregator's parts add up and nobody looks across them.
 
@@ -323,7 +348,7 @@ def _learn_and_aggregate(
     def arrive(some: NDArray[np.int64]) -> tuple[Arrivals, Memory]:
         return _arrive(federation, state, clients, some, common, seed, threads, cohort, noise)
 
-    streams = hasattr(rule, "part") and federation.attack is None
+    streams = hasattr(rule, "part") and federation.attack is None and watch is None
     if not streams or bytes_each * len(present) <= CHUNK_BYTES:
         needed = bytes_each * len(present)
         if needed > LARGEST_ROUND:
@@ -333,7 +358,17 @@ def _learn_and_aggregate(
                 state.round + 1,
             )
         arrived, memory = arrive(present)
-        return rule(arrived), memory, Seen(arrived.online, arrived.reward, arrived.message_bytes)
+        used, excluded = _of_use(arrived, rule)
+        if watch is not None:
+            watch(used)
+        if hasattr(rule, "queries"):
+            used = replace(used, root=_trusted_update(federation, state, clients, rule.queries, seed))
+        kept = state.rule
+        if remembers(rule):
+            change, kept = cast(RememberingAggregator, rule)(used, state.rule)
+        else:
+            change = rule(used)
+        return change, memory, Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded, kept)
     streaming = cast(StreamingAggregator, rule)
     rows = max(1, CHUNK_BYTES // bytes_each)
     total = np.zeros((), dtype=np.int64)  # becomes the first part, whole numbers or not
@@ -342,13 +377,15 @@ def _learn_and_aggregate(
         arrived, memory = arrive(present[begin : begin + rows])
         if memory is not None:
             memories.append(memory)
-        total = total + streaming.part(arrived)
-        chunks.append(Seen(arrived.online, arrived.reward, arrived.message_bytes))
+        used, excluded = _of_use(arrived, rule)
+        total = total + streaming.part(used)
+        chunks.append(Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded))
     rewards = [chunk.reward for chunk in chunks if chunk.reward is not None]
     seen = Seen(
         np.concatenate([chunk.online for chunk in chunks]),
         np.concatenate(rewards) if rewards else None,
         chunks[0].message_bytes,
+        tuple(client for chunk in chunks for client in chunk.excluded),
     )
     return streaming.whole(total), np.concatenate(memories) if memories else None, seen
 
@@ -380,11 +417,44 @@ def _arrive(
     if federation.mechanism is not None:
         assert noise is not None
         arrived = federation.mechanism.protect(arrived, cohort, noise)
-    if not math.isfinite(np.add.reduce(arrived.updates, axis=None, dtype=np.float64)):
-        client = int(arrived.ids[np.argmin(np.isfinite(arrived.updates).all(axis=1))])
-        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
-        raise RoundError(problem, number, client)
+    if arrived.updates.shape != (len(present), state.weights.shape[-1]):
+        problem = f"updates of shape {arrived.updates.shape} came from {len(present)} clients; one row each is needed"
+        raise RoundError(problem, number)
     return arrived, memory
+
+
+def _of_use(arrived: Arrivals, rule: Aggregator) -> tuple[Arrivals, tuple[int, ...]]:
+    """What can be aggregated, and whose update is not finite: those are left out, unless nobody else is there."""
+    if math.isfinite(np.add.reduce(arrived.updates, axis=None, dtype=np.float64)):
+        return arrived, ()
+    sound = np.isfinite(arrived.updates).all(axis=1)
+    if sound.all():  # only their sum is beyond all bounds
+        return arrived, ()
+    if not sound.any() or isinstance(rule, Apart):
+        client = int(arrived.ids[np.argmin(sound)])
+        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
+        raise RoundError(problem, arrived.round, client)
+    some = replace(arrived, updates=arrived.updates[sound], sizes=arrived.sizes[sound], ids=arrived.ids[sound])
+    return some, tuple(arrived.ids[~sound].tolist())
+
+
+def _trusted_update(
+    federation: Federation, state: State, clients: Clients, queries: int, seed: int
+) -> NDArray[np.float32]:
+    """[parameters]: what the server learns in this round from a few queries of its own, which it clicks on itself."""
+    honest = int(np.argmin(clients.malicious))
+    count = clients.data.offsets.size - 1
+    own = rng_for(seed, "trusted").choice(count, size=min(queries, count), replace=False).astype(np.int32)
+    server = replace(
+        clients.rows(slice(honest, honest + 1)),
+        ids=np.array([-1], dtype=np.int64),
+        pool=np.zeros(1, dtype=np.int32),
+        queries=own,
+        pools=np.array([0, len(own)], dtype=np.int64),
+    )
+    arrived, _ = federation.learner(state.weights, None, server, Chance(seed, state.round + 1))
+    update: NDArray[np.float32] = arrived.updates[0]
+    return update
 
 
 def _first_memory(learner: Learner, weights: Weights, count: int) -> Memory:

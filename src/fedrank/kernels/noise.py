@@ -27,8 +27,10 @@ def find_cell(place, guide, shift, top):
 
 
 @compiled()
-def draw_noise(words, out, guide, shift, top, start, bits, floor, slope, signed):
-    """Fill `out` as far as the words reach; returns (finished values, words that they used).
+def draw_noise(words, out, guide, shift, top, rest, start, bits, floor, slope, signed):
+    """Fill `out` as far as the words reach; returns (finished values, words used, sign of a tail value or 0).
+
+    The last cell is the tail: it is not drawn here, the caller finishes that value before it comes back for more.
 
     The values are a function of the stream of words alone: a value that is cut short uses none, and has to be drawn
     again from the same words followed by new ones. Drawing it from new words alone would favour values that need few.
@@ -39,14 +41,25 @@ def draw_noise(words, out, guide, shift, top, start, bits, floor, slope, signed)
     while finished < out.size and at < words.size:
         word = words[at]
         at += 1
-        cell = find_cell(word >> _ONE, guide, shift, top)
+        place = word >> _ONE
+        cell = find_cell(place, guide, shift, top)
+        if cell > 0 and top[cell - 1] == place:
+            # The word alone cannot tell on which side of a threshold it lies: 64 more bits do.
+            if at == words.size:
+                return finished, used, 0
+            more = words[at]
+            at += 1
+            while cell > 0 and top[cell - 1] == place and more < rest[cell - 1]:
+                cell -= 1
+        if cell == start.size - 1:
+            return finished, at, -1 if signed and word & _ONE else 1
         value = start[cell]
         wide = np.uint64(bits[cell])
         if wide > 0:
             taken = False
             while not taken:
                 if at == words.size:
-                    return finished, used
+                    return finished, used, 0
                 second = words[at]
                 at += 1
                 inside = second >> (_S64 - wide)
@@ -55,7 +68,7 @@ def draw_noise(words, out, guide, shift, top, start, bits, floor, slope, signed)
                 taken = chance < floor[cell]
                 if not taken:
                     if at == words.size:
-                        return finished, used
+                        return finished, used, 0
                     chance |= words[at] >> (_S64 - wide)
                     at += 1
                     part = np.float64(inside) / np.float64(_ONE << wide)
@@ -67,4 +80,4 @@ def draw_noise(words, out, guide, shift, top, start, bits, floor, slope, signed)
         out[finished] = value
         finished += 1
         used = at
-    return finished, used
+    return finished, used, 0

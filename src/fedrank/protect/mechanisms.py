@@ -19,7 +19,7 @@ from fedrank.protect.accounting import (
     PureEvent,
     ResponseEvent,
 )
-from fedrank.protect.clip import contributions, finest_step, weights_of
+from fedrank.protect.clip import contributions, finest_step, total_steps, weights_of
 from fedrank.protect.noise import (
     GridNoise,
     SecureSource,
@@ -226,21 +226,21 @@ class _Noise:
         unit = "everything a client does" if self.unit == "client" else "one interaction, not all that a client does,"
         paid: Literal["once", "participation", "round"] = "once" if self.unit == "interaction" else "participation"
         if isinstance(self.place, OnClient):
-            slack = setting.parameters * self._law(scale / step).total_variation
+            slack = _slack(self._law(scale / step), setting.parameters)
             event = self._event(scale / self.furthest(setting))
             why = f"noise is added before a message leaves, so nobody needs to be trusted; covers {unit}"
             return [Promise(each, event, why, paid, self.unit, "replace-one", slack) for each in OBSERVERS]
         if isinstance(self.place, SecureSum):
             fewest = self.place.fewest(cohort)
             share = self._share(scale / step, fewest)
-            slack = setting.parameters * cohort * share.total_variation
+            slack = _slack(share, setting.parameters * fewest)
             event = self._event_of_shares(scale / step, reach / step, fewest, setting.parameters)
             why = (
                 f"if {fewest} of {cohort:.0f} clients are honest and stay, the server follows the protocol, and keys "
                 f"are authentic; who takes part is known; covers {unit}"
             )
             return [Promise(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
-        slack = setting.parameters * self._law(scale / step).total_variation
+        slack = _slack(self._law(scale / step), setting.parameters)
         # Who knows that an interaction took place knows that its client took part.
         sampling = setting.participation if self.unit == "client" else 1.0
         sampled = sampling < 1
@@ -401,7 +401,8 @@ class EsRandomisedResponse:
             return [Promise(each, None, why) for each in OBSERVERS]
         event = ResponseEvent(learner.truth, REWARD_VALUES, max(setting.interactions))
         why = (
-            "rewards are flipped before a message leaves, so nobody needs to be trusted; covers all that a client does"
+            "rewards are flipped before a message leaves, so nobody needs to be trusted; covers all that a client "
+            "does; a simulation draws the flips from the run's seed, and whoever has that can undo them"
         )
         return [Promise(each, event, why) for each in OBSERVERS]
 
@@ -424,8 +425,7 @@ class _NoisySum:
     source: Source
 
     def part(self, arrived: Arrivals) -> NDArray[np.int64]:
-        total: NDArray[np.int64] = _steps(arrived, self.step).sum(axis=0)
-        return total
+        return total_steps(arrived.updates, self.step)
 
     def whole(self, total: NDArray[np.int64]) -> Change:
         noised = np.add(total, self.law.draw(total.shape, self.source), dtype=np.float64)
@@ -480,6 +480,14 @@ class _ProtocolSum(_Shares):
         session = os.urandom(16)
         total = secure_sum(self.sent(arrived), self.place.bits, threshold, fewest, session=session, round=arrived.round)
         return total.astype(np.float64) * (self.step / self.cohort)
+
+
+def _slack(law: GridNoise, draws: int) -> float:
+    """What noise from tables, not from the very law that is priced, adds to ε each time.
+
+    Every probability, with an update and without it, is right up to a factor exp(±log_error) for each draw.
+    """
+    return 2 * draws * law.log_error
 
 
 def _steps(arrived: Arrivals, step: float) -> NDArray[np.int64]:

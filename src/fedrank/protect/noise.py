@@ -2,6 +2,10 @@
 
 Floating-point noise has gaps that give away what it was added to (Mironov, CCS 2012). Here updates lie on a grid, noise
 is a whole number of grid steps, and the probabilities of the sampler that really runs can be read from its tables.
+
+Every probability is right up to a factor close to 1, those of the rarest values included (`GridNoise.log_error`). Were
+only the sum of all errors bounded, a value could come under one data set and never under its neighbour, and that would
+have to be added to the delta of every draw.
 """
 
 from __future__ import annotations
@@ -12,11 +16,15 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedrank.types import Source
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -26,7 +34,9 @@ SMALLEST, LARGEST = 0.5, 2.0**45  # deviation or scale, in grid steps
 MOST_SHARES = 2.0**30
 _BLOCK = 1 << 16  # bytes of stream that are made at a time
 _CHUNK = 1 << 14  # values that are drawn at a time, so that their words stay in the processor's cache
-_LONGEST_SUM = 1 << 20  # support up to which the law of a difference is added up
+_LONGEST_SUM = 1 << 20  # numbers in the tables up to which the law of a difference is added up
+_LEAST = 2.0**-72  # probability of a cell below which the tables end and the tail begins
+_LAST = 1 << 62  # values stay below, so that a difference fits into 64 bits
 
 
 class SecureSource:
@@ -94,15 +104,20 @@ class SecureSource:
 
 @dataclass(frozen=True, eq=False)
 class GridNoise:
-    """A sampler of one symmetric law on whole numbers, as tables over |k|.
+    """A sampler of one symmetric law on whole numbers, as tables over |k| and a rule for the tail beyond them.
 
-    One word decides the cell (63 bits) and the sign (1 bit). Inside a cell of several numbers one is proposed uniformly
-    and accepted with exp of a cubic. How long a draw takes depends weakly on its value: do not let others time it.
+    One word decides the cell (63 bits) and the sign (1 bit); where it falls on a threshold, another adds 64 bits.
+    Inside a cell of several numbers one is proposed uniformly and accepted with exp of a cubic. The last cell is the
+    tail, hit less than once in 2^60 draws. Where n draws of the law cost (epsilon, delta), n draws from here cost at
+    most (epsilon + 2 n log_error, exp(n log_error) delta). How long a draw takes depends weakly on its value: do not
+    let others time it.
     """
 
     law: str
     top: Words  # [cells]: a cell ends where the leading 63 bits of a word reach this; the last is 2^63
-    start: Whole  # [cells]: smallest |k| in the cell
+    rest: Words  # [cells]: the next 64 bits of the same threshold
+    mass: Floats  # [cells]: probability of the cell, which is what its two thresholds are apart
+    start: Whole  # [cells]: smallest |k| in the cell; the last cell, the tail, has no largest
     bits: NDArray[np.uint8]  # [cells]: the cell holds 2^bits numbers
     slope: Floats  # [cells, 3]: log P(start + t 2^bits) / P(start) = ((slope[2] t + slope[1]) t + slope[0]) t
     floor: Words  # [cells]: acceptance below this, as a share of 2^64, needs no exponential
@@ -111,9 +126,16 @@ class GridNoise:
     shift: int  # 63 - number of leading bits
     words_each: float  # expected words for a value
     difference: bool  # a draw is the difference of two draws without sign
-    total_variation: float  # upper bound on the distance of one draw from the law that it is named after
+    tail: Callable[[int, Source], int]  # draws |k| >= its first argument by the law
+    fall: Callable[[float, Floats], Floats]  # (a, d): log P(a + d) / P(a) as the tail is drawn
+    log_error: float  # every probability is within a factor exp(+-log_error) of the law that the noise is named after
 
-    def draw(self, shape: int | tuple[int, ...], source: SecureSource) -> Whole:
+    @property
+    def total_variation(self) -> float:
+        """Upper bound on the distance of one draw from the law."""
+        return math.expm1(self.log_error)
+
+    def draw(self, shape: int | tuple[int, ...], source: Source) -> Whole:
         """Independent values, in grid steps."""
         out = np.empty(shape, dtype=np.int64)
         self._fill(out.reshape(-1), source)
@@ -128,26 +150,31 @@ class GridNoise:
         sizes = np.abs(np.arange(first, last + 1, dtype=np.int64))
         if not self.difference:
             return self._of_sizes(sizes) * np.where(sizes > 0, 0.5, 1.0)
-        support = int(self.start[-1]) + (1 << int(self.bits[-1]))
-        if support > _LONGEST_SUM:
+        # P(n) P(n + k) falls at least as exp(-2 n / scale): past the tables it is below 2^-80 of the sum.
+        many = int(self.start[-1])
+        if many > _LONGEST_SUM:
             raise ValueError(
-                f"{self.law} has {support} possible values, too many to add up; "
-                f"ask for a scale below {_LONGEST_SUM / 46:.0f}"
+                f"{self.law} has {many} numbers in its tables, too many to add up; "
+                f"ask for a scale below {_LONGEST_SUM / 51:.0f}"
             )
-        one = self._of_sizes(np.arange(support))
-        found = {int(k): float(one[: max(support - k, 0)] @ one[k:]) for k in np.unique(sizes)}
+        if not sizes.size:
+            return np.empty(0)
+        one = self._of_sizes(np.arange(many))
+        nearest = int(sizes.min())
+        other = self._of_sizes(np.arange(nearest, int(sizes.max()) + many))
+        found = {int(k): float(one @ other[k - nearest :][:many]) for k in np.unique(sizes)}
         return np.array([found[int(k)] for k in sizes])
 
     def _of_sizes(self, sizes: Whole) -> Floats:
         """Probability of each |k|, both signs together."""
         cell = np.searchsorted(self.start, sizes, side="right") - 1
-        wide = np.ldexp(1.0, self.bits[cell].astype(np.int32))
-        part = (sizes - self.start[cell]) / wide
-        counts = np.diff(self.top, prepend=np.uint64(0)).astype(np.float64)
-        mass = counts[cell] * 2.0**-63 / self.inside[cell]
-        return np.where(part < 1, mass * np.exp(_cubic(self.slope[cell], np.minimum(part, 1))), 0.0)
+        away = (sizes - self.start[cell]).astype(np.float64)
+        beyond = cell == len(self.start) - 1
+        height = _cubic(self.slope[cell], np.where(beyond, 0.0, away / np.ldexp(1.0, self.bits[cell].astype(np.int32))))
+        height[beyond] = self.fall(float(self.start[-1]), away[beyond])
+        return self.mass[cell] / self.inside[cell] * np.exp(height)
 
-    def _fill(self, out: Whole, source: SecureSource) -> None:
+    def _fill(self, out: Whole, source: Source) -> None:
         from fedrank.kernels.noise import draw_noise
 
         done = 0
@@ -156,12 +183,22 @@ class GridNoise:
             part = out[done : done + _CHUNK]
             fresh = source.words(max(int(part.size * self.words_each) - kept.size, 0) + 8)
             words = np.concatenate([kept, fresh])
-            finished, used = draw_noise(
-                words, part, self.guide, np.uint64(self.shift), self.top, self.start, self.bits, self.floor, self.slope,
-                not self.difference,
+            finished, used, sign = draw_noise(
+                words, part, self.guide, np.uint64(self.shift), self.top, self.rest, self.start, self.bits, self.floor,
+                self.slope, not self.difference,
             )  # fmt: skip
             done += finished
             kept = words[used:]
+            if sign:
+                out[done] = sign * self._beyond(source)
+                done += 1
+
+    def _beyond(self, source: Source) -> int:
+        """A value of the tail. From 2^62 on, which has a probability below exp(-2^16), it is drawn again."""
+        while True:
+            value = self.tail(int(self.start[-1]), source)
+            if value < _LAST:
+                return value
 
 
 @lru_cache(maxsize=64)
@@ -172,7 +209,8 @@ def rounded_gaussian(deviation: float) -> GridNoise:
     """
     _check("deviation", deviation)
     variance = deviation**2
-    nodes, weights = np.polynomial.legendre.leggauss(32)
+    exact = Fraction(deviation) ** 2
+    nodes, weights = np.polynomial.legendre.leggauss(64)
 
     def at(k: Floats) -> Floats:
         x = k[:, None] + nodes / 2
@@ -180,26 +218,52 @@ def rounded_gaussian(deviation: float) -> GridNoise:
 
     def correction(k: Floats) -> Floats:
         # The integral over one step by the density in its middle: 1 + f''/(24 f) + f''''/(1920 f). Cells are wide only
-        # for deviations above 435 (4096 / 9.4), where the next term is below 2^-50.
+        # for deviations above 400 (4096 / 10), where the next term is below 2^-50.
         z2 = k**2 / variance
         return (z2 - 1) / (24 * variance) + (z2**2 - 6 * z2 + 3) / (1920 * variance**2)
 
     def change(a: Floats, d: Floats) -> Floats:
         return -d * (2 * a + d) / (2 * variance) + np.log1p(correction(a + d)) - np.log1p(correction(a))
 
-    return _tables(f"rounded Gaussian of deviation {deviation:g}", deviation, 9.4, at, change)
+    def step(k: Floats) -> Floats:
+        """Mean density between k - 1/2 and k + 1/2 by the density in k; past 40 deviations nothing is left of it."""
+        y = np.minimum(k, 40 * deviation)[:, None]
+        mean: Floats = np.log(np.exp(-(nodes / 2) * (2 * y + nodes / 2) / (2 * variance)) @ weights)
+        return mean
+
+    def fall(a: float, d: Floats) -> Floats:
+        return -d * (2 * a + d) / (2 * variance) + step(a + d) - step(np.array([a]))
+
+    def tail(first: int, source: Source) -> int:
+        # The normal variable itself, as first - 1/2 + away: exp(-x^2) is a falling exponential times exp(-away^2). What
+        # `away` has behind the point is uniform, in steps of 2^-128.
+        low = first - Fraction(1, 2)
+        while True:
+            whole = _geometric(low / exact, source)
+            part = Fraction(2 * _below(1 << 128, source) + 1, 1 << 129)
+            if _decays(part * low / exact + (whole + part) ** 2 / (2 * exact), source):
+                return first + whole
+
+    return _tables(f"rounded Gaussian of deviation {deviation:g}", deviation, 14, at, change, fall, tail)
 
 
 @lru_cache(maxsize=64)
 def rounded_laplace(scale: float) -> GridNoise:
     """A Laplace variable of this scale (in grid steps), rounded to the nearest whole number."""
     _check("scale", scale)
+    rate = 1 / Fraction(scale)
 
     def at(k: Floats) -> Floats:
         step = -math.expm1(-1 / scale)
         return np.where(k > 0, 0.5 * np.exp(-(k - 0.5) / scale) * step, -math.expm1(-0.5 / scale))
 
-    return _tables(f"rounded Laplace of scale {scale:g}", scale, 45.0, at, lambda a, d: -d / scale)
+    def fall(_: Floats | float, d: Floats) -> Floats:
+        return -d / scale
+
+    def tail(first: int, source: Source) -> int:
+        return first + _geometric(rate, source)
+
+    return _tables(f"rounded Laplace of scale {scale:g}", scale, 90, at, fall, fall, tail)
 
 
 @lru_cache(maxsize=64)
@@ -207,13 +271,19 @@ def discrete_gaussian(deviation: float) -> GridNoise:
     """P(k) proportional to exp(-k^2 / (2 deviation^2)) on whole numbers (Canonne, Kamath and Steinke, NeurIPS 2020)."""
     _check("deviation", deviation)
     twice = 2 * deviation**2
-    return _tables(
-        f"discrete Gaussian of deviation {deviation:g}",
-        deviation,
-        9.4,
-        lambda k: np.exp(-(k**2) / twice),
-        lambda a, d: -d * (2 * a + d) / twice,
-    )
+    exact = Fraction(deviation) ** 2
+
+    def fall(a: Floats | float, d: Floats) -> Floats:
+        return -d * (2 * a + d) / twice
+
+    def tail(first: int, source: Source) -> int:
+        while True:
+            away = _geometric(first / exact, source)
+            if _decays(away**2 / (2 * exact), source):
+                return first + away
+
+    law = f"discrete Gaussian of deviation {deviation:g}"
+    return _tables(law, deviation, 14, lambda k: np.exp(-(k**2) / twice), fall, fall, tail)
 
 
 @lru_cache(maxsize=64)
@@ -227,28 +297,52 @@ def polya_difference(scale: float, shares: float) -> GridNoise:
     if not 1 <= shares <= MOST_SHARES:
         raise ValueError(f"shares = {shares}: the noise is split among 1 to {MOST_SHARES:.0f}; count the noisy clients")
     r = 1 / shares
+    rate = 1 / Fraction(scale)
     # Gamma(k + r) / Gamma(k + 1) = x^(r - 1) (1 + second / x^2 + fourth / x^4 + ..) with x = k + r / 2 (Tricomi and
     # Erdelyi 1951); from k = 256 on the next term is below 2^-53.
     second = -(r - 1) * (r - 2) * r / 24
     fourth = (r - 1) * (r - 2) * (r - 3) * (r - 4) / 24 * r * (5 * r + 2) / 240
-    few = np.arange(255.0)
-    small = np.cumprod(np.concatenate([[1.0], (few + r) / (few + 1)]))
     factor = r / math.gamma(1 + r)
+    small = np.ones(256)
+    above, below = 1, 1  # in whole numbers: 255 factors in double precision would lose ten bits
+    n, d = Fraction(shares).as_integer_ratio()
+    for k in range(255):
+        above *= k * n + d
+        below *= (k + 1) * n
+        small[k + 1] = above / below
 
     def correction(x: Floats) -> Floats:
         return (second + fourth / x**2) / x**2
 
-    def at(k: Floats) -> Floats:
+    def power(k: Floats) -> Floats:
         x = np.maximum(k, 256) + r / 2
         large = factor * x ** (r - 1) * (1 + correction(x))
-        return np.where(k < 256, small[np.minimum(k, 255).astype(np.int64)], large) * np.exp(-k / scale)
+        return np.where(k < 256, small[np.minimum(k, 255).astype(np.int64)], large)
+
+    def at(k: Floats) -> Floats:
+        return power(k) * np.exp(-k / scale)
 
     def change(a: Floats, d: Floats) -> Floats:
         x = a + r / 2
         return (r - 1) * np.log1p(d / x) + np.log1p(correction(x + d)) - np.log1p(correction(x)) - d / scale
 
+    def ratio(a: float, d: Floats) -> Floats:
+        return power(a + d) / power(np.array([a]))
+
+    def fall(a: float, d: Floats) -> Floats:
+        return np.log(ratio(a, d)) - d / scale
+
+    def tail(first: int, source: Source) -> int:
+        # The power falls, so the exponential alone is above the law. It falls slowly: to 2^-20 only a million times as
+        # far out as the tables end. The decision is exact for the number in double precision that is given, however
+        # small.
+        while True:
+            away = _geometric(rate, source)
+            if _happens(Fraction(min(float(ratio(first, np.array([float(away)]))[0]), 1.0)), source):
+                return first + away
+
     law = f"Polya difference of scale {scale:g}, one of {shares:g} shares"
-    return _tables(law, scale, 45.0, at, change, peaked=True)
+    return _tables(law, scale, 90, at, change, fall, tail, peaked=True)
 
 
 def _check(name: str, value: float) -> None:
@@ -259,20 +353,65 @@ def _check(name: str, value: float) -> None:
         )
 
 
+def _below(n: int, source: Source) -> int:
+    """One of 0 .. n - 1, each with the same probability: bits are taken until they are below n."""
+    bits = (n - 1).bit_length()
+    while True:
+        words = source.words(-(-bits // 64))
+        found = int.from_bytes(words.astype("<u8").tobytes(), "little") >> (64 * len(words) - bits)
+        if found < n:
+            return found
+
+
+def _happens(probability: Fraction, source: Source) -> bool:
+    """True with exactly this probability."""
+    return _below(probability.denominator, source) < probability.numerator
+
+
+def _decays(x: Fraction, source: Source) -> bool:
+    """True with probability exp(-x), exactly, for x >= 0 (Canonne, Kamath and Steinke 2020, algorithm 1)."""
+    above, below = x.numerator, x.denominator
+    while above > below:
+        if not _decays(Fraction(1), source):
+            return False
+        above -= below
+    # The n-th coin falls on heads with x / n: all n do with x^n / n!, and an even number of heads sums up to exp(-x).
+    n = 1
+    while _below(n * below, source) < above:
+        n += 1
+    return n % 2 == 1
+
+
+def _geometric(rate: Fraction, source: Source) -> int:
+    """P(k) proportional to exp(-rate k) for k >= 0, exactly (Canonne, Kamath and Steinke 2020, algorithm 2)."""
+    n, d = rate.numerator, rate.denominator
+    while True:
+        fine = _below(d, source)
+        if _decays(Fraction(fine, d), source):
+            break
+    coarse = 0
+    while _decays(Fraction(1), source):
+        coarse += 1
+    return (fine + d * coarse) // n
+
+
 def _tables(
     law: str,
     scale: float,
-    reach: float,
+    far: float,
     at: Callable[[Floats], Floats],
     change: Callable[[Floats, Floats], Floats],
+    fall: Callable[[float, Floats], Floats],
+    tail: Callable[[int, Source], int],
     peaked: bool = False,
 ) -> GridNoise:
     """Tables of a law that falls from 0 on.
 
-    `at(k)` is its probability up to a factor, `change(a, d)` = log P(a + d) / P(a) where cells are wide. Beyond `reach`
-    scales lies less than 2^-64. A `peaked` law has one side, is drawn in pairs, and bends as k^(r - 1) near 0.
+    `at(k)` is its probability up to a factor, `change(a, d)` = log P(a + d) / P(a) where cells are wide; `fall` and
+    `tail` as in `GridNoise`. Beyond `far` scales lies less than 2^-50 of the tail. A `peaked` law has one side, is
+    drawn in pairs, and bends as k^(r - 1) near 0.
     """
-    start, bits = _cells(scale, reach, peaked)
+    start, bits = _cells(scale, far, peaked)
     begin = start.astype(np.float64)
     wide = np.ldexp(1.0, bits.astype(np.int32))
     slope = np.zeros((len(start), 3))
@@ -281,16 +420,32 @@ def _tables(
     heights = np.stack([change(begin[some], wide[some] * t) / t for t in thirds], axis=1)
     slope[some] = heights @ np.linalg.inv(np.vander(thirds, increasing=True)).T
     inside = _sums(slope, bits)
-
-    mass = at(begin) * inside
+    single = at(begin)
+    weight = single * inside
     if not peaked:
-        mass[1:] *= 2
-    mass /= math.fsum(mass)
-    counts = np.rint(np.ldexp(mass, 63)).astype(np.uint64)
-    top_cell = int(np.argmax(counts))
-    others = int(counts.sum(dtype=np.uint64)) - int(counts[top_cell])
-    counts[top_cell] = np.uint64((1 << 63) - others)
-    top = np.cumsum(counts, dtype=np.uint64)
+        weight[1:] *= 2
+    weight /= math.fsum(weight)
+
+    # The last cell takes all that follows. It begins with a cell that is not too small itself, so every cell is large
+    # by the resolution of the thresholds.
+    last = max(int(np.argmax(weight < _LEAST)), 2) - 1
+    inside[last] = math.fsum(single[last:] * inside[last:]) / single[last]
+    weight[last] = math.fsum(weight[last:])
+    slope[last], bits[last], wide[last], some[last] = 0, 0, 1, False
+    keep = slice(last + 1)
+    start, bits, wide, slope, some = start[keep], bits[keep], wide[keep], slope[keep], some[keep]
+    inside, weight = inside[keep], weight[keep]
+
+    # Thresholds in whole numbers of 2^-127: doubles from 2^-72 up are such numbers, so nothing is lost but what the
+    # division rounds off.
+    whole = [int(math.ldexp(x, 127)) for x in weight.tolist()]
+    everything = sum(whole)
+    counts = [(x << 127) // everything for x in whole]
+    counts[int(np.argmax(weight))] += (1 << 127) - sum(counts)
+    ends = list(accumulate(counts))
+    top = np.array([x >> 64 for x in ends], dtype=np.uint64)
+    rest = np.array([x & ((1 << 64) - 1) for x in ends], dtype=np.uint64)
+    mass = np.array([math.ldexp(x, -127) for x in counts])
 
     leading = min(max(len(start).bit_length() + 1, 8), 16)
     edges = np.arange((1 << leading) + 1, dtype=np.uint64) << np.uint64(63 - leading)
@@ -304,24 +459,30 @@ def _tables(
     tries = wide / inside
     words_each = 1 + float(np.sum(mass[some] * (tries * (2 - lowest))[some]))
 
-    # Distance from the law, at most the sum of
-    #   2^-64            the tail that is cut off;
-    #   cells x 2^-64    every cell rounded to a multiple of 2^-63, the remainder given to the largest;
-    #   2^-45            relative error of a cell in double precision: an exponent of at most 45 after four roundings
-    #                    (2^-45.5), 32 terms of a quadrature (2^-48);
-    #   2^-46            inside a cell: the cubic (all but exact for Gaussian and Laplace), acceptance in 53 bits;
-    # and for a peaked law also
-    #   2^-43            255 factors of three roundings each (2^-43.4);
+    # By how much the logarithm of a probability can be wrong, at most the sum of
+    #   2^-44.6          height of a cell: an exponent of at most 52 (the tables end at 2^-72, the tail counts where it
+    #                    begins) after six roundings of 2^-53;
+    #   2^-46            64 terms of a quadrature, exponentials and other functions to some units in the last place;
+    #   2^-47            inside a cell: the cubic (all but exact for Gaussian and Laplace), its sum, acceptance in 53
+    #                    bits;
+    #   2^-50            the tail past `far`, and the mass of the tail, which is a sum of such cells;
+    #   2^-54            thresholds: one of 2^-127 against 2^-72, the remainder (cells x 2^-127) against the largest;
+    #   2^-45            the factor that makes the sum 1: the mean of the first three, most of it near 0;
+    # that is 2^-43.3; and for a peaked law also
     #   2^-44            the cubic against (r - 1) log(1 + t / 512), whose fourth derivative 6 / 512^4 counts by 4! and,
-    #                    for nodes at thirds, by 81 (2^-44.3).
-    # A difference of two such draws is at most twice as far.
-    distance = (1 + len(start)) * 2.0**-64 + 2.0**-45 + 2.0**-46 + (2.0**-43 + 2.0**-44 if peaked else 0.0)
+    #                    for nodes at thirds, by 81 (2^-44.3); as much for the factor;
+    #   2^-46            gamma function, powers, and the acceptance in the tail.
+    # A number that is a difference of two such draws has a sum of products of two probabilities: twice the error.
+    # Decisions in the tail are exact, and below 2^62 it has no end.
+    one = 2.0**-42 if peaked else 2.0**-43
     width = bits.astype(np.uint8)
-    for array in (top, start, width, slope, floor, inside, guide):
+    for array in (top, rest, mass, start, width, slope, floor, inside, guide):
         array.setflags(write=False)
     return GridNoise(
         law=law,
         top=top,
+        rest=rest,
+        mass=mass,
         start=start,
         bits=width,
         slope=slope,
@@ -331,17 +492,19 @@ def _tables(
         shift=63 - leading,
         words_each=words_each,
         difference=peaked,
-        total_variation=2 * distance if peaked else distance,
+        tail=tail,
+        fall=fall,
+        log_error=2 * one if peaked else one,
     )
 
 
-def _cells(scale: float, reach: float, peaked: bool) -> tuple[Whole, Whole]:
-    """First number and width (as a power of two) of the cells that cover 0 .. reach x scale.
+def _cells(scale: float, far: float, peaked: bool) -> tuple[Whole, Whole]:
+    """First number and width (as a power of two) of the cells that cover 0 .. far x scale.
 
     No cell is wider than scale / 64. Zero is alone, because it has no sign. A peaked law gets cells of at most 1/512 of
     their place; for the others single numbers pay only where they hold most of the noise (one word a draw, not two).
     """
-    end = math.ceil(reach * scale) + 1
+    end = math.ceil(far * scale) + 1
     widest = max(math.frexp(scale / 64)[1] - 1, 0)
     narrow = 9 if peaked else 0
     octave = 12 if peaked or scale <= 4096 else 0

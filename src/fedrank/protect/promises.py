@@ -39,7 +39,7 @@ class Promise:
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
     unit: Literal["client", "interaction"] = "client"  # what is protected: all that a client does, or one interaction
     neighbours: Literal["zero-out", "replace-one"] = "replace-one"
-    slack: float = 0.0  # added to δ each time: how far the sampler may be from the law that is priced
+    slack: float = 0.0  # added to ε each time, since a sampler is not exactly the law that is priced
 
     def times(self, participations: int, rounds: int, lost: int = 0) -> int:
         """How often a client that took part so often in so many rounds has paid.
@@ -54,10 +54,9 @@ class Promise:
         """What so many times cost at this δ; infinite where nothing can be claimed."""
         if self.event is None:
             return math.inf
-        left = delta - times * self.slack
-        if left < 0 or (left == 0 and self.slack > 0):
-            return math.inf
-        return epsilon(self.event, times, left)
+        # With p and q right up to factors exp(±slack / 2), p - e^ε q is at most exp(slack / 2) (p - e^(ε - slack) q).
+        extra = times * self.slack
+        return epsilon(self.event, times, delta * math.exp(-extra / 2)) + extra
 
     def affordable(self, delta: float, budget: float, most: int) -> int:
         """How often a client can pay without exceeding ε = budget, at most `most` times."""

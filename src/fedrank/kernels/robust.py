@@ -1,0 +1,433 @@
+"""Loops of the robust aggregators: distances between clients, columns in order, medians, forecasts.
+
+Updates come as float32 and are computed with as float64: the largest float32, squared and summed, stays finite.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedrank.kernels.compile import compiled
+
+CANCELLED = 1e-4  # of the two squared norms: a squared distance below that share has lost digits to subtraction
+
+
+@compiled(fastmath=True)
+def squared_distance(a, b):
+    total = 0.0
+    for p in range(len(a)):
+        difference = np.float64(a[p]) - np.float64(b[p])
+        total += difference * difference
+    return total
+
+
+@compiled(fastmath=True)
+def dot(a, b):
+    total = 0.0
+    for p in range(len(a)):
+        total += a[p] * b[p]
+    return total
+
+
+@compiled(fastmath=True)
+def sum_of(values, count):
+    total = 0.0
+    for i in range(count):
+        total += values[i]
+    return total
+
+
+@compiled()
+def sort_few(values):
+    """Ascending, in place, by insertion: the fastest way for a handful."""
+    for i in range(1, len(values)):
+        value = values[i]
+        at = i
+        while at > 0 and values[at - 1] > value:
+            values[at] = values[at - 1]
+            at -= 1
+        values[at] = value
+
+
+@compiled()
+def distances_of_few(updates, squared, out):
+    """out[i, j] = distance of clients i and j; infinite from a client to itself, so that it comes last."""
+    n = len(updates)
+    for i in range(n):
+        out[i, i] = np.inf
+        for j in range(i):
+            distance = squared_distance(updates[i], updates[j])
+            if not squared:
+                distance = math.sqrt(distance)
+            out[i, j] = distance
+            out[j, i] = distance
+
+
+@compiled()
+def distances_from_products(updates, products, squared, out):
+    """The same from the inner products of the updates, which a matrix product gives sooner.
+
+    |a - b|^2 = a.a + b.b - 2 a.b cancels where a and b are close: such pairs are subtracted one by one. Only the
+    lower half of `products` is read, so that the result is symmetric whatever made it. `out` may be `products`.
+    """
+    n = len(updates)
+    norms = np.empty(n)
+    for i in range(n):
+        norms[i] = products[i, i]
+    for i in range(n):
+        out[i, i] = np.inf
+        for j in range(i):
+            both = norms[i] + norms[j]
+            distance = both - 2.0 * products[i, j]
+            if distance < CANCELLED * both:
+                distance = squared_distance(updates[i], updates[j])
+            if not squared:
+                distance = math.sqrt(distance)
+            out[i, j] = distance
+    for i in range(n):
+        for j in range(i):
+            out[j, i] = out[i, j]
+
+
+@compiled()
+def sums_of_nearest(distances, count, out):
+    """out[i] = sum of the `count` smallest distances in row i, smallest first; puts the rows in order."""
+    for i in range(len(distances)):
+        sort_few(distances[i])
+        total = 0.0
+        for j in range(count):
+            total += distances[i, j]
+        out[i] = total
+
+
+@compiled()
+def order_few(scores, order):
+    """order = rows by ascending score; of equal scores the lowest row comes first."""
+    for i in range(len(scores)):
+        at = i
+        while at > 0 and scores[order[at - 1]] > scores[i]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = i
+
+
+@compiled()
+def krum_of_few(updates, neighbours, count, squared, out):
+    """Mean of the `count` updates that lie nearest to their `neighbours` nearest others."""
+    n = len(updates)
+    distances = np.empty((n, n))
+    scores = np.empty(n)
+    distances_of_few(updates, squared, distances)
+    sums_of_nearest(distances, neighbours, scores)
+    order = np.empty(n, dtype=np.int64)
+    order_few(scores, order)
+    out[:] = 0.0
+    for i in range(count):
+        row = updates[order[i]]
+        for p in range(len(out)):
+            out[p] += row[p]
+    for p in range(len(out)):
+        out[p] /= count
+
+
+@compiled()
+def trimmed_mean_of_few(updates, drop, out):
+    """Mean of each column without its `drop` smallest and largest values."""
+    n, parameters = updates.shape
+    column = np.empty(n, dtype=updates.dtype)
+    for p in range(parameters):
+        for i in range(n):
+            column[i] = updates[i, p]
+        sort_few(column)
+        total = 0.0
+        for i in range(drop, n - drop):
+            total += np.float64(column[i])
+        out[p] = total / (n - 2 * drop)
+
+
+@compiled()
+def place_of(value, ascending, count):
+    """The first of `count` ascending values that is not below `value`."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled()
+def is_below(a, b, count):
+    """Whether the first of `count` values in which two rows differ is smaller in `a`."""
+    for i in range(count):
+        if a[i] != b[i]:
+            return a[i] < b[i]
+    return False
+
+
+@compiled()
+def peel(nearest, distances, attackers, count, chosen):
+    """Bulyan's choice: Krum's winner leaves, again and again, until `count` are chosen.
+
+    `nearest` holds the rows of `distances` in ascending order. Where m are attackers and k remain, a score sums
+    k - m - 2 distances, or 1: then two clients that are each other's nearest always have the same score, and their
+    next distances decide; only after those the lowest row. A distance that goes is taken out of its row rather than
+    out of a sum: subtracting it would leave the rounding of a huge outlier behind.
+    """
+    n = len(nearest)
+    left = np.ones(n, dtype=np.bool_)
+    for c in range(count):
+        remaining = n - c
+        neighbours = min(max(remaining - attackers - 2, 1), remaining - 1)
+        best = -1
+        smallest = np.inf
+        for i in range(n):
+            if left[i]:
+                score = sum_of(nearest[i], neighbours)
+                if (
+                    best < 0
+                    or score < smallest
+                    or (score == smallest and is_below(nearest[i], nearest[best], remaining - 1))
+                ):
+                    best = i
+                    smallest = score
+        chosen[c] = best
+        left[best] = False
+        for i in range(n):
+            if left[i]:
+                at = place_of(distances[i, best], nearest[i], remaining)
+                for j in range(at, remaining - 1):
+                    nearest[i, j] = nearest[i, j + 1]
+
+
+@compiled()
+def means_around_medians(columns, count, out):
+    """out[p] = mean of the `count` values of row p nearest to its median; of two as near, the lower. Rows ascend."""
+    parameters, n = columns.shape
+    for p in range(parameters):
+        row = columns[p]
+        median = (np.float64(row[(n - 1) // 2]) + np.float64(row[n // 2])) / 2.0
+        first = 0
+        while first + count < n and row[first + count] - median < median - row[first]:
+            first += 1
+        total = 0.0
+        for i in range(first, first + count):
+            total += np.float64(row[i])
+        out[p] = total / count
+
+
+@compiled()
+def geometric_median(updates, tolerance, iterations, point):
+    """Moves `point` to where the sum of distances to all updates is smallest; returns the steps taken.
+
+    Weiszfeld's iteration. On top of an update it would divide by zero or stay for ever: there the step of Vardi and
+    Zhang (2000) leaves, unless that update is the answer. Ends when a step is shorter than `tolerance` times the
+    harmonic mean of the distances, which outliers cannot stretch.
+    """
+    n, parameters = updates.shape
+    ahead = np.empty(parameters)
+    for step in range(iterations):
+        ahead[:] = 0.0
+        total = 0.0
+        here = 0
+        for i in range(n):
+            distance = math.sqrt(squared_distance(updates[i], point))
+            if distance == 0.0:
+                here += 1
+                continue
+            weight = 1.0 / distance
+            total += weight
+            for p in range(parameters):
+                ahead[p] += weight * (updates[i, p] - point[p])
+        if total == 0.0:
+            return step
+        pull = math.sqrt(dot(ahead, ahead))
+        if pull <= here:
+            return step
+        share = (1.0 - here / pull) / total
+        for p in range(parameters):
+            point[p] += share * ahead[p]
+        if share * pull <= tolerance * (n - here) / total:
+            return step + 1
+    return iterations
+
+
+@compiled()
+def curvature(steps, bends, first, flattest, up, down):
+    """How updates bend when the model moves, from the pairs first .. of moves and changes of the mean update (BFGS).
+
+    The answer is a matrix B = scale x identity + sum of up up' - sum of down down'; returns (scale, pairs used), with
+    the rows in `up` and `down`. Updates shrink as the model nears its goal, so B belongs to the bends with their sign
+    turned. Pairs whose cosine is below `flattest` are left out: B would no longer be positive, or be made of noise.
+    """
+    window, parameters = steps.shape
+    scale = 0.0
+    fit = np.zeros(window, dtype=np.bool_)
+    for k in range(first, window):
+        together = -dot(steps[k], bends[k])
+        long = dot(steps[k], steps[k])
+        if together > flattest * math.sqrt(long) * math.sqrt(dot(bends[k], bends[k])):
+            fit[k] = True
+            scale = together / long
+    used = 0
+    image = np.empty(parameters)
+    for k in range(first, window):
+        if not fit[k]:
+            continue
+        step = steps[k]
+        bend_image(step, scale, up, down, used, image)
+        root = math.sqrt(-dot(step, bends[k]))
+        stretch = math.sqrt(dot(step, image))
+        if not (root > 0.0 and stretch > 0.0):
+            continue
+        for p in range(parameters):
+            up[used, p] = -bends[k, p] / root
+            down[used, p] = image[p] / stretch
+        used += 1
+    return scale, used
+
+
+@compiled()
+def bend_image(vector, scale, up, down, used, out):
+    """out = B times vector."""
+    for p in range(len(vector)):
+        out[p] = scale * vector[p]
+    for k in range(used):
+        more = dot(up[k], vector)
+        less = dot(down[k], vector)
+        for p in range(len(vector)):
+            out[p] += more * up[k, p] - less * down[k, p]
+
+
+@compiled()
+def surprises(updates, before, weights, started, rows, scale, up, down, used, out):
+    """out[i] = distance of update i from its forecast: the client's last update, bent by the model's move since then.
+
+    `before` and `started` hold last updates and the models they began from; update i belongs to their row rows[i].
+    """
+    parameters = updates.shape[1]
+    move = np.empty(parameters)
+    image = np.zeros(parameters)
+    forecast = np.empty(parameters)
+    for i in range(len(updates)):
+        row = rows[i]
+        moved = False  # mostly as far as for the client before
+        for p in range(parameters):
+            step = weights[p] - started[row, p]
+            moved = moved or i == 0 or step != move[p]
+            move[p] = step
+        if moved:
+            bend_image(move, scale, up, down, used, image)
+        for p in range(parameters):
+            forecast[p] = before[row, p] - image[p]
+        out[i] = math.sqrt(squared_distance(updates[i], forecast))
+
+
+@compiled()
+def note_surprises(updates, rows, weights, steps, bends, first, flattest, before, started, seen, excluded, noted):
+    """Append to `noted` [clients, window] how far off each forecast was, relative to the mean; returns how many.
+
+    Clients that are excluded, or here for the first time, have none.
+    """
+    up = np.empty(steps.shape)
+    down = np.empty(steps.shape)
+    scale, used = curvature(steps, bends, first, flattest, up, down)
+    distances = np.empty(len(updates))
+    surprises(updates, before, weights, started, rows, scale, up, down, used, distances)
+    total = 0.0
+    count = 0
+    for i in range(len(updates)):
+        if seen[rows[i]] and not excluded[rows[i]]:
+            total += distances[i]
+            count += 1
+    window = noted.shape[1]
+    for i in range(len(updates)):
+        row = rows[i]
+        if seen[row] and not excluded[row]:
+            for k in range(window - 1):
+                noted[row, k] = noted[row, k + 1]
+            noted[row, window - 1] = distances[i] / total * count if total > 0.0 else 1.0
+    return count
+
+
+@compiled()
+def note_round(updates, rows, weights, excluded, rounds, last, steps, bends, before, started, seen, change):
+    """Replace `change`, last round's, by the mean of this round's updates of clients not excluded; remember the rest.
+
+    `last` is the model of the last round; `steps` and `bends` [window, parameters] get what changed since.
+    """
+    n, parameters = updates.shape
+    mean = np.zeros(parameters)
+    count = 0
+    for i in range(n):
+        row = rows[i]
+        seen[row] = True
+        for p in range(parameters):
+            before[row, p] = updates[i, p]
+            started[row, p] = weights[p]
+        if not excluded[row]:
+            count += 1
+            for p in range(parameters):
+                mean[p] += updates[i, p]
+    window = len(steps)
+    for k in range(window - 1):
+        for p in range(parameters):
+            steps[k, p] = steps[k + 1, p]
+            bends[k, p] = bends[k + 1, p]
+    for p in range(parameters):
+        mean[p] /= max(count, 1)
+        steps[window - 1, p] = weights[p] - last[p]
+        bends[window - 1, p] = mean[p] - change[p]
+        last[p] = weights[p]
+        change[p] = mean[p]
+    rounds[0] += 1
+
+
+@compiled()
+def mean_surprises(noted, excluded, judged, scores):
+    """Mean of each row of `noted` that is full and not excluded; returns how many, with the rows in `judged`."""
+    n, window = noted.shape
+    count = 0
+    for i in range(n):
+        if not excluded[i] and not math.isnan(noted[i, 0]):
+            judged[count] = i
+            scores[count] = sum_of(noted[i], window) / window
+            count += 1
+    return count
+
+
+@compiled()
+def best_split(values):
+    """Two clusters of ascending values: (first of the upper one, spread of one cluster, spread of two).
+
+    A spread is the sum of squared distances to the cluster's mean; in one dimension the best two clusters of k-means
+    are a cut, so all cuts are tried. The mean is taken off first: what is left of near-equal values keeps its digits.
+    """
+    n = len(values)
+    mean = 0.0
+    for value in values:
+        mean += value / n
+    whole = 0.0
+    squares = 0.0
+    for value in values:
+        whole += value - mean
+        squares += (value - mean) * (value - mean)
+    one = squares - whole * whole / n
+    cut = n
+    two = one
+    left = 0.0
+    left_squares = 0.0
+    for i in range(1, n):
+        value = values[i - 1] - mean
+        left += value
+        left_squares += value * value
+        right = whole - left
+        spread = max(left_squares - left * left / i, 0.0) + max(squares - left_squares - right * right / (n - i), 0.0)
+        if spread < two:
+            two = spread
+            cut = i
+    return cut, one, two

@@ -1,0 +1,1 @@
+"""WHO GOES: recorded history, methods, verification."""

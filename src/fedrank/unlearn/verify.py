@@ -1,0 +1,265 @@
+"""Whether somebody was forgotten: how far an unlearned model is from retrained ones, and a receipt that says so.
+
+Two models that were trained with different seeds differ, too, though nobody was forgotten in between. A distance
+therefore means something only next to the spread of retrained models over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import __version__
+from fedrank.data.ranking import RankingData
+from fedrank.rank.measures import ranking
+from fedrank.types import Offsets, Ranker, Scores, Weights
+from fedrank.unlearn.history import INDEX, History
+from fedrank.unlearn.methods import UNLEARNERS, Case, Unlearned, Unlearner, retraining_interactions
+
+SHOWN = 10  # documents that people see
+COMPARED_AT_ONCE = 1 << 20  # pairs of documents x models: as many fit into a processor's own memory
+
+
+class Distance(NamedTuple):
+    """How two models differ, or several pairs of them on average."""
+
+    weights: float  # L2 norm of the difference, as a share of the second model's; 0: the same
+    cosine: float  # of the weights, -1 to 1; scaling a model, which changes no ranking of a linear one, keeps it at 1
+    tau: float  # Kendall's tau-b of the rankings, mean over queries, -1 to 1; NaN where all scores are equal
+    overlap: float  # share of the ten shown documents that both show, mean over queries with more than ten
+
+
+@dataclass(frozen=True)
+class Verification:
+    """An unlearned model next to models that were retrained with several seeds."""
+
+    unlearned: Distance  # of the unlearned model to each retrained one, mean
+    spread: Distance  # of retrained models to each other, mean over pairs; NaN if there is only one
+    before: Distance | None  # of the model that was to forget
+    retrained: int  # models
+    as_far: dict[str, float]  # for each distance, share of retrained models at least as far from the others, see below
+
+    @property
+    def within_spread(self) -> bool | None:
+        """Whether by every distance some retrained model lies as far out; None with fewer than three of them."""
+        return None if self.retrained < 3 else all(share > 0 for share in self.as_far.values())
+
+
+def distance_to_retrained(
+    unlearned: Weights,
+    retrained: Weights,
+    ranker: Ranker,
+    data: RankingData,
+    before: Weights | None = None,
+) -> Verification:
+    """Compare an unlearned model with retrained ones ([seeds, parameters]) by weights and by rankings of test queries.
+
+    `as_far` takes the unlearned model for one more seed: of the retrained models, the share whose mean distance to all
+    others (the unlearned one included) is at least as large as its own. 0 says that it is the outlier of them all,
+    which among five seeds happens by chance once in six times.
+    """
+    models = np.atleast_2d(np.asarray(retrained, dtype=np.float64))
+    if models.shape[1:] != unlearned.shape or not len(models):
+        raise ValueError(
+            f"retrained models have shape {models.shape} and the unlearned one {unlearned.shape}, so they cannot be "
+            "compared; give one row a seed, of the same ranker and features"
+        )
+    with_all = [np.asarray(unlearned, dtype=np.float64), *models]
+    if before is not None:
+        with_all.append(np.asarray(before, dtype=np.float64))
+    scores = ranker.score(np.stack(with_all), data.features)
+    taus = rank_correlations(scores, data.offsets)
+    tops = [_shown(one, data.offsets) for one in scores]
+
+    def between(one: int, other: int) -> Distance:
+        return Distance(
+            *weight_distance(with_all[one], with_all[other]),
+            taus[one, other],
+            _overlap(tops[one], tops[other]),
+        )
+
+    count = len(with_all)
+    table = np.full((count, count, len(Distance._fields)), np.nan)
+    for one, other in combinations(range(count), 2):
+        table[one, other] = between(one, other)
+        table[other, one] = table[one, other]
+        table[other, one, 0] = weight_distance(with_all[other], with_all[one])[0]
+    last = len(models) + 1
+    return Verification(
+        unlearned=_mean(table[0, 1:last]),
+        spread=_mean(table[1:last, 1:last].reshape(-1, table.shape[-1])),
+        before=None if before is None else _mean(table[last, 1:last]),
+        retrained=len(models),
+        as_far=_as_far(table[:last, :last]),
+    )
+
+
+def weight_distance(one: Weights, other: Weights) -> tuple[float, float]:
+    """(L2 norm of the difference as a share of the other's, cosine); NaN for a zero model."""
+    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    relative = float(np.linalg.norm(one - other)) / lengths[1] if lengths[1] else np.nan
+    return relative, float(one @ other) / (lengths[0] * lengths[1]) if all(lengths) else np.nan
+
+
+def rank_correlations(scores: Scores, offsets: Offsets) -> NDArray[np.float64]:
+    """[models, models]: Kendall's tau-b between any two models (scores [models, documents]).
+
+    Each is the mean over the queries that both put into some order; NaN if there is none.
+    """
+    models = len(scores)
+    total, counted = np.zeros((models, models)), np.zeros((models, models))
+    for begin, end in pairwise(offsets.tolist()):
+        query = scores[:, begin:end]
+        agreed = np.zeros((models, models))
+        rows = max(1, COMPARED_AT_ONCE // (models * max(1, end - begin)))
+        for first in range(0, end - begin, rows):
+            above = np.sign(query[:, first : first + rows, None] - query[:, None, :]).reshape(models, -1)
+            agreed += above @ above.T  # whole numbers, so that no order of summing matters
+        ordered = np.diag(agreed)
+        pairs = np.sqrt(np.outer(ordered, ordered))
+        total += np.divide(agreed, pairs, out=np.zeros_like(agreed), where=pairs > 0)
+        counted += pairs > 0
+    return np.divide(total, counted, out=np.full_like(total, np.nan), where=counted > 0)
+
+
+def top_overlap(one: Scores, other: Scores, offsets: Offsets) -> float:
+    """Share of the ten shown documents that both models show, mean over queries with more than ten; else NaN."""
+    return _overlap(_shown(one, offsets), _shown(other, offsets))
+
+
+def receipt(
+    case: Case,
+    unlearner: Unlearner,
+    unlearned: Unlearned,
+    parent: Path | str,
+    verification: Verification | None = None,
+    purged: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What was removed, by which method, at what cost, how that was verified, and what the parent run still holds."""
+    needed = retraining_interactions(case)
+    settings = {one.name: getattr(unlearner, one.name) for one in fields(unlearner)}  # type: ignore[arg-type]
+    return {
+        "format": 1,
+        "fedrank": __version__,
+        "removed": {"clients": list(case.leaving), "remaining": len(case.remaining)},
+        "method": {"name": _name(unlearner), "settings": settings, "exact": _name(unlearner) == "retrain"},
+        "cost": {
+            "rounds": unlearned.rounds,
+            "interactions": unlearned.interactions,
+            "retraining_interactions": needed,
+            "share_of_retraining": unlearned.interactions / needed if needed else None,
+        },
+        "verified": _verified(verification),
+        "parent": str(parent),
+        "purged": list(purged),
+        "remains": what_remains(parent, case.leaving),
+    }
+
+
+def what_remains(parent: Path | str, leaving: Sequence[int]) -> list[dict[str, str]]:
+    """Files of a run folder that still hold something of the leaving clients, and what."""
+    folder = Path(parent)
+    remains = [
+        {"file": name, "holds": holds}
+        for name, holds in _TRACES.items()
+        if next(iter(folder.glob(name)), None) is not None
+    ]
+    if (folder / "history" / INDEX).exists():
+        history = History.open(folder / "history")
+        rows = [client for client in leaving if history.holds(client)]
+        if rows:
+            holds = f"every update that clients {', '.join(map(str, rows))} sent at the stored rounds, and the models"
+        else:
+            holds = "no update of the leaving clients; updates of the others, made from models that they had shaped"
+        remains.append({"file": "history/", "holds": holds})
+    return remains
+
+
+def purge_parent(parent: Path | str, leaving: Sequence[int]) -> list[str]:
+    """Delete a run's models and the leaving clients' history; returns what was deleted.
+
+    Curves, privacy card and ledger stay: they say what happened, and a promise about privacy rests on the last two.
+    """
+    folder, purged = Path(parent), []
+    # History first: if this is cut off, the model that is still there shows that purging has to be repeated.
+    if (folder / "history" / INDEX).exists():
+        History.open(folder / "history").forget(leaving)
+        purged.append(f"history/: updates of clients {', '.join(map(str, leaving))}, and models")
+    for name in ("checkpoint.npz", "model.json"):
+        if (folder / name).exists():
+            (folder / name).unlink()
+            purged.append(name)
+    return purged
+
+
+_TRACES = {
+    "model.json": "the model that learned from them",
+    "checkpoint.npz": "the model that learned from them, and what clients keep between rounds",
+    "rounds.csv": "quality after every round, which their updates shaped",
+    "queries.csv": "quality of that model by query",
+    "clients.csv": "a row for each of them: queries, interactions, quality",
+    "privacy.json": "what was promised to everybody, also to them",
+    "ledger/*": "in which rounds they took part",
+}
+
+
+def _name(unlearner: Unlearner) -> str:
+    names = [name for name, kind in UNLEARNERS.items() if type(unlearner) is kind]
+    return names[0] if names else f"{type(unlearner).__module__}:{type(unlearner).__name__}"
+
+
+def _verified(verification: Verification | None) -> dict[str, Any]:
+    if verification is None:
+        return {"how": "not verified; --verify compares with retrained models"}
+    found = asdict(verification) | {"within_spread": verification.within_spread}
+    for key in ("unlearned", "spread", "before"):
+        if found[key] is not None:
+            found[key] = {name: _plain(value) for name, value in getattr(verification, key)._asdict().items()}
+    how = (
+        f"compared with {verification.retrained} retrained models by weights and by rankings of test queries, next to "
+        "the spread of those over training seeds; near is no proof that nothing is left"
+    )
+    return {"how": how, **found}
+
+
+def _plain(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def _mean(values: NDArray[np.float64]) -> Distance:
+    """Over rows, without what is not defined."""
+    defined = ~np.isnan(values)
+    counts = np.sum(defined, axis=0)
+    total = np.where(defined, values, 0).sum(axis=0)
+    return Distance(*np.where(counts > 0, total / np.maximum(counts, 1), np.nan).tolist())
+
+
+def _as_far(table: NDArray[np.float64]) -> dict[str, float]:
+    """`table` [models, models, distances], the unlearned one first; only one retrained model is always as far."""
+    shares = {}
+    for name, values in zip(Distance._fields, np.moveaxis(table, -1, 0), strict=True):
+        far = (values if name == "weights" else -values)[~np.eye(len(values), dtype=np.bool_)]  # cosine 1 is near
+        if not np.isnan(far).any():
+            from_others = far.reshape(len(values), -1).mean(axis=1)
+            # Sums of the same numbers in another order are the same distance.
+            shares[name] = float((from_others[1:] >= from_others[0] - 1e-12 * abs(from_others[0])).mean())
+    return shares
+
+
+def _shown(scores: Scores, offsets: Offsets) -> NDArray[np.int64]:
+    """Rows of the documents on the first page, of the queries that have more than one page."""
+    ranks = np.arange(len(scores)) - np.repeat(offsets[:-1], np.diff(offsets))
+    long = np.repeat(np.diff(offsets) > SHOWN, np.diff(offsets))
+    return ranking(scores, offsets)[(ranks < SHOWN) & long]
+
+
+def _overlap(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    # Every query has as many shown documents, so their mean is the mean over queries.
+    return len(np.intersect1d(one, other, assume_unique=True)) / len(one) if len(one) else np.nan
