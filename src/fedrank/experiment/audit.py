@@ -179,8 +179,8 @@ class _Audit:
         weights = self._trained(clients)
         tell = self.begin(what)
         audit = self._read(learner, weights, clients, mechanism, setting, tell)
-        found = [self._reading(what, audit)]
         promised = self._promised(mechanism, setting)
+        found = [self._reading(what, audit, alone=promised is None)]
         if promised is None:
             return found
         epsilon, delta = promised
@@ -241,17 +241,22 @@ class _Audit:
             expect=None if expect is _as_it_is else expect,
         )
 
-    def _reading(self, what: str, audit: ClickAudit) -> Finding:
+    def _reading(self, what: str, audit: ClickAudit, alone: bool) -> Finding:
+        """`alone`: there is no promise that the matching game could be judged by, so that it is told here."""
         best = max(audit.read, audit.decoded, key=lambda share: share.right)
-        leaks = _lower(audit.matched.right, audit.matched.of, self.level) > 0.5
+        guessed = upper_bound(audit.read_guess.right, audit.read_guess.of, self.level)
         sentence = (
             f"Of {best.of} messages, {best.right} gave away every click in them to somebody who knows the documents "
             f"that were shown, and {audit.candidates.right} to somebody who knows only the candidates; "
-            f"{audit.read_guess.right} could be guessed without a message. Told two click patterns, the attacker knew "
-            f"the true one in {audit.matched.right} of {audit.matched.of} messages; by chance it would be half."
+            f"{audit.read_guess.right} could be guessed without a message."
         )
+        if alone:
+            sentence += (
+                f" Told two click patterns, the attacker knew the true one in {audit.matched.right} of "
+                f"{audit.matched.of} messages; by chance it would be half."
+            )
         shown = f"{best.right} of {best.of} messages"
-        verdict = "READ" if leaks else "NOT READ"
+        verdict = "READ" if _lower(best.right, best.of, self.level) > guessed else "NOT READ"
         return Finding(self.variant, what, "", shown, verdict, sentence, asdict(audit))
 
     def _matching(

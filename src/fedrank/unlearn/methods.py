@@ -18,6 +18,8 @@ from fedrank.seeds import Chance, key_for
 from fedrank.types import Arrivals, Change, Clients, Learner, Memory, Ranker, Updates, Weights
 from fedrank.unlearn.history import History, Stored, lengths_of
 
+SHORTER_THAN_ANY = 1e-60  # update but zero: the smallest float32 is 1.4e-45
+
 Progress = Callable[[int, int], None]  # (rounds done, rounds in all)
 
 
@@ -404,9 +406,9 @@ class _Recorded:
 
 def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
     """Updates with the same directions and these lengths, row by row; a zero stays zero."""
-    have = lengths_of(updates)
-    have[have == 0] = np.inf
-    return np.multiply(updates, (lengths / have)[:, None], out=np.empty_like(updates), casting="same_kind")
+    have = np.maximum(lengths_of(updates), SHORTER_THAN_ANY)
+    stretched: Updates = (updates * (lengths / have)[:, None]).astype(np.float32)
+    return stretched
 
 
 def _train(case: Case, start: State, rounds: int, progress: Progress | None, spent: int = 0) -> Unlearned:
