@@ -114,6 +114,14 @@ class TestAgainstTheOracle:
             expected = oracle.multi_krum(updates.tolist(), m, distance == "squared")
             assert MultiKrum(share, distance)(arrivals(updates)) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
+    @pytest.mark.parametrize("kind", ["random", "outliers"])
+    def test_krum_of_many(self, kind):
+        """So many that a partial sort is not a whole one."""
+        updates = inputs(400)[kind]
+        rows = updates.tolist()
+        assert Krum()(arrivals(updates)).tolist() == oracle.krum(rows, 80)
+        assert MultiKrum()(arrivals(updates)) == pytest.approx(oracle.multi_krum(rows, 80), rel=1e-12)
+
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("n", [1, 2, 10, *SIZES])
     def test_trimmed_mean_and_median(self, kind, n):

@@ -47,6 +47,7 @@ INPUTS = {
     "identical": np.tile(random(1, 7, scale=1e3), (20, 1)),
     "nearly identical": random(1, 7, scale=1e3) + random(20, 7, scale=1e-3),
     "far from zero": np.float32(1e6) + random(20, 7),
+    "one large column": np.concatenate([np.full((20, 1), 1e6, dtype=np.float32), random(20, 6, scale=1e-3)], axis=1),
     "huge outliers": np.concatenate([random(15, 7), random(5, 7, scale=1e30)]),
     "huge and alike": np.tile(random(1, 7, scale=1e38), (20, 1)) * np.linspace(0.99, 1, 20, dtype=np.float32)[:, None],
     "tiny": random(20, 7, scale=1e-38),
@@ -147,6 +148,13 @@ def test_geometric_median_leaves_an_update_that_is_not_the_answer():
     steps = geometric_median(updates, 1e-10, 5000, point)
     assert steps > 1
     assert point == pytest.approx([10, 0], abs=1e-4)  # where the lines between opposite corners cross
+
+
+def test_a_step_away_from_an_update_by_hand():
+    # One update here, three at distance 1: they pull with 3, it holds with 1, so the step is a third shorter.
+    point = np.zeros(1)
+    geometric_median(np.array([[0], [1], [1], [1]], dtype=np.float32), 1e-10, 1, point)
+    assert point.tolist() == [pytest.approx((1 - 1 / 3) * 1)]
 
 
 def matrix_of(steps, bends, first=0, flattest=0.01):

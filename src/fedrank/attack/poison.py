@@ -2,8 +2,7 @@
 
 Malicious clients work together, and know what each of them would have sent honestly. With `knowledge = "partial"` that
 is all they know; with `"full"` they know every client's update. Honest rows are never touched. Where only malicious
-clients take part, full knowledge falls back to their own updates. Poisoned clicks need no attack: give malicious
-clients the user "poison".
+clients take part, full knowledge falls back to their own updates.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.robust import Krum, Median, MultiKrum, TrimmedMean, assumed_attackers
 from fedrank.rank.rankers import Linear
+from fedrank.rank.users import USERS
 from fedrank.types import Aggregator, Arrivals, Attack, Ranker, Weights
 
 if TYPE_CHECKING:
@@ -33,6 +33,20 @@ Rows = NDArray[np.float64]  # [clients, parameters]
 Vector = NDArray[np.float64]  # [parameters]
 
 HALVINGS = 20  # of Fang's step, after which the crafted update is as good as none
+
+
+@dataclass(frozen=True)
+class PoisonedClicks:
+    """Click on what is not relevant, and send what is honestly learned from that (data poisoning)."""
+
+    user: str = "poison"  # how malicious clients click; `fedrank methods user`
+
+    def __post_init__(self) -> None:
+        if self.user not in USERS:
+            raise ValueError(f"no user {self.user!r}; `fedrank methods user` lists them")
+
+    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+        return arrived
 
 
 @dataclass(frozen=True)
@@ -391,6 +405,7 @@ class Opposite:
 
 
 ATTACKS: dict[str, type[Attack]] = {
+    "poisoned-clicks": PoisonedClicks,
     "lie": Lie,
     "fang": Fang,
     "sign-flip": SignFlip,

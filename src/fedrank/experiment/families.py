@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedrank.attack.poison import ATTACKS
 from fedrank.experiment.toml import shown
 from fedrank.federate.aggregate import AGGREGATORS
 from fedrank.federate.partition import PARTITIONS, Partition
@@ -29,7 +30,7 @@ from fedrank.rank.learners import LEARNERS
 from fedrank.rank.measures import MEASURES
 from fedrank.rank.rankers import RANKERS
 from fedrank.rank.users import USER_MEANINGS
-from fedrank.types import Aggregator, Learner, Ranker, ServerStep
+from fedrank.types import Aggregator, Attack, Learner, Ranker, ServerStep
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,7 @@ FAMILIES: dict[Any, Family] = {
     Ranker: Family("ranker", RANKERS),
     Aggregator: Family("aggregator", AGGREGATORS),
     ServerStep: Family("server", SERVER_STEPS),
+    Attack: Family("attack", ATTACKS),
     PricedMechanism: Family("mechanism", MECHANISMS),
     Place: Family("place", PLACES),
     Partition: Family("partition", PARTITIONS),

@@ -46,6 +46,17 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Threat:
+    """Who attacked a run, what defended it, and what else it was."""
+
+    attack: str
+    malicious: int
+    clients: int
+    rule: str
+    rest: str  # the spec without all that; runs with the same rest can be compared
+
+
+@dataclass(frozen=True)
 class Reading:
     """What a report keeps of one run: little enough that a thousand runs fit into memory."""
 
@@ -59,6 +70,7 @@ class Reading:
     weights: NDArray[np.float64] | None  # of a linear model
     feature_names: tuple[str, ...]
     privacy: dict[str, Any] | None = None  # the privacy card
+    threat: Threat | None = None  # who attacked, and what defended
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,10 @@ class Variant:
         """[repeats, features] of linear models; None where there are none, or of different lengths."""
         found = [reading.weights for reading in self.repeats.values() if reading.weights is not None]
         return np.array(found) if found and len({len(weights) for weights in found}) == 1 else None
+
+    @property
+    def threat(self) -> Threat | None:
+        return next(iter(self.repeats.values())).threat
 
     def privacy(self) -> dict[str, Any] | None:
         """The card of the repeat that spent most; None where no run of this variant has one."""
@@ -285,7 +301,26 @@ def _read(run: Run) -> Reading:
     costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
-    return Reading(values, curves, window, costs, *by_query, run.clients[1], weights, names, run.privacy)
+    return Reading(values, curves, window, costs, *by_query, run.clients[1], weights, names, run.privacy, _threat(run))
+
+
+def _threat(run: Run) -> Threat | None:
+    """None where no attack is known of: an old run, or an experiment without any."""
+    try:
+        spec = run.spec
+    except (OSError, ValueError):
+        return None
+    clients, rule = spec.get("clients", {}), spec.get("aggregator", {})
+    known = spec.get("attack")
+    if not isinstance(clients, dict) or not isinstance(rule, dict):
+        return None
+    settings = {key: value for key, value in known.items() if key in ("knowledge", "scale")} if known else {}
+    attack = ", ".join([known["name"], *(str(value) for value in settings.values())]) if known else ""
+    rest = {
+        key: value for key, value in spec.items() if key not in ("attack", "aggregator", "clients", "seeds", "data")
+    }
+    rest["clients"] = {key: value for key, value in clients.items() if key != "malicious"}
+    return Threat(attack, clients.get("malicious", 0), clients.get("count", 0), rule.get("name", ""), repr(rest))
 
 
 def _spent(card: dict[str, Any]) -> float:
@@ -405,11 +440,15 @@ def _compare(found: Findings, column: str, by_query: bool, notes: list[str]) -> 
             table[i, : len(row)] = row
         raw = [float(p) for p in randomisation_test(table, np.zeros_like(table))]
     corrected_queries = bonferroni(raw)
+    untested: dict[str, list[str]] = {}
     for variant, test in zip(others, tests, strict=True):
         if test.note.startswith("only"):
             notes.append(f"Comparisons rest on {test.note}. Add seeds to be surer.")
         elif test.note.startswith(("one pair", "no repeat")):
-            notes.append(f"{variant.label} against the baseline: {test.note}.")
+            untested.setdefault(test.note, []).append(variant.label)
+    for note, labels in untested.items():
+        which = f"{len(labels)} variants" if len(labels) > 4 else "; ".join(labels)
+        notes.append(f"{which} against the baseline: {note}.")
     return {
         variant.name: Comparison(test, p, count, p_raw, p_corrected)
         for variant, test, p, count, p_raw, p_corrected in zip(

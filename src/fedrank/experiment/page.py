@@ -20,6 +20,7 @@ from fedrank.experiment.tables import (
     interval_table,
     privacy_table,
     published_table,
+    robustness_table,
     unfinished_table,
 )
 
@@ -109,8 +110,16 @@ def _article(found: Findings, anchor: str) -> str:
         f"<h3>{escape(heading(column))}</h3>{_table(interval_table(found, column))}" for column in found.columns
     )
     parts.append(f"<details><summary>Confidence intervals and ranges</summary>{intervals}</details>")
-    parts += [_comparisons(found), _published(found), _curves(found), _clients(found), _privacy(found), _costs(found)]
-    parts += [_weights(found), _conventions(found), _unfinished(found), _provenance(found), "</article>"]
+    parts += [_comparisons(found), _published(found), _curves(found), _robustness(found), _clients(found)]
+    parts += [
+        _privacy(found),
+        _costs(found),
+        _weights(found),
+        _conventions(found),
+        _unfinished(found),
+        _provenance(found),
+        "</article>",
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -162,6 +171,11 @@ def _curves(found: Findings) -> str:
 def _clients(found: Findings) -> str:
     table = clients_table(found)
     return f"<h2>Whom it serves</h2>{_table(table)}" if table is not None else ""
+
+
+def _robustness(found: Findings) -> str:
+    table = robustness_table(found)
+    return f"<h2>Under attack</h2>{_table(table)}" if table is not None else ""
 
 
 def _privacy(found: Findings) -> str:

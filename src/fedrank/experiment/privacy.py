@@ -194,6 +194,9 @@ def card(experiment: Experiment, rows: Sequence[Price], participations: int, rou
         facts["not_covered"].append("what the model cost from which the run went on")
     if getattr(experiment.methods.partition, "name", "") == "shared" or _shares(experiment):
         facts["not_covered"].append("queries that the partition shares with everybody are not protected at all")
+    if experiment.record_every:
+        facts["kept_updates"] = f"every client's update of every {experiment.record_every}. round, in history/"
+        facts["not_covered"].append("recorded updates in history/ are as the server received them; guard them like it")
     return facts | {"summary": summary(facts)}
 
 

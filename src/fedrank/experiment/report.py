@@ -25,11 +25,13 @@ from fedrank.experiment.tables import (
     privacy_lines,
     privacy_table,
     published_table,
+    robustness_table,
     unfinished_table,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as Grid
 
 
 NUMBERS = (
@@ -64,24 +66,19 @@ def write_report(runs: Runs, out: str | os.PathLike[str], baseline: str | None =
 
 def show_table(runs: Runs, console: Console, baseline: str | None = None) -> None:
     """Print the final table of each experiment."""
-    from rich.table import Table as Grid
     from rich.text import Text
 
     if not len(runs.finished):
         console.print(f"No finished run among {len(runs)}.", markup=False)
         return
-    tones = {"better": "green", "worse": "red", "quiet": "dim", "": ""}
     for found in find(runs, baseline, by_query=False):
         table = final_table(found)
-        grid = Grid(title=Text(found.title, style="bold"), title_justify="left", box=None, pad_edge=False)
-        for i, name in enumerate(table.header):
-            words = i < table.words
-            grid.add_column(Text(name, style="dim"), justify="left" if words else "right", overflow="fold")
-        for row in table.rows:
-            grid.add_row(*(Text(str(cell), style="bold" if cell.strong else tones[cell.tone]) for cell in row))
-        console.print(grid)
+        console.print(_grid(table, found.title))
         for note in (*table.notes, *found.notes):
             console.print(Text(note, style="dim"))
+        under_attack = robustness_table(found)
+        if under_attack is not None:
+            console.print(_grid(under_attack, "Quality under attack"))
         for line in privacy_lines(found):
             console.print(Text(line), soft_wrap=True)
         if len(found.unfinished):
@@ -90,6 +87,20 @@ def show_table(runs: Runs, console: Console, baseline: str | None = None) -> Non
                 line = f"  {run.variant} fold {run.fold} seed {run.seed}: {run.status}, {run.reason}"
                 console.print(Text(line, style="yellow"))
         console.print()
+
+
+def _grid(table: Table, title: str) -> Grid:
+    """A table for the terminal."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    tones = {"better": "green", "worse": "red", "quiet": "dim", "": ""}
+    grid = Grid(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False)
+    for i, name in enumerate(table.header):
+        grid.add_column(Text(name, style="dim"), justify="left" if i < table.words else "right", overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(Text(str(cell), style="bold" if cell.strong else tones[cell.tone]) for cell in row))
+    return grid
 
 
 def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
@@ -111,6 +122,9 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
         served = clients_table(found)
         if served is not None:
             parts += ["## Whom it serves", _markdown(served)]
+        under_attack = robustness_table(found)
+        if under_attack is not None:
+            parts += ["## Under attack", _markdown(under_attack)]
         protected = privacy_table(found)
         if protected is not None:
             parts += ["## Privacy", _markdown(protected)]

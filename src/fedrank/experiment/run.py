@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -34,7 +34,8 @@ from fedrank.federate.round import Federation, Outcome, RoundError, State, first
 from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_model, save_model
-from fedrank.types import Clients, Ranker, Weights
+from fedrank.types import Arrivals, Clients, Ranker, Weights
+from fedrank.unlearn.history import HistoryWriter
 
 SECONDS_BETWEEN_CHECKPOINTS = 2.0
 SECONDS_BETWEEN_NEWS = 0.1
@@ -130,6 +131,7 @@ def _perform(
         learner=asked.methods.learner,
         aggregator=asked.methods.aggregator,
         server=asked.methods.server,
+        attack=asked.methods.attack if asked.clients.malicious else None,
         mechanism=asked.methods.mechanism,
         participation=asked.clients.participation,
     )
@@ -162,12 +164,23 @@ def _perform(
         state, began, told = record.state, time.monotonic(), 0.0
         first, resumed = record.tally.interactions, 0 if state is None else state.round
         start = _start_weights(asked, clients, task.seed) if state is None else None
+        history = _history(task, len(clients), ranker.size(fold.train.features.shape[1]), resumed)
         last, journal = asked.rounds, spent.journal
         rounds = simulate(
-            federation, clients, last, task.seed, start=start, state=state, threads=threads, journal=journal
+            federation,
+            clients,
+            last,
+            task.seed,
+            start=start,
+            state=state,
+            threads=threads,
+            journal=journal,
+            watch=None if history is None else partial(_remember, history),
         )
         for outcome, ends in until_spent(rounds, last, asked.privacy.budget):
             state = outcome.state
+            for client in outcome.excluded:
+                record.excluded.setdefault(str(client), []).append(outcome.round)
             record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or ends)
             now = time.monotonic()
             if now - told >= SECONDS_BETWEEN_NEWS or ends:
@@ -176,17 +189,24 @@ def _perform(
                 left = (now - began) / (outcome.round - resumed) * (last - outcome.round)
                 tell(News(outcome.round, last, record.quality, done, now - began, left))
                 if not ends and stop():
+                    _keep(history)
                     record.keep(state)
                     spent.stop(state.round)
                     _write_facts(task.folder, facts | {"status": "interrupted", "round": outcome.round})
                     return "interrupted"
                 if now - record.kept >= record.pause:
+                    _keep(history)
                     record.keep(state)
                     spent.forget(state.round)
         assert state is not None
+        _keep(history)
         record.keep(state)
         spent.stop(state.round)
         card = spent.card()
+    facts["notes"] += [
+        f"client {client} was left out of {len(rounds)} rounds, first of round {rounds[0]:,}: its update was not finite"
+        for client, rounds in record.excluded.items()
+    ]
     if state.round < asked.rounds:
         facts["notes"].append(
             f"stopped by itself after round {state.round:,} of {asked.rounds:,}: another one would exceed the privacy "
@@ -225,6 +245,7 @@ class Record:
     kept: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
     pause: float = 0.0  # seconds until the next one
     rewarded: bool = False  # whether the learner has a reward, which gets a column of its own
+    excluded: dict[str, list[int]] = field(default_factory=dict)  # client -> rounds in which its update was of no use
 
     def __enter__(self) -> Record:
         self._rows: list[str] = []
@@ -293,6 +314,7 @@ class Record:
             csv_bytes=self._file.tell(),
             quality=self.quality,
             tally=json.dumps(asdict(self.tally)),
+            excluded=json.dumps(self.excluded),
             **memory,
         )
         np.savez(content, **parts)
@@ -322,6 +344,7 @@ class Record:
             rule = {name.removeprefix("rule."): array for name, array in kept.items() if name.startswith("rule.")}
             self.state = State(int(kept["round"]), kept["weights"], kept.get("memory"), kept["server"], rule)
             self.tally = Tally(**json.loads(str(kept["tally"])))
+            self.excluded = json.loads(str(kept["excluded"]))
             self.quality = float(kept["quality"])
             file = path.open("r+b")
             file.truncate(int(kept["csv_bytes"]))
@@ -359,6 +382,8 @@ def clients_of(asked: Experiment, fold: int, seed: int) -> Clients:
         user=asked.methods.users,
         interactions=asked.clients.interactions,
         user_per=asked.clients.user_per,
+        malicious=asked.clients.malicious,
+        malicious_user=getattr(asked.methods.attack, "user", None),
         seed=seed,
     )
 
@@ -372,6 +397,22 @@ def load_fold(data: Any, fold: int) -> Fold:
 
 _load_named = lru_cache(maxsize=2)(load)
 _load_files = lru_cache(maxsize=2)(load_files)
+
+
+def _history(task: Task, clients: int, parameters: int, round: int) -> HistoryWriter | None:
+    """Where updates are recorded, if they are to be."""
+    every = task.experiment.record_every
+    return HistoryWriter(task.folder / "history", clients, parameters, every, round) if every else None
+
+
+def _remember(history: HistoryWriter, arrived: Arrivals) -> None:
+    if history.wants(arrived.round):
+        history.add(arrived.round, arrived.ids, arrived.updates, arrived.weights)
+
+
+def _keep(history: HistoryWriter | None) -> None:
+    if history is not None:
+        history.keep()
 
 
 def _start_weights(asked: Experiment, clients: Clients, seed: int) -> Weights | None:

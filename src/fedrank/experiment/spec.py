@@ -20,20 +20,22 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import Field
 
+from fedrank.attack.poison import ATTACKS
 from fedrank.data.catalog import describe as describe_data
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiment.families import build, checked, describe, is_required, nearest
 from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml, write_value
+from fedrank.federate.aggregate import Apart
 from fedrank.federate.partition import Partition
 from fedrank.federate.round import Federation
 from fedrank.federate.server import Add
-from fedrank.protect.mechanisms import PricedMechanism
+from fedrank.protect.mechanisms import PricedMechanism, SecureSum
 from fedrank.protect.promises import Setting
 from fedrank.rank.evolution import Evolution
 from fedrank.rank.measures import measure
 from fedrank.rank.rankers import RANKERS
 from fedrank.rank.users import USERS, User
-from fedrank.types import Aggregator, Learner, ServerStep
+from fedrank.types import Aggregator, Attack, Learner, ServerStep
 
 Table = dict[str, Any]
 T = TypeVar("T")
@@ -109,6 +111,7 @@ class Methods:
     partition: Partition
     users: list[str | User]
     mechanism: PricedMechanism | None = None
+    attack: Attack | None = None
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,11 @@ class Experiment:
     seeds: Annotated[tuple[int, ...], AtLeastOne] = (1,)
     aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
     server: str | Table = field(default_factory=lambda: {"name": "add"})
+    attack: str | Table | None = None  # what malicious clients do
     mechanism: str | Table | None = None  # what protects updates; None: nothing does
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     start: str | None = None  # a model to go on from
+    record_every: Annotated[int, Field(ge=0)] = 0  # rounds between recordings of all updates, to unlearn from; 0: none
     fine_tune: Annotated[int, Field(ge=0)] = 0  # interactions with which every client adapts the final model to itself
     baseline: str | None = None  # variant that others are compared with
     vary: dict[str, list[Any]] = field(default_factory=dict)  # dotted key -> values; every combination is a variant
@@ -155,6 +160,7 @@ class Experiment:
             build(Partition, self.clients.partition, "clients.partition"),
             [_user(one) for one in users],
             None if self.mechanism is None else build(PricedMechanism, self.mechanism, "mechanism"),
+            _attack({"attack": self.attack, "aggregator": self.aggregator, "learner": self.learner}),
         )
 
     def repeats(self) -> list[tuple[int, int]]:
@@ -177,6 +183,7 @@ class Experiment:
             learner=describe(self.methods.learner),
             aggregator=describe(self.methods.aggregator),
             server=describe(self.methods.server),
+            attack=None if self.methods.attack is None else describe(self.methods.attack),
             mechanism=None if self.methods.mechanism is None else describe(self.methods.mechanism),
             seeds=(seed,),
         )
@@ -324,6 +331,12 @@ def _read_method(protocol: Any) -> Reader:
     return read
 
 
+def _read_attack(given: Any, place: str, problems: list[str]) -> Any:
+    if not isinstance(given, (str, dict)):
+        build(Attack, given, place)
+    return given  # built with the rule and the ranker that it attacks, once these are known
+
+
 def _read_user(given: Any, place: str, problems: list[str]) -> Any:
     user = checked(get_type_hints(ClientsSpec, include_extras=True)["user"], given, place)
     for one in user if isinstance(user, list) else [user]:
@@ -384,10 +397,15 @@ def _problems(values: Table) -> list[str]:
             found.append(f"{place}: {shown(twice[0])} stands there twice; list each once")
     if data is not None:
         found += _data_problems(data)
-    if clients is not None and clients.malicious > clients.count:
-        found.append(f"clients.malicious: {clients.malicious} of {clients.count} clients; use fewer")
-    elif clients is not None and clients.malicious:
-        found.append(f"clients.malicious: {clients.malicious} would do no harm, no attack is set; use 0")
+    if clients is not None and 2 * clients.malicious >= clients.count and clients.malicious:
+        found.append(
+            f"clients.malicious: {clients.malicious} of {clients.count} clients decide as they like; use less than half"
+        )
+    elif clients is not None and clients.malicious and values.get("attack") is None:
+        found.append(
+            f"clients.malicious: {clients.malicious} would do no harm, no attack is set; use 0, or an attack such as "
+            '{ name = "poisoned-clicks" }'
+        )
     for i, row in enumerate(values.get("published", ())):
         if row is not None and row.measure not in ("online", "reward"):
             with _noting(found, f"published[{i}].measure"):
@@ -410,7 +428,16 @@ def _contradictions(values: Table) -> list[str]:
         mechanism = None
         if values.get("mechanism") is not None:
             mechanism = build(PricedMechanism, values["mechanism"], "mechanism")
-        Federation(learner, aggregator, server, mechanism=mechanism)
+        attack = _attack(values)
+        Federation(learner, aggregator, server, attack=attack, mechanism=mechanism)
+        if attack is not None and values["clients"].user_per == "interaction" and hasattr(attack, "user"):
+            found.append(
+                'clients.user_per: "interaction" would let honest clients click as malicious ones; use "client"'
+            )
+        if values.get("record_every") and isinstance(getattr(mechanism, "place", None), SecureSum):
+            found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
+        if values.get("record_every") and isinstance(aggregator, Apart):
+            found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
         found += _privacy_problems(mechanism, learner, aggregator, values["clients"], values.get("privacy"))
         if type(learner.ranker) not in RANKERS.values():
             found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
@@ -423,6 +450,26 @@ def _contradictions(values: Table) -> list[str]:
             if server == Add():
                 found.append('server: evolution takes far too long steps with "add" at rate 1; use { name = "adam" }')
     return found
+
+
+def _attack(values: Mapping[str, Any]) -> Attack | None:
+    """The attack, which knows the rule and the ranker that it attacks unless the spec says otherwise."""
+    given = values.get("attack")
+    if given is None:
+        return None
+    table = {"name": given} if isinstance(given, str) else dict(given)
+    kind = ATTACKS.get(str(table.get("name")))
+    known = {each.name for each in dataclasses.fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
+    learner = values["learner"]
+    beside = {
+        "aggregator": values["aggregator"],
+        "ranker": learner.get("ranker") if isinstance(learner, dict) else None,
+    }
+    for name, other in beside.items():
+        if name in known and name not in table and other is not None:
+            table[name] = other
+    attack: Attack = build(Attack, table, "attack")
+    return attack
 
 
 def _privacy_problems(
@@ -622,6 +669,7 @@ _READERS: dict[str, Reader] = {
     "learner": _read_method(Learner),
     "aggregator": _read_method(Aggregator),
     "server": _read_method(ServerStep),
+    "attack": _read_attack,
     "mechanism": _read_method(PricedMechanism),
     "privacy": _read_section(PrivacySpec),
     "vary": _read_vary,

@@ -13,6 +13,7 @@ from fedrank.experiment.statistics import Summary
 from fedrank.experiment.store import Runs, duration
 from fedrank.protect.promises import up
 
+THREAT_SETTINGS = ("variants", "clients.malicious", "attack", "attack.name", "aggregator", "aggregator.name")
 ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
 
 HEADINGS = {
@@ -202,6 +203,48 @@ def unfinished_table(runs: Runs) -> Table:
     return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
 
 
+def robustness_table(found: Findings) -> Table | None:
+    """Quality without attack next to quality under attack, rule by rule; None where nobody attacks.
+
+    A row is a rule and an attack, everything else being the same.
+    """
+    threats = {variant.name: variant.threat for variant in found.variants}
+    if not any(threat is not None and threat.malicious for threat in threats.values()):
+        return None
+    means = {variant.name: variant.summary(found.main).mean for variant in found.variants}
+    quiet = {(t.rule, t.rest): means[name] for name, t in threats.items() if t is not None and not t.malicious}
+    shares = sorted({(t.malicious, t.clients) for t in threats.values() if t is not None and t.malicious})
+    cells: dict[tuple[str, str, str], dict[tuple[int, int], float]] = {}
+    for name, threat in threats.items():
+        if threat is not None and threat.malicious:
+            row = cells.setdefault((threat.rest, threat.rule, threat.attack), {})
+            row[threat.malicious, threat.clients] = means[name]
+    for rule, rest in quiet:
+        if not any(key[:2] == (rest, rule) for key in cells):
+            cells[rest, rule, "none"] = {}
+    about = {rest: i for i, rest in enumerate(dict.fromkeys(rest for rest, _, _ in cells))}
+    settings = {t.rest: v.settings for v, t in zip(found.variants, threats.values(), strict=True) if t is not None}
+    varied = [key for key in next(iter(settings.values())) if key not in THREAT_SETTINGS]
+    rows = []
+    for (rest, rule, attack), values in sorted(cells.items(), key=lambda item: about[item[0][0]]):
+        before, plain = quiet.get((rule, rest), math.nan), quiet.get(("mean", rest), math.nan)
+        row = [Cell(show(settings[rest][key])) for key in varied] + [Cell(rule), Cell(attack or "none")]
+        row.append(Cell(number(found.main, before)))
+        row.append(Cell("" if rule == "mean" or math.isnan(before - plain) else f"{before - plain:+.4f}"))
+        for share in shares:
+            value = values.get(share, math.nan)
+            lost = f" ({value - before:+.4f})" if not math.isnan(value - before) else ""
+            row.append(Cell("" if math.isnan(value) else f"{number(found.main, value)}{lost}"))
+        rows.append(row)
+    header = [*varied, "rule", "attack", "no attack", "defence costs"]
+    header += [f"{malicious} of {count}" for malicious, count in shares]
+    note = (
+        f"Mean {heading(found.main)}; in brackets, what the attack took from the same rule without attack. "
+        "“Defence costs”: the rule against the mean when nobody attacks."
+    )
+    return Table(header, rows, len(varied) + 2, [note])
+
+
 def privacy_table(found: Findings) -> Table | None:
     """What may be claimed for each variant's model, against whom; None where nothing was protected."""
     cards = [(variant, variant.privacy()) for variant in found.variants]
@@ -236,7 +279,7 @@ def privacy_table(found: Findings) -> Table | None:
 
 def privacy_lines(found: Findings) -> list[str]:
     """What each protected variant has spent, and where a budget ended a run, a line each."""
-    lines = []
+    by_text: dict[str, list[str]] = {}
     for variant in found.variants:
         card = variant.privacy()
         if not card or not card["mechanism"]:
@@ -247,7 +290,10 @@ def privacy_lines(found: Findings) -> list[str]:
             claim = "nothing can be claimed" if spent is None else f"ε = {up(spent)} at δ = {row['delta']:g} is spent"
             by_claim.setdefault(claim, []).append(row["against"])
         told = [f"{claim} against {', '.join(whom)}" for claim, whom in by_claim.items()]
-        lines.append(f"{variant.label}: {'; '.join(told)}")
+        by_text.setdefault("; ".join(told), []).append(variant.label)
+    lines = []
+    for text, labels in by_text.items():
+        lines.append(f"{labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {text}")
     lines += [f"{run.label}: {note}" for run in found.runs.finished for note in run.notes if "privacy budget" in note]
     return lines
 

@@ -22,12 +22,15 @@ def make_clients(
     user: str | User | Sequence[str | User] = "perfect",
     interactions: int | Sequence[int] = 5,
     user_per: Literal["client", "interaction"] = "client",
+    malicious: int = 0,
+    malicious_user: str | User | None = None,
     seed: int = 1,
 ) -> Clients:
     """A table of `count` clients over `data`.
 
     Of a list of users or interactions, client c gets entry c, counted around. With `user_per="interaction"` every
-    interaction draws one of the users instead, all alike.
+    interaction draws one of the users instead, all alike. The first `malicious` clients are malicious, and click as
+    their own user does, if one is given.
     """
     from fedrank.kernels.measures import ideal_dcg
 
@@ -35,7 +38,12 @@ def make_clients(
         raise ValueError(f"{count} clients; at least one must take part")
     if user_per not in ("client", "interaction"):
         raise ValueError(f'user_per = {user_per!r} is not known; use "client" or "interaction"')
+    if not 0 <= malicious <= count:
+        raise ValueError(f"{malicious} of {count} clients cannot be malicious; use 0 to {count}")
     users = [user] if isinstance(user, (str, User)) else list(user)
+    honest = len(users)
+    if malicious and malicious_user is not None:
+        users.append(malicious_user)
     searches = np.resize(np.asarray(interactions, dtype=np.int64), count)
     if searches.min() < 0 or searches.max() < 1:
         raise ValueError(f"interactions = {interactions}: nobody would search; use 1 or more")
@@ -53,11 +61,13 @@ def make_clients(
     grades = np.ascontiguousarray(data.grades[None, :] if split.grades is None else split.grades)
     view = np.zeros(count, dtype=np.int32) if split.view is None else split.view.astype(np.int32)
     # -1: kernels draw a row of the tables at every interaction.
-    who = (
-        np.arange(count, dtype=np.int32) % np.int32(len(users))
-        if user_per == "client"
-        else np.full(count, -1, np.int32)
-    )
+    who = np.arange(count, dtype=np.int32) % np.int32(honest) if user_per == "client" else np.full(count, -1, np.int32)
+    if len(users) > honest:
+        if user_per == "interaction":
+            raise ValueError(
+                'user_per = "interaction" draws among all users, also that of malicious clients; use "client"'
+            )
+        who[:malicious] = honest
     return Clients(
         data=data,
         ids=np.arange(count, dtype=np.int64),
@@ -66,7 +76,7 @@ def make_clients(
         judged=view if split.judged is None else split.judged,
         user=who,
         interactions=searches,
-        malicious=np.zeros(count, dtype=np.bool_),
+        malicious=np.arange(count) < malicious,
         queries=np.concatenate(split.pools),
         pools=np.cumsum([0, *map(len, split.pools)]).astype(np.int64),
         grades=grades,

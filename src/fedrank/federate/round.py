@@ -124,6 +124,8 @@ class Federation:
                 "control = true reads every client's gradient from its message, so it must arrive as it was sent; "
                 "use control = false with an attack or a mechanism"
             )
+        if self.attack is not None and isinstance(self.aggregator, Apart):
+            raise ValueError('with the aggregator "none" nobody listens to malicious clients; use another one')
         if self.mechanism is None:
             return
         if isinstance(self.aggregator, Apart):

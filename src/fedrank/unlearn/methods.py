@@ -18,6 +18,7 @@ from fedrank.seeds import Chance, key_for
 from fedrank.types import Arrivals, Change, Clients, Learner, Memory, Ranker, Updates, Weights
 from fedrank.unlearn.history import History, Stored, lengths_of
 
+SERVER = -1  # the id under which a server learns from queries of its own (aggregator "trust")
 SHORTER_THAN_ANY = 1e-60  # update but zero: the smallest float32 is 1.4e-45
 
 Progress = Callable[[int, int], None]  # (rounds done, rounds in all)
@@ -221,9 +222,12 @@ class FedRemove:
         for stored in history:
             took_part, learner.stored = cohort.takes_part(stored.ids), stored
             for number in range(stored.round, min(stored.round + history.every, case.rounds + 1)):
-                if took_part:
+                if took_part and number == stored.round:
                     before = replace(state, round=number - 1)
                     state = federated_round(federation, before, remaining, case.seed, journal=cohort).state
+                elif took_part:
+                    weights, server = federation.server(state.weights, cohort.change, state.server)
+                    state = replace(state, weights=weights, server=server)
                 way.went(state.weights)
         return way.end(replace(state, round=case.rounds))
 
@@ -333,6 +337,7 @@ class _Cohort:
     ids: NDArray[np.int64] | None = None  # of the recorded round
     present: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of `clients`
     places: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
+    change: Change = field(default_factory=lambda: np.zeros(0))  # of the last repeated round
 
     def takes_part(self, ids: NDArray[np.int64]) -> bool:
         """Turn to a round of these clients; whether anybody of those who stay was there."""
@@ -348,7 +353,7 @@ class _Cohort:
         return self.present
 
     def keep(self, round: int, change: Change) -> None:
-        return None
+        self.change = change
 
 
 @dataclass
@@ -369,6 +374,10 @@ class _Calibrated:
     def __call__(
         self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
     ) -> tuple[Arrivals, Memory]:
+        if clients.ids[0] == SERVER:
+            honest = np.argmin(self.clients.malicious)  # as many interactions as in the run: nobody had to send them
+            server = replace(clients, interactions=self.clients.interactions[honest, None])
+            return self.learner(start, memory, server, chance, threads)
         arrived, memory = self.learner(start, memory, clients, chance, threads)
         lengths, sizes = self.lengths, self.clients.interactions
         if len(clients) < len(self.clients):
@@ -391,6 +400,8 @@ class _Recorded:
     def __call__(
         self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
     ) -> tuple[Arrivals, Memory]:
+        if clients.ids[0] == SERVER:
+            return self.learner(start, memory, clients, chance, threads)
         assert self.stored is not None
         updates = self.stored.updates[_places(self.stored.ids, clients.ids)]
         arrived = Arrivals(
