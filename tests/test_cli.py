@@ -347,7 +347,7 @@ def test_version(fedrank):
 
 
 COMMANDS = [
-    ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["runs"], ["report"], ["score"], ["evaluate"],
+    ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
     ["data", "check"], ["data", "list"], ["methods"],
 ]  # fmt: skip
 

@@ -188,6 +188,47 @@ def audit(
     audit_experiment(read_experiment(spec, set_ or []), console, out)
 
 
+@app.command(
+    epilog="Examples:  fedrank unlearn runs/my --client 9  ·  fedrank unlearn runs/my --client 9 --client 3 --method "
+    "fed-eraser --set steps=2 --verify  ·  fedrank unlearn runs/my --client 9 --method retrain --purge-parent"
+)
+def unlearn(
+    folders: RunsFolders,
+    client: Annotated[list[int], typer.Option(help="Who leaves, by number from 0; may be repeated.")],
+    method: Annotated[str, typer.Option(help="How: see fedrank methods unlearner.")] = "fed-eraser",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the method; may be repeated."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results; they go to OUT/NAME.")] = Path("runs"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the results; that of the runs and -unlearned if not given.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Also retrain without them, with four seeds, and compare.")
+    ] = False,
+    purge_parent: Annotated[
+        bool, typer.Option("--purge-parent", help="Delete the runs' models and what these clients sent.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+) -> None:
+    """Let finished runs forget clients: new runs without them, each with a receipt."""
+    from fedrank.experiment.families import build
+    from fedrank.experiment.forget import show_forgotten, unlearn_runs
+    from fedrank.experiment.toml import parse_override
+    from fedrank.unlearn.methods import Unlearner
+
+    changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
+    unlearner = build(Unlearner, {"name": method} | changes, "method")  # type: ignore[type-abstract, unused-ignore]
+    label = None if name is None else _label(name, "")
+    if purge_parent and not yes:
+        typer.confirm("Delete the models of these runs, and what the clients sent? This cannot be undone.", abort=True)
+    console = _console()
+    results = unlearn_runs(folders, client, unlearner, out, label, verify=verify, purge=purge_parent, console=console)
+    show_forgotten(results, console)
+    _say(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
+
+
 @app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
 def runs(
     folders: RunsFolders,

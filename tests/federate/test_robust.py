@@ -447,6 +447,16 @@ class TestReputation:
         assert rule(arrivals(updates), state)[0].tolist() == [(1 + 2 + 3) / 3, (2 + 4 + 3) / 3]
         assert rule(arrivals(updates[:2]), state)[0].tolist() == [0, 0]
 
+    def test_clients_and_parameters_that_are_not_remembered_are_refused(self):
+        rule = Reputation()
+        for ids in ([0, 5], [-1, 0]):
+            with pytest.raises(ValueError, match=r"are not rows of the 5 clients that are remembered; number"):
+                rule(arrivals(near(2), ids=np.array(ids)), rule.first(5, 6))
+        with pytest.raises(ValueError, match=r"updates of 6 parameters .* remembered, 7 .* with first\(2, 6\)"):
+            rule(arrivals(near(2)), rule.first(2, 7))
+        with pytest.raises(ValueError, match=r"to a model of shape \(2, 6\) do not fit"):
+            rule(arrivals(near(2), weights=np.zeros((2, 6))), rule.first(2, 6))
+
     def test_equal_scores_are_one_cluster(self):
         rule = Reputation(errors=0.0)
         state = rule.first(10, 3)

@@ -31,6 +31,7 @@ from fedrank.rank.measures import MEASURES
 from fedrank.rank.rankers import RANKERS
 from fedrank.rank.users import USER_MEANINGS
 from fedrank.types import Aggregator, Attack, Learner, Ranker, ServerStep
+from fedrank.unlearn.methods import UNLEARNERS, Unlearner
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +55,7 @@ FAMILIES: dict[Any, Family] = {
     PricedMechanism: Family("mechanism", MECHANISMS),
     Place: Family("place", PLACES),
     Partition: Family("partition", PARTITIONS),
+    Unlearner: Family("unlearner", UNLEARNERS),
 }
 LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
 

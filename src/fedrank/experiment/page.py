@@ -110,16 +110,11 @@ def _article(found: Findings, anchor: str) -> str:
         f"<h3>{escape(heading(column))}</h3>{_table(interval_table(found, column))}" for column in found.columns
     )
     parts.append(f"<details><summary>Confidence intervals and ranges</summary>{intervals}</details>")
-    parts += [_comparisons(found), _published(found), _curves(found), _robustness(found), _clients(found)]
-    parts += [
-        _privacy(found),
-        _costs(found),
-        _weights(found),
-        _conventions(found),
-        _unfinished(found),
-        _provenance(found),
-        "</article>",
-    ]
+    sections = (
+        *(_comparisons, _published, _curves, _robustness, _clients, _privacy, _costs, _weights),
+        *(_conventions, _unfinished, _provenance),
+    )
+    parts += [*(section(found) for section in sections), "</article>"]
     return "\n".join(part for part in parts if part)
 
 

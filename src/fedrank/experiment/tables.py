@@ -217,8 +217,8 @@ def robustness_table(found: Findings) -> Table | None:
     cells: dict[tuple[str, str, str], dict[tuple[int, int], float]] = {}
     for name, threat in threats.items():
         if threat is not None and threat.malicious:
-            row = cells.setdefault((threat.rest, threat.rule, threat.attack), {})
-            row[threat.malicious, threat.clients] = means[name]
+            values = cells.setdefault((threat.rest, threat.rule, threat.attack), {})
+            values[threat.malicious, threat.clients] = means[name]
     for rule, rest in quiet:
         if not any(key[:2] == (rest, rule) for key in cells):
             cells[rest, rule, "none"] = {}

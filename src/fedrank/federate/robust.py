@@ -267,6 +267,12 @@ class Reputation:
         updates, ids = _plain(arrived.updates), arrived.ids
         _attackers(self.attackers, len(updates))
         weights = np.asarray(arrived.weights, dtype=np.float64)
+        clients, parameters = state["updates"].shape
+        if weights.shape != (parameters,) or updates.shape[1] != parameters:
+            raise ValueError(
+                f"updates of {updates.shape[1]} parameters to a model of shape {weights.shape} do not fit what is "
+                f"remembered, {parameters} parameters; begin again with first({clients}, {updates.shape[1]})"
+            )
         after = {name: array.copy() for name, array in state.items()}
         rounds, steps, bends = after["rounds"], after["steps"], after["bends"]
         before, started, seen = after["updates"], after["started"], after["seen"]
@@ -275,6 +281,11 @@ class Reputation:
         scored = note_surprises(
             updates, ids, weights, steps, bends, first, FLATTEST, before, started, seen, excluded, noted
         )
+        if scored < 0:
+            raise ValueError(
+                f"ids from {ids.min()} to {ids.max()} are not rows of the {clients} clients that are remembered; "
+                "number clients from 0, or begin again with first"
+            )
         if scored > 1:
             self._exclude(noted, excluded)
         change = after["change"]

@@ -331,8 +331,11 @@ def surprises(updates, before, weights, started, rows, scale, up, down, used, ou
 def note_surprises(updates, rows, weights, steps, bends, first, flattest, before, started, seen, excluded, noted):
     """Append to `noted` [clients, window] how far off each forecast was, relative to the mean; returns how many.
 
-    Clients that are excluded, or here for the first time, have none.
+    Clients that are excluded, or here for the first time, have none. -1 if a row does not exist: nothing is written.
     """
+    for i in range(len(updates)):
+        if rows[i] < 0 or rows[i] >= len(seen):
+            return -1
     up = np.empty(steps.shape)
     down = np.empty(steps.shape)
     scale, used = curvature(steps, bends, first, flattest, up, down)
