@@ -151,7 +151,12 @@ def test_every_key_of_a_spec_is_documented() -> None:
     page = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", page, re.MULTILINE))
     hints = typing.get_type_hints(fedrank.Experiment)
-    kinds = {"Top level": fedrank.Experiment, "data": hints["data"], "clients": hints["clients"], "privacy": hints["privacy"]}
+    kinds = {
+        "Top level": fedrank.Experiment,
+        "data": hints["data"],
+        "clients": hints["clients"],
+        "privacy": hints["privacy"],
+    }
     kinds["Published"] = typing.get_args(hints["published"])[0]
     for section, kind in kinds.items():
         rows = dict(re.findall(r"^\| `(\w+)` \| .+? \| (.+?) \|", sections[section], re.MULTILINE))

@@ -98,7 +98,11 @@ MISTAKES = [
     ("clients.participation=0", "clients.participation: 0 cannot be used; give more than 0.0"),
     ("clients.participation=1.5", "clients.participation: 1.5 cannot be used; give 1.0 or less"),
     ("clients.malicious=2", "clients.malicious: 2 of 3 clients decide as they like; use less than half"),
-    ("clients.malicious=1", "clients.malicious: 1 would do no harm, no attack is set; use 0, or an attack such as "),
+    (
+        "clients.malicious=1",
+        "clients.malicious: 1 would do no harm, no attack is set; use 0, or an attack such as "
+        '{ name = "poisoned-clicks" }',
+    ),
     ("start=nowhere", "start: no model at nowhere; give a model.json, or the folder of a finished run"),
     ("baseline=other", "baseline: no variant 'other'; there is \"only\""),
     ("vary=3", "vary: 3 is not a table; write [vary]"),

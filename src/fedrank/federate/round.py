@@ -367,7 +367,9 @@ def _learn_and_aggregate(
             used = replace(used, root=_trusted_update(federation, state, clients, rule.queries, seed))
         kept = state.rule
         if remembers(rule):
-            change, kept = cast(RememberingAggregator, rule)(used, state.rule)
+            # It remembers rows; ids may have gaps, where clients were selected.
+            rows = present[np.isin(clients.ids[present], used.ids)]
+            change, kept = cast(RememberingAggregator, rule)(replace(used, ids=rows), state.rule)
         else:
             change = rule(used)
         return change, memory, Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded, kept)
