@@ -26,7 +26,7 @@ from fedrank.experiment.families import describe
 from fedrank.experiment.findings import show
 from fedrank.experiment.privacy import card, summary
 from fedrank.experiment.run import SECONDS_BETWEEN_NEWS, _queries_csv, _start_weights, _write, clients_of, load_fold
-from fedrank.experiment.spec import Experiment, read_experiment
+from fedrank.experiment.spec import Experiment, read_experiment, to_toml
 from fedrank.experiment.store import Run, load_runs, working_on
 from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.round import Federation, State, first_weights, personal_models
@@ -45,6 +45,7 @@ MORE_SEEDS = 3  # training seeds besides the run's own, for the spread of retrai
 MOST_POINTS = 1000  # of a curve: models are held until they are evaluated together
 SECONDS_BETWEEN_LINES = 10.0  # where progress is plain lines
 Tell = Callable[[str, int, int], None]  # (what is done, rounds of it so far, rounds in all)
+UNLEARNED = ", unlearned"  # the end of a title
 DISTANCES = ("weights", "cosine", "tau", "overlap")
 
 
@@ -112,7 +113,8 @@ def show_forgotten(results: Sequence[Forgotten], console: Console) -> None:
         cost = f"{paid['interactions']:,} local interactions in {paid['rounds']:,} rounds"
         if paid["share_of_retraining"] is not None:
             cost += f", {100 * paid['share_of_retraining']:.1f} % of retraining"
-        console.print(Text(cost + f"; {paid['cpu_seconds']:.2f} s of processor time" + _against(result.receipt)))
+        cost += f"; {paid['cpu_seconds']:.2f} s of processor time{_against(result.receipt)}"
+        console.print(Text(cost), soft_wrap=True)
         quality = result.receipt["quality"]
         table = Table(box=None, pad_edge=False, header_style="dim")
         found = result.receipt["verified"] if "unlearned" in result.receipt["verified"] else None
@@ -411,7 +413,7 @@ def _forget(request: _Request, folder: Path, name: str, verify: bool, label: str
     paper |= {"quality": quality, "parent": os.path.relpath(run.path, folder)}
     paper["remains"] = _remains(request.ancestors, case.leaving)
     files = {
-        "spec.toml": (run.path / "spec.toml").read_text(encoding="utf-8"),
+        "spec.toml": to_toml(replace(asked, title=_title(run))),
         "rounds.csv": _rounds_csv(asked.measures, unlearned, curve, tallies),
         "queries.csv": _queries_csv(evaluator, asked.measures, unlearned.weights, ranker),
         "timing.csv": f"round,seconds,cpu_seconds\n{unlearned.rounds},{seconds[0]:.3f},{seconds[1]:.3f}\n",
@@ -496,6 +498,11 @@ def _rounds_csv(
     return "\n".join(lines) + "\n"
 
 
+def _title(run: Run) -> str:
+    title = run.title or run.experiment
+    return title if title.endswith(UNLEARNED) else title + UNLEARNED
+
+
 def _new_facts(request: _Request, folder: Path, name: str, unlearned: Unlearned) -> dict[str, Any]:
     run, method = request.run, describe(request.unlearner)
     variant, settings = _variant(run, request.unlearner)
@@ -503,14 +510,15 @@ def _new_facts(request: _Request, folder: Path, name: str, unlearned: Unlearned)
     conventions["rounds"] = (
         "row r is the model after round r of unlearning, which has as many evaluations as the training had"
     )
-    who = ", ".join(map(str, request.case.leaving))
+    leaving = request.case.leaving
+    who = f"client {leaving[0]} was" if len(leaving) == 1 else f"clients {', '.join(map(str, leaving))} were"
     exact = "" if isinstance(request.unlearner, Retrain) else "; only retrain is exact"
     parent = os.path.relpath(run.path, folder)
     return {
         "format": 1,
         "fedrank": __version__,
         "experiment": name,
-        "title": f"{run.title or run.experiment}: unlearned",
+        "title": _title(run),
         "variant": variant,
         "settings": settings,
         "fold": run.fold,
@@ -522,7 +530,7 @@ def _new_facts(request: _Request, folder: Path, name: str, unlearned: Unlearned)
         "conventions": conventions,
         "pid": os.getpid(),
         "error": None,
-        "notes": [*run.notes, f"clients {who} were unlearned by {show(method)}{exact}"],
+        "notes": [*run.notes, f"{who} unlearned by {show(method)}{exact}"],
         "unlearned": {
             "parent": parent,
             "clients": list(request.case.leaving),
@@ -537,10 +545,9 @@ def _new_facts(request: _Request, folder: Path, name: str, unlearned: Unlearned)
 def _card(request: _Request, counted: _Counted, unlearned: Unlearned) -> dict[str, Any]:
     """The privacy card of the new model: the parent's, as far as it still holds, and what unlearning added."""
     file = request.run.path / "privacy.json"
-    facts: dict[str, Any] = card(request.asked, [], 0, 0)
-    if file.exists():
-        facts = json.loads(file.read_text(encoding="utf-8"))
-    facts.pop("kept_updates", None)
+    had: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    facts = card(replace(request.asked, record_every=0), [], 0, 0)
+    facts |= {key: had[key] for key in ("rounds_charged", "participations_charged", "promises") if key in had}
     for row in facts["promises"]:
         # The new model is made of the recorded messages alone, so whoever sees it learns at most what the server could.
         whole = next((other for other in facts["promises"] if other["against"] == "server"), None)

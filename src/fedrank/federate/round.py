@@ -368,8 +368,8 @@ def _learn_and_aggregate(
         kept = state.rule
         if remembers(rule):
             # It remembers rows; ids may have gaps, where clients were selected.
-            rows = present[np.isin(clients.ids[present], used.ids)]
-            change, kept = cast(RememberingAggregator, rule)(replace(used, ids=rows), state.rule)
+            places = present[np.isin(clients.ids[present], used.ids)]
+            change, kept = cast(RememberingAggregator, rule)(replace(used, ids=places), state.rule)
         else:
             change = rule(used)
         return change, memory, Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded, kept)

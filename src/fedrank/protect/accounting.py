@@ -5,7 +5,7 @@ Every answer is an upper bound: where a distribution is rounded or cut, it is ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -100,57 +100,6 @@ def delta_of(event: Event, times: int, epsilon: float) -> float:
     if not epsilon >= 0:
         raise ValueError(f"epsilon = {epsilon} is no privacy loss; use a number of 0 or more")
     return float(_deltas(event, times, np.array([float(epsilon)]))[0])
-
-
-def noise_for(make: Callable[[float], Event], times: int, delta: float, target: float) -> float:
-    """The smallest noise, to 0.05 %, whose event costs at most `target` after so many rounds.
-
-    `make` turns a noise into an event that must get cheaper with more of it, such as `GaussianEvent`.
-    """
-    if not target > 0:
-        raise ValueError(f"target = {target} cannot be reached by any finite noise; use an epsilon above 0")
-
-    def enough(noise: float) -> bool:
-        return epsilon(make(noise), times, delta) <= target
-
-    high = 1.0
-    while not enough(high):
-        high *= 2
-        if high > 2.0**40:
-            raise ValueError(
-                f"no noise up to 2^40 costs at most {target} at delta = {delta}; use a larger delta or target"
-            )
-    low = high / 2
-    while enough(low):
-        high, low = low, low / 2
-        if low < 2.0**-40:
-            return high
-    while high > 1.0005 * low:
-        middle = sqrt(low * high)
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def affordable(event: Event, delta: float, budget: float, most: int) -> int:
-    """The largest number of rounds, at most `most`, whose ε stays within the budget; 0 if not even one does."""
-    if not budget >= 0:
-        raise ValueError(f"budget = {budget} buys nothing; use an epsilon of 0 or more")
-    _check_times(most)
-
-    # Gallop first: pricing `most` rounds may be far dearer than pricing the few that fit.
-    low, high = 0, min(1, most)
-    while high > low and epsilon(event, high, delta) <= budget:
-        low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if epsilon(event, middle, delta) <= budget:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def trade_off(event: Event, times: int, alphas: NDArray[Any] | Iterable[float]) -> Floats:
