@@ -11,6 +11,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedrank.attack.poison import Fang as Fang
+    from fedrank.attack.poison import InnerProduct as InnerProduct
+    from fedrank.attack.poison import Lie as Lie
+    from fedrank.attack.poison import MinMax as MinMax
+    from fedrank.attack.poison import MinSum as MinSum
+    from fedrank.attack.poison import Noise as Noise
+    from fedrank.attack.poison import Opposite as Opposite
+    from fedrank.attack.poison import PoisonedClicks as PoisonedClicks
+    from fedrank.attack.poison import Promote as Promote
+    from fedrank.attack.poison import SignFlip as SignFlip
+    from fedrank.attack.poison import promotion as promotion
     from fedrank.data.catalog import Fold as Fold
     from fedrank.data.catalog import load as load
     from fedrank.data.catalog import load_files as load_files
@@ -35,6 +46,15 @@ if TYPE_CHECKING:
     from fedrank.federate.partition import Own as Own
     from fedrank.federate.partition import Shared as Shared
     from fedrank.federate.quality import quality_by_client as quality_by_client
+    from fedrank.federate.robust import Bulyan as Bulyan
+    from fedrank.federate.robust import GeometricMedian as GeometricMedian
+    from fedrank.federate.robust import Krum as Krum
+    from fedrank.federate.robust import Median as Median
+    from fedrank.federate.robust import MultiKrum as MultiKrum
+    from fedrank.federate.robust import NormBound as NormBound
+    from fedrank.federate.robust import Reputation as Reputation
+    from fedrank.federate.robust import TrimmedMean as TrimmedMean
+    from fedrank.federate.robust import Trust as Trust
     from fedrank.federate.round import Federation as Federation
     from fedrank.federate.round import federated_round as federated_round
     from fedrank.federate.round import personal_models as personal_models
@@ -42,6 +62,13 @@ if TYPE_CHECKING:
     from fedrank.federate.server import Adam as Adam
     from fedrank.federate.server import Add as Add
     from fedrank.federate.server import Momentum as Momentum
+    from fedrank.protect.mechanisms import AtServer as AtServer
+    from fedrank.protect.mechanisms import EsRandomisedResponse as EsRandomisedResponse
+    from fedrank.protect.mechanisms import FpdgdPaper as FpdgdPaper
+    from fedrank.protect.mechanisms import Gaussian as Gaussian
+    from fedrank.protect.mechanisms import Laplace as Laplace
+    from fedrank.protect.mechanisms import OnClient as OnClient
+    from fedrank.protect.mechanisms import SecureSum as SecureSum
     from fedrank.rank.evolution import Evolution as Evolution
     from fedrank.rank.learners import LambdaRank as LambdaRank
     from fedrank.rank.learners import Pdgd as Pdgd
@@ -61,35 +88,77 @@ if TYPE_CHECKING:
     from fedrank.rank.users import User as User
     from fedrank.types import Arrivals as Arrivals
     from fedrank.types import Clients as Clients
+    from fedrank.unlearn.history import History as History
+    from fedrank.unlearn.history import HistoryWriter as HistoryWriter
+    from fedrank.unlearn.methods import Case as Case
+    from fedrank.unlearn.methods import FedEraser as FedEraser
+    from fedrank.unlearn.methods import FedRemove as FedRemove
+    from fedrank.unlearn.methods import FineTune as FineTune
+    from fedrank.unlearn.methods import GradientAscent as GradientAscent
+    from fedrank.unlearn.methods import Retrain as Retrain
 
 _HOMES = {
     "Adam": "federate.server",
     "Add": "federate.server",
     "Apart": "federate.aggregate",
     "Arrivals": "types",
+    "AtServer": "protect.mechanisms",
     "Attribute": "federate.partition",
+    "Bulyan": "federate.robust",
+    "Case": "unlearn.methods",
     "Clients": "types",
     "Dirichlet": "federate.partition",
+    "EsRandomisedResponse": "protect.mechanisms",
     "Evaluator": "rank.measures",
     "Evolution": "rank.evolution",
     "Experiment": "experiment.spec",
+    "Fang": "attack.poison",
+    "FedEraser": "unlearn.methods",
+    "FedRemove": "unlearn.methods",
     "Federation": "federate.round",
+    "FineTune": "unlearn.methods",
     "Fold": "data.catalog",
+    "FpdgdPaper": "protect.mechanisms",
+    "Gaussian": "protect.mechanisms",
+    "GeometricMedian": "federate.robust",
+    "GradientAscent": "unlearn.methods",
+    "History": "unlearn.history",
+    "HistoryWriter": "unlearn.history",
     "Iid": "federate.partition",
+    "InnerProduct": "attack.poison",
     "Intents": "federate.partition",
+    "Krum": "federate.robust",
     "Labels": "federate.partition",
     "LambdaRank": "rank.learners",
+    "Laplace": "protect.mechanisms",
+    "Lie": "attack.poison",
     "Linear": "rank.rankers",
     "Mean": "federate.aggregate",
     "Measure": "rank.measures",
+    "Median": "federate.robust",
+    "MinMax": "attack.poison",
+    "MinSum": "attack.poison",
     "Mlp": "rank.rankers",
     "Model": "rank.model",
     "Momentum": "federate.server",
+    "MultiKrum": "federate.robust",
+    "Noise": "attack.poison",
+    "NormBound": "federate.robust",
+    "OnClient": "protect.mechanisms",
+    "Opposite": "attack.poison",
     "Own": "federate.partition",
     "Pdgd": "rank.learners",
+    "PoisonedClicks": "attack.poison",
+    "Promote": "attack.poison",
     "RankingData": "data.ranking",
     "Relu": "rank.rankers",
+    "Reputation": "federate.robust",
+    "Retrain": "unlearn.methods",
+    "SecureSum": "protect.mechanisms",
     "Shared": "federate.partition",
+    "SignFlip": "attack.poison",
+    "TrimmedMean": "federate.robust",
+    "Trust": "federate.robust",
     "USERS": "rank.users",
     "User": "rank.users",
     "differences": "federate.differences",
@@ -105,6 +174,7 @@ _HOMES = {
     "normalise": "data.normalise",
     "per_query": "rank.measures",
     "personal_models": "federate.round",
+    "promotion": "attack.poison",
     "quality_by_client": "federate.quality",
     "read_experiment": "experiment.spec",
     "read_letor": "data.letor",

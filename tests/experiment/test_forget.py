@@ -39,8 +39,9 @@ ATTACKED = {
 
 
 def finished(folder: Path, name: str = "small", **changes) -> Path:
-    """A finished run of a small attacked federation."""
-    [task] = plan(from_tables(tables(**(ATTACKED | changes))), name, folder)
+    """A finished run of a small attacked federation; None leaves a key out."""
+    asked = {key: value for key, value in tables(**(ATTACKED | changes)).items() if value is not None}
+    [task] = plan(from_tables(asked), name, folder)
     assert perform(task) == "finished"
     return task.folder
 
@@ -105,7 +106,8 @@ def test_every_method_leaves_a_run_that_reports_understand(parent, method):
     assert (done.folder / read(done.folder, "receipt.json")["parent"]).resolve() == parent.resolve()
     report = write_report(load_runs("runs"), "report.md").read_text(encoding="utf-8")
     assert "a test, unlearned" in report
-    assert write_report(load_runs("runs"), "report.html").exists()
+    if method == Retrain():
+        assert write_report(load_runs("runs"), "report.html").exists()
 
 
 def test_what_every_method_costs(parent):
