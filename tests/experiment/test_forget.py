@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedrank.cli import main
 from fedrank.data.catalog import load
@@ -21,6 +23,7 @@ from fedrank.experiment.schedule import plan
 from fedrank.experiment.spec import from_tables
 from fedrank.experiment.store import load_runs
 from fedrank.federate.round import Federation, simulate
+from fedrank.rank.learners import warm_up
 from fedrank.rank.measures import evaluate_weights
 from fedrank.rank.model import load_model
 from fedrank.unlearn.history import History
@@ -182,7 +185,7 @@ def test_verification_compares_with_several_seeds(parent):
 
 def test_clients_with_queries_of_their_own_are_looked_at_by_themselves(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    clients = {"count": 4, "interactions": 3, "partition": {"name": "sizes", "beta": 1.0}}
+    clients = {"count": 4, "interactions": 3, "partition": {"name": "own"}}
     parent = finished(tmp_path / "runs", rounds=10, clients=clients, attack=None)
     [done] = unlearn_runs([parent], [1], FineTune(rounds=3), verify=True)
     own = done.receipt["quality"]["ndcg@10 for the leaving"]
@@ -250,7 +253,8 @@ def test_chance_of_an_earlier_fine_tuning_is_not_used_again(parent):
         (
             {
                 "learner": {"name": "pdgd", "ranker": {"name": "mlp", "hidden": 3}, "personal": "output"},
-                **{"attack": None, "clients": {"count": 3}},
+                "attack": None,
+                "clients": {"count": 3},
             },
             [0],
             FineTune(rounds=2),
@@ -270,7 +274,10 @@ def test_what_is_refused_changes_nothing(tmp_path, changes, leaving, method, mes
 def test_protected_runs_are_not_taken_apart(tmp_path):
     pytest.importorskip("dp_accounting")
     noise = {"name": "gaussian", "clip": 1.0, "noise": 1.0}
-    for place, message in (("secure-sum", "nobody but the clients ever saw single"), ("server", "would be unprotected")):
+    for place, message in (
+        ("secure-sum", "nobody but the clients ever saw single"),
+        ("server", "would be unprotected"),
+    ):
         changes = {"mechanism": noise | {"place": {"name": place}}, "attack": None, "clients": {"count": 12}}
         if place == "secure-sum":
             changes["record_every"] = 0
@@ -299,9 +306,9 @@ def test_an_unfinished_run_is_refused(parent):
     facts = read(parent, "run.json")
     (parent / "run.json").write_text(json.dumps(facts | {"status": "failed", "error": {"message": "it broke"}}))
     for given in (parent, "runs"):
-        with pytest.raises(ValueError, match="is failed .it broke., and only a finished run"):
+        with pytest.raises(ValueError, match=r"is failed \(it broke\), and only a finished run"):
             unlearn_runs([given], [0], Retrain())
-    (Path("empty")).mkdir()
+    Path("empty").mkdir()
     with pytest.raises(ValueError, match="no runs to unlearn from"):
         unlearn_runs(["empty"], [0], Retrain())
 
@@ -327,6 +334,33 @@ def test_personal_models_stay_personal(tmp_path):
     weights = load_model(done.folder).weights
     assert weights.shape == (2, load_model(run).weights.shape[1])
     assert not np.array_equal(weights[0], weights[1])
+
+
+def test_a_warm_up_is_not_done_by_who_leaves(tmp_path):
+    """Where training began is part of what a client taught, if its clicks made it."""
+    partition = {"name": "shared", "partition": {"name": "own"}, "share": 0.1, "warm_up": 20}
+    clients = {"count": 4, "interactions": 3, "user": ["perfect", "navigational"], "partition": partition}
+    run = finished(tmp_path, rounds=3, attack=None, clients=clients)
+    [done] = unlearn_runs([run], [0], Retrain(), tmp_path)
+    asked = from_tables(tables(clients=clients))
+    everybody = clients_of(asked, 1, 1)
+    stay = everybody.rows(slice(1, None))
+    zero = np.zeros(46)
+    start = warm_up(asked.methods.learner, zero, stay, 1, 20)
+    assert not np.array_equal(start, warm_up(asked.methods.learner, zero, everybody, 1, 20))
+    outcomes = list(simulate(Federation(asked.methods.learner), stay, 3, 1, start=start))
+    assert np.array_equal(load_model(done.folder).weights, outcomes[-1].weights)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown(parent, monkeypatch, terminal):
+    for pause in ("SECONDS_BETWEEN_NEWS", "SECONDS_BETWEEN_LINES"):
+        monkeypatch.setattr(f"fedrank.experiment.forget.{pause}", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    unlearn_runs([parent], [0], FedEraser(), verify=True, console=console)
+    told = console.file.getvalue()
+    assert "fed-eraser,steps=3, fold 1, seed 1, retraining 4 of 4" in told
+    assert ("round 40 of 40" in told) != terminal
 
 
 def test_every_unlearner_is_tried_here():

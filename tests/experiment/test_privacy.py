@@ -10,6 +10,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedrank.cli import main
 from fedrank.experiment.privacy import _enough, noise_needed, planned, promises_of, setting_of
@@ -281,11 +282,16 @@ def test_planned_by_hand():
         assert row.total == pytest.approx(8, rel=0.02)
 
 
-@pytest.mark.parametrize(("count", "participation", "often"), [(1000, 0.1, 100), (3, 0.1, 334), (6, 0.25, 334)])
-def test_who_is_known_pays_as_often_as_a_round_has_places(count, participation, often):
+@pytest.mark.parametrize(("count", "participation", "share"), [(1000, 0.1, 0.1), (3, 0.1, 1 / 3), (6, 0.25, 1 / 3)])
+def test_who_is_known_pays_as_often_as_the_unluckiest_is_likely_to(count, participation, share):
     """One of three clients, whatever smaller share is asked for; 1.5 of six are two."""
     rows = planned(experiment(mechanism=LOCAL, rounds=1000, clients={"count": count, "participation": participation}))
-    assert {row.times for row in rows} == {often}
+    [often] = {row.times for row in rows}
+    assert count * stats.binom.sf(often, 1000, share) <= 1e-3 < count * stats.binom.sf(often - 1, 1000, share)
+
+
+def test_who_always_takes_part_pays_for_every_round():
+    assert {row.times for row in planned(experiment(mechanism=LOCAL, rounds=1000))} == {1000}
 
 
 def test_noise_needed_keeps_its_target():

@@ -49,10 +49,10 @@ class Curve:
 class Threat:
     """Who attacked a run, what defended it, and what else it was."""
 
-    attack: str
+    attack: dict[str, Any]  # its table in the spec; empty where none is set
     malicious: int
     clients: int
-    rule: str
+    rule: dict[str, Any]  # likewise
     rest: str  # the spec without all that; runs with the same rest can be compared
 
 
@@ -244,6 +244,9 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by
     chosen, why = _baseline(variants, baseline, asked, labels)
     if chosen is None and why:
         notes.append(why)
+    threats = [variant.threat for variant in variants if variant.threat is not None]
+    if any(threat.attack for threat in threats) and not any(threat.malicious for threat in threats):
+        notes.append("An attack is set, but nobody is malicious, so nobody attacked; set clients.malicious.")
     counts = {len(variant.repeats) for variant in variants}
     if len(counts) > 1:
         notes.append(
@@ -310,17 +313,15 @@ def _threat(run: Run) -> Threat | None:
         spec = run.spec
     except (OSError, ValueError):
         return None
-    clients, rule = spec.get("clients", {}), spec.get("aggregator", {})
-    known = spec.get("attack")
-    if not isinstance(clients, dict) or not isinstance(rule, dict):
+    clients, data = spec.get("clients", {}), spec.get("data", {})
+    attack, rule = ({"name": one} if isinstance(one, str) else one for one in map(spec.get, ("attack", "aggregator")))
+    if not isinstance(clients, dict) or not isinstance(data, dict) or not isinstance(rule, dict):
         return None
-    settings = {key: value for key, value in known.items() if key in ("knowledge", "scale")} if known else {}
-    attack = ", ".join([known["name"], *(str(value) for value in settings.values())]) if known else ""
-    rest = {
-        key: value for key, value in spec.items() if key not in ("attack", "aggregator", "clients", "seeds", "data")
-    }
+    rest = {key: value for key, value in spec.items() if key not in ("attack", "aggregator", "seeds")}
     rest["clients"] = {key: value for key, value in clients.items() if key != "malicious"}
-    return Threat(attack, clients.get("malicious", 0), clients.get("count", 0), rule.get("name", ""), repr(rest))
+    rest["data"] = {key: value for key, value in data.items() if key != "folds"}
+    known = attack if isinstance(attack, dict) else {}
+    return Threat(known, clients.get("malicious", 0), clients.get("count", 0), rule, repr(rest))
 
 
 def _spent(card: dict[str, Any]) -> float:

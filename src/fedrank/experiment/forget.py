@@ -266,13 +266,15 @@ def _checked_request(run: Run, leaving: Sequence[int], unlearner: Unlearner, thr
         clients=clients,
         leaving=tuple(leaving),
         seed=run.seed,
-        first=_first(asked, everybody, run.seed),
+        first=first_weights(asked.methods.learner.ranker, clients, run.seed),
         final=model.weights if model.weights.ndim == 1 else model.weights[0],
         rounds=int(before.get("rounds_trained", run.round)),
         history=_history(ancestors[-1]),
         points=max(1, min(MOST_POINTS, len(run.evaluated))),
         threads=threads,
     )
+    # Only those who stay may have a part in where training begins: a warm-up is done by one of them.
+    case = replace(case, first=_first(asked, case.remaining, run.seed))
     case.somebody(describe(unlearner)["name"])
     if case.history is None and isinstance(unlearner, (FedEraser, FedRemove)):
         raise ValueError(
@@ -334,9 +336,9 @@ class _Counted:
     """A learner that counts what it asks of clients, whichever method asks; in all else it is the learner itself."""
 
     learner: Learner
-    interactions: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    searches: int = 0
+    up: int = 0  # bytes
+    down: int = 0  # bytes
 
     @property
     def ranker(self) -> Ranker:
@@ -355,14 +357,14 @@ class _Counted:
             parameters = start.shape[-1]
             remembering = getattr(self.learner, "bytes_down", None) if memory is not None else None
             down = remembering(parameters) if remembering else 4 * parameters
-            self.interactions += int(clients.interactions.sum())
-            self.bytes_up += len(clients) * (arrived.message_bytes or 4 * parameters)
-            self.bytes_down += len(clients) * down
+            self.searches += int(clients.interactions.sum())
+            self.up += len(clients) * (arrived.message_bytes or 4 * parameters)
+            self.down += len(clients) * down
         return arrived, rows
 
     @property
     def tally(self) -> tuple[int, int, int]:
-        return self.interactions, self.bytes_up, self.bytes_down
+        return self.searches, self.up, self.down
 
 
 @dataclass
@@ -408,7 +410,7 @@ def _forget(request: _Request, folder: Path, name: str, verify: bool, label: str
     paper["cost"] |= {
         "seconds": round(seconds[0], 3),
         "cpu_seconds": round(seconds[1], 3),
-        "bytes_up": counted.bytes_up,
+        "bytes_up": counted.up,
     }
     paper |= {"quality": quality, "parent": os.path.relpath(run.path, folder)}
     paper["remains"] = _remains(request.ancestors, case.leaving)
@@ -452,10 +454,9 @@ def _verify(
     case, asked, run = request.case, request.asked, request.run
     exact = isinstance(request.unlearner, Retrain)  # then it is the first of the retrained ones itself
     seeds = [run.seed + i for i in range(int(exact), MORE_SEEDS + 1)]
-    everybody = clients_of(asked, run.fold, run.seed)
     models, watch = [], _Watch()
     for i, seed in enumerate(seeds, 1):
-        again = replace(case, seed=seed, first=_first(asked, everybody, seed), points=1)
+        again = replace(case, seed=seed, first=_first(asked, case.remaining, seed), points=1)
         models.append(Retrain()(again, partial(tell, f"{label}, retraining {i} of {len(seeds)}")).weights)
     cpu = watch.passed[1] / len(seeds)
     fold = load_fold(asked.data, run.fold)
@@ -556,7 +557,7 @@ def _card(request: _Request, counted: _Counted, unlearned: Unlearned) -> dict[st
             {key: whole[key] for key in claims} if whole is not None else {"epsilon": None, "epsilon_each_time": None}
         )
         row["because"] = "the model is made of recorded messages, so it tells at most what the server could learn"
-    if counted.bytes_up:
+    if counted.up:
         added = (
             f"unlearning asked remaining clients for updates of {unlearned.rounds:,} more rounds, which left them as "
             "they were; nothing is claimed for these either"
@@ -605,8 +606,11 @@ def _appear(folder: Path, files: dict[str, str], model: Model) -> None:
         os.umask(mask)
         os.chmod(part, 0o777 & ~mask)  # mkdtemp makes private folders; a run is like any other
         if folder.exists():  # the same request, now verified
-            shutil.rmtree(folder)
-        os.rename(part, folder)
+            os.rename(folder, old := part.with_name(f"{part.name}.old"))
+            os.rename(part, folder)
+            shutil.rmtree(old)
+        else:
+            os.rename(part, folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HEADINGS = ("against", "protects", "ε each time", "for", "ε in total", "δ")
+UNLIKELY = 1e-3  # that anybody takes part more often than was planned for
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which people ask what noise they need
 NOT_COVERED = (
     "who takes part, and when, is not hidden from the server",
@@ -75,11 +76,13 @@ def prices(promises: Sequence[Promise], participations: int, rounds: int, delta:
 
 
 def planned(experiment: Experiment) -> list[Price]:
-    """Before the run: what a client pays that takes part as often as is expected."""
+    """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
+    from scipy.stats import binom
+
     clients, rounds = experiment.clients, experiment.rounds
     # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
     share = expected_cohort(clients.count, clients.participation, experiment.methods.mechanism) / clients.count
-    often = math.ceil(share * rounds - 1e-9)
+    often = rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share))
     return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
 
 

@@ -78,7 +78,9 @@ def show_table(runs: Runs, console: Console, baseline: str | None = None) -> Non
             console.print(Text(note, style="dim"))
         under_attack = robustness_table(found)
         if under_attack is not None:
-            console.print(_grid(under_attack, "Quality under attack"))
+            console.print(_grid(under_attack, "Under attack"))
+            for note in under_attack.notes:
+                console.print(Text(note, style="dim"))
         for line in privacy_lines(found):
             console.print(Text(line), soft_wrap=True)
         if len(found.unfinished):

@@ -180,7 +180,8 @@ def _perform(
         for outcome, ends in until_spent(rounds, last, asked.privacy.budget):
             state = outcome.state
             for client in outcome.excluded:
-                record.excluded.setdefault(str(client), []).append(outcome.round)
+                since, times = record.excluded.get(str(client), (outcome.round, 0))
+                record.excluded[str(client)] = since, times + 1
             record.add(outcome, evaluate=outcome.round % asked.evaluate_every == 0 or ends)
             now = time.monotonic()
             if now - told >= SECONDS_BETWEEN_NEWS or ends:
@@ -204,8 +205,9 @@ def _perform(
         spent.stop(state.round)
         card = spent.card()
     facts["notes"] += [
-        f"client {client} was left out of {len(rounds)} rounds, first of round {rounds[0]:,}: its update was not finite"
-        for client, rounds in record.excluded.items()
+        f"client {client} was left out of {times:,} round{'' if times == 1 else 's'}, first of round {since:,}: "
+        "its update was not finite"
+        for client, (since, times) in record.excluded.items()
     ]
     if state.round < asked.rounds:
         facts["notes"].append(
@@ -245,7 +247,8 @@ class Record:
     kept: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
     pause: float = 0.0  # seconds until the next one
     rewarded: bool = False  # whether the learner has a reward, which gets a column of its own
-    excluded: dict[str, list[int]] = field(default_factory=dict)  # client -> rounds in which its update was of no use
+    # client -> the first round in which its update was of no use, and how many there were
+    excluded: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __enter__(self) -> Record:
         self._rows: list[str] = []
@@ -344,7 +347,7 @@ class Record:
             rule = {name.removeprefix("rule."): array for name, array in kept.items() if name.startswith("rule.")}
             self.state = State(int(kept["round"]), kept["weights"], kept.get("memory"), kept["server"], rule)
             self.tally = Tally(**json.loads(str(kept["tally"])))
-            self.excluded = json.loads(str(kept["excluded"]))
+            self.excluded = {client: tuple(told) for client, told in json.loads(str(kept["excluded"])).items()}
             self.quality = float(kept["quality"])
             file = path.open("r+b")
             file.truncate(int(kept["csv_bytes"]))

@@ -410,7 +410,7 @@ def _problems(values: Table) -> list[str]:
         if row is not None and row.measure not in ("online", "reward"):
             with _noting(found, f"published[{i}].measure"):
                 measure(row.measure)
-    if not found and {"learner", "clients"} <= values.keys():
+    if not found and "learner" in values and clients is not None:
         found += _contradictions({"aggregator": "mean", "server": "add"} | values)
     start = values.get("start")
     if start is not None and not (Path(start).is_file() or Path(start, "model.json").is_file()):

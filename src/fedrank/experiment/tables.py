@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedrank.experiment.findings import COSTS, Findings, Variant, show
+from fedrank.experiment.findings import COSTS, Findings, Threat, Variant, show
 from fedrank.experiment.privacy import paid_for
 from fedrank.experiment.statistics import Summary
 from fedrank.experiment.store import Runs, duration
 from fedrank.protect.promises import up
 
-THREAT_SETTINGS = ("variants", "clients.malicious", "attack", "attack.name", "aggregator", "aggregator.name")
 ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
 
 HEADINGS = {
@@ -208,27 +207,37 @@ def robustness_table(found: Findings) -> Table | None:
 
     A row is a rule and an attack, everything else being the same.
     """
-    threats = {variant.name: variant.threat for variant in found.variants}
-    if not any(threat is not None and threat.malicious for threat in threats.values()):
+    threats = [(variant, variant.threat) for variant in found.variants]
+    known = [(variant, threat) for variant, threat in threats if threat is not None]
+    if not any(threat.malicious for _, threat in known):
         return None
-    means = {variant.name: variant.summary(found.main).mean for variant in found.variants}
-    quiet = {(t.rule, t.rest): means[name] for name, t in threats.items() if t is not None and not t.malicious}
-    shares = sorted({(t.malicious, t.clients) for t in threats.values() if t is not None and t.malicious})
+    told = _settings_that_differ([threat for _, threat in known])
+    quiet: dict[tuple[str, str], float] = {}
     cells: dict[tuple[str, str, str], dict[tuple[int, int], float]] = {}
-    for name, threat in threats.items():
-        if threat is not None and threat.malicious:
-            values = cells.setdefault((threat.rest, threat.rule, threat.attack), {})
-            values[threat.malicious, threat.clients] = means[name]
+    labels: dict[tuple[str, str, str], str] = {}  # of a row's first variant
+    settings: dict[str, dict[str, object]] = {}
+    for variant, threat in known:
+        settings[threat.rest] = variant.settings
+        rule, mean = _called(threat.rule, told), variant.summary(found.main).mean
+        if not threat.malicious:
+            quiet[rule, threat.rest] = mean
+            continue
+        place = threat.rest, rule, _called(threat.attack, told | {"knowledge", "scale"})
+        cells.setdefault(place, {})[threat.malicious, threat.clients] = mean
+        labels.setdefault(place, variant.label)
     for rule, rest in quiet:
-        if not any(key[:2] == (rest, rule) for key in cells):
+        if not any(place[:2] == (rest, rule) for place in cells):
             cells[rest, rule, "none"] = {}
-    about = {rest: i for i, rest in enumerate(dict.fromkeys(rest for rest, _, _ in cells))}
-    settings = {t.rest: v.settings for v, t in zip(found.variants, threats.values(), strict=True) if t is not None}
-    varied = [key for key in next(iter(settings.values())) if key not in THREAT_SETTINGS]
+    order = list(settings)
+    shares = sorted({share for values in cells.values() for share in values})
+    varied = list(dict.fromkeys(key for each in settings.values() for key in each if not _is_threat(key)))
+    words = {place: [*(show(settings[place[0]].get(key, "")) for key in varied), *place[1:]] for place in cells}
+    alike = len(set(map(tuple, words.values()))) < len(words)  # only the names of variants tell them apart
     rows = []
-    for (rest, rule, attack), values in sorted(cells.items(), key=lambda item: about[item[0][0]]):
+    for (rest, rule, attack), values in sorted(cells.items(), key=lambda item: order.index(item[0][0])):
         before, plain = quiet.get((rule, rest), math.nan), quiet.get(("mean", rest), math.nan)
-        row = [Cell(show(settings[rest][key])) for key in varied] + [Cell(rule), Cell(attack or "none")]
+        row = [Cell(labels.get((rest, rule, attack), ""))] if alike else []
+        row += [Cell(text) for text in words[rest, rule, attack]]
         row.append(Cell(number(found.main, before)))
         row.append(Cell("" if rule == "mean" or math.isnan(before - plain) else f"{before - plain:+.4f}"))
         for share in shares:
@@ -236,13 +245,40 @@ def robustness_table(found: Findings) -> Table | None:
             lost = f" ({value - before:+.4f})" if not math.isnan(value - before) else ""
             row.append(Cell("" if math.isnan(value) else f"{number(found.main, value)}{lost}"))
         rows.append(row)
-    header = [*varied, "rule", "attack", "no attack", "defence costs"]
+    header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence costs"]
     header += [f"{malicious} of {count}" for malicious, count in shares]
     note = (
         f"Mean {heading(found.main)}; in brackets, what the attack took from the same rule without attack. "
         "“Defence costs”: the rule against the mean when nobody attacks."
     )
-    return Table(header, rows, len(varied) + 2, [note])
+    return Table(header, rows, len(header) - len(shares) - 2, [note])
+
+
+def _is_threat(setting: str) -> bool:
+    """Whether a setting is told by the rule, the attack and the share of attackers."""
+    return setting.partition(".")[0] in ("variants", "attack", "aggregator") or setting == "clients.malicious"
+
+
+def _settings_that_differ(threats: list[Threat]) -> set[str]:
+    """Settings of rules and attacks without which two variants would have the same cell of the table."""
+    groups: dict[tuple[object, ...], list[dict[str, object]]] = {}
+    for threat in threats:
+        attack = threat.attack if threat.malicious else {}
+        place = threat.rest, threat.malicious, threat.rule.get("name"), attack.get("name")
+        groups.setdefault((*place, "rule"), []).append(threat.rule)
+        groups.setdefault((*place, "attack"), []).append(attack)
+    return {
+        key
+        for tables in groups.values()
+        for key in {key for table in tables for key in table}
+        if any(table.get(key) != tables[0].get(key) for table in tables)
+    }
+
+
+def _called(method: dict[str, object], told: set[str]) -> str:
+    """A method by its name, and by settings that must be told: "fang, partial", "sign-flip, scale = 3"."""
+    texts = (f"{'' if key == 'knowledge' else f'{key} = '}{show(method[key])}" for key in method if key in told)
+    return ", ".join([str(method.get("name", "none")), *texts])
 
 
 def privacy_table(found: Findings) -> Table | None:

@@ -228,9 +228,13 @@ def federated_round(
         present = kept.cohort
     else:
         present = journal.cohort(number, draw) if journal is not None else draw(number)
+    if kept is not None and watch is not None and federation.mechanism is not None and not federation.mechanism.adds_up:
+        # What was sent then is lost. The same updates with new noise would tell more than clients have paid for.
+        watch = _without_messages(watch)
     change, rows, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads, noise, watch)
+    rule = seen.rule or {}
     if kept is not None:
-        change = kept.change
+        change, rule = kept.change, state.rule
     elif journal is not None:
         journal.keep(number, change)
     memory = _remembered(state, rows, present, len(clients))
@@ -246,7 +250,7 @@ def federated_round(
         received_bytes = remembering.bytes_down(state.weights.shape[-1])
     searches = clients.interactions if len(present) == len(clients) else clients.interactions[present]
     return Outcome(
-        State(number, weights, memory, server, seen.rule or {}),
+        State(number, weights, memory, server, rule),
         online=_mean(seen.online, searches),
         interactions=int(np.add.reduce(searches)),
         bytes_up=0 if apart else len(present) * (seen.message_bytes or model_bytes),
@@ -317,6 +321,13 @@ class Seen(NamedTuple):
     rule: dict[str, NDArray[Any]] | None = None
 
 
+def _without_messages(watch: Callable[[Arrivals], None]) -> Callable[[Arrivals], None]:
+    def see(arrived: Arrivals) -> None:
+        watch(replace(arrived, updates=arrived.updates[:0], sizes=arrived.sizes[:0], ids=arrived.ids[:0]))
+
+    return see
+
+
 def _mean(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
     """Over the clients that did anything; NaN if nobody did."""
     if len(values) and sizes.all():
@@ -360,18 +371,22 @@ def _learn_and_aggregate(
                 state.round + 1,
             )
         arrived, memory = arrive(present)
-        used, excluded = _of_use(arrived, rule)
+        used, excluded = _of_use(arrived)
+        _check_somebody_is_left(excluded, len(present), rule, state.round + 1)
         if watch is not None:
             watch(used)
         if hasattr(rule, "queries"):
             used = replace(used, root=_trusted_update(federation, state, clients, rule.queries, seed))
         kept = state.rule
-        if remembers(rule):
-            # It remembers rows; ids may have gaps, where clients were selected.
-            places = present[np.isin(clients.ids[present], used.ids)]
-            change, kept = cast(RememberingAggregator, rule)(replace(used, ids=places), state.rule)
-        else:
-            change = rule(used)
+        try:
+            if remembers(rule):
+                # It remembers rows; ids may have gaps, where clients were selected.
+                places = present[np.isin(clients.ids[present], used.ids)]
+                change, kept = cast(RememberingAggregator, rule)(replace(used, ids=places), state.rule)
+            else:
+                change = rule(used)
+        except ValueError as problem:  # such as too few clients for this rule
+            raise RoundError(str(problem), state.round + 1) from problem
         return change, memory, Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded, kept)
     streaming = cast(StreamingAggregator, rule)
     rows = max(1, CHUNK_BYTES // bytes_each)
@@ -381,8 +396,9 @@ def _learn_and_aggregate(
         arrived, memory = arrive(present[begin : begin + rows])
         if memory is not None:
             memories.append(memory)
-        used, excluded = _of_use(arrived, rule)
-        total = total + streaming.part(used)
+        used, excluded = _of_use(arrived)
+        if len(used.updates):
+            total = total + streaming.part(used)
         chunks.append(Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded))
     rewards = [chunk.reward for chunk in chunks if chunk.reward is not None]
     seen = Seen(
@@ -391,6 +407,7 @@ def _learn_and_aggregate(
         chunks[0].message_bytes,
         tuple(client for chunk in chunks for client in chunk.excluded),
     )
+    _check_somebody_is_left(seen.excluded, len(present), rule, state.round + 1)
     return streaming.whole(total), np.concatenate(memories) if memories else None, seen
 
 
@@ -418,28 +435,36 @@ def _arrive(
         arrived, memory = federation.learner(start, memory, some, chance, threads)
     if federation.attack is not None:
         arrived = federation.attack(arrived, some.malicious, chance.rng("attack"))
+    if arrived.updates.shape != (len(present), state.weights.shape[-1]):
+        raise RoundError(
+            f"updates of shape {arrived.updates.shape} came from {len(present)} clients; one row each is needed, of "
+            f"{state.weights.shape[-1]} parameters",
+            number,
+        )
     if federation.mechanism is not None:
         assert noise is not None
         arrived = federation.mechanism.protect(arrived, cohort, noise)
-    if arrived.updates.shape != (len(present), state.weights.shape[-1]):
-        problem = f"updates of shape {arrived.updates.shape} came from {len(present)} clients; one row each is needed"
-        raise RoundError(problem, number)
     return arrived, memory
 
 
-def _of_use(arrived: Arrivals, rule: Aggregator) -> tuple[Arrivals, tuple[int, ...]]:
-    """What can be aggregated, and whose update is not finite: those are left out, unless nobody else is there."""
-    if math.isfinite(np.add.reduce(arrived.updates, axis=None, dtype=np.float64)):
+def _of_use(arrived: Arrivals) -> tuple[Arrivals, tuple[int, ...]]:
+    """What can be aggregated, and whose update is not finite: those are left out."""
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        total = np.add.reduce(arrived.updates, axis=None, dtype=np.float64)
+    if math.isfinite(total):
         return arrived, ()
     sound = np.isfinite(arrived.updates).all(axis=1)
     if sound.all():  # only their sum is beyond all bounds
         return arrived, ()
-    if not sound.any() or isinstance(rule, Apart):
-        client = int(arrived.ids[np.argmin(sound)])
-        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
-        raise RoundError(problem, arrived.round, client)
     some = replace(arrived, updates=arrived.updates[sound], sizes=arrived.sizes[sound], ids=arrived.ids[sound])
     return some, tuple(arrived.ids[~sound].tolist())
+
+
+def _check_somebody_is_left(excluded: tuple[int, ...], present: int, rule: Aggregator, round: int) -> None:
+    """Others go on without them, unless there are none, or every client has a model of its own."""
+    if excluded and (len(excluded) == present or isinstance(rule, Apart)):
+        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
+        raise RoundError(problem, round, excluded[0])
 
 
 def _trusted_update(
