@@ -351,7 +351,7 @@ def test_the_table_by_hand(tmp_path):
                 name = f"{rule}-{malicious}"
                 attacked(tmp_path, name, quality + luck, rule, FLIP, malicious, seed=seed)
     header, rows = table_of(tmp_path)
-    assert header == ["rule", "attack", "no attack", "defence costs", "2 of 10", "4 of 10"]
+    assert header == ["rule", "attack", "no attack", "defence alone", "2 of 10", "4 of 10"]
     assert rows == [
         ["krum", "sign-flip, scale = 3", "0.4500", "-0.0500", "0.4400 (-0.0100)", "0.4600 (+0.0100)"],
         ["mean", "sign-flip, scale = 3", "0.5000", "", "0.4000 (-0.1000)", "0.1000 (-0.4000)"],
@@ -444,7 +444,7 @@ def test_attacks_that_differ_in_any_setting_do_not_overwrite_each_other(tmp_path
         settings = {"attack.perturbation": push}
         attacked(tmp_path, f"attack.perturbation={push}", quality, "median", attack, 1, settings)
     header, rows = table_of(tmp_path)
-    assert header == ["rule", "attack", "no attack", "defence costs", "1 of 10"]
+    assert header == ["rule", "attack", "no attack", "defence alone", "1 of 10"]
     assert sorted(rows) == [
         ["median", "min-max, perturbation = std, partial", "-", "", "0.2000"],
         ["median", "min-max, perturbation = unit, partial", "-", "", "0.1000"],
@@ -460,7 +460,7 @@ def test_what_else_is_varied_gets_a_column_and_is_compared_with_itself(tmp_path)
             rest = f'learner = {{ name = "pdgd", rate = {rate} }}'
             attacked(tmp_path, name, base - malicious / 20, "mean", CLICKS, malicious, settings, rest)
     header, rows = table_of(tmp_path)
-    assert header == ["learner.rate", "rule", "attack", "no attack", "defence costs", "2 of 10"]
+    assert header == ["learner.rate", "rule", "attack", "no attack", "defence alone", "2 of 10"]
     assert rows == [
         ["0.1", "mean", "poisoned-clicks", "0.5000", "", "0.4000 (-0.1000)"],
         ["0.3", "mean", "poisoned-clicks", "0.3000", "", "0.2000 (-0.1000)"],
@@ -557,3 +557,27 @@ def test_every_variant_of_built_in_attacks_works_for_two_rounds(name):
         assert np.isfinite(last.weights).all()
         changed.add(last.weights.tobytes())
     assert len(changed) >= 20  # they are not all the same
+
+
+def test_promotion_is_measured_with_and_without_attack(tmp_path):
+    attack = {"name": "promote", "features": [3, 7], "scale": 5.0}
+    reached = {}
+    for malicious in (0, 2):
+        clients = spec()["clients"] | {"malicious": malicious}
+        task = one_task(tmp_path / str(malicious), attack=attack, clients=clients, rounds=30)
+        assert perform(task) == "finished"
+        reached[malicious] = json.loads((task.folder / "run.json").read_text())["promotion"]
+    assert reached[2] > reached[0] + 0.1
+    write_report(load_runs([tmp_path / "2"]), tmp_path / "report.md")
+    assert f"{reached[2]:.4f}" in (tmp_path / "report.md").read_text()
+
+
+def test_a_rule_that_promises_nothing_says_so_in_the_notes_and_not_as_a_warning(tmp_path):
+    clients = spec()["clients"] | {"count": 10}
+    task = one_task(tmp_path, aggregator={"name": "krum", "attackers": 0.4}, clients=clients, rounds=2)
+    assert perform(task) == "finished"  # warnings are errors here
+    notes = json.loads((task.folder / "run.json").read_text())["notes"]
+    assert any("Krum promises nothing where 4 of 10 clients are attackers; use at least 11" in note for note in notes)
+    quiet = one_task(tmp_path / "b", aggregator={"name": "krum", "attackers": 0.2}, clients=clients, rounds=2)
+    assert perform(quiet) == "finished"
+    assert not any("promises" in note for note in json.loads((quiet.folder / "run.json").read_text())["notes"])

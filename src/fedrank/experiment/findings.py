@@ -71,6 +71,7 @@ class Reading:
     feature_names: tuple[str, ...]
     privacy: dict[str, Any] | None = None  # the privacy card
     threat: Threat | None = None  # who attacked, and what defended
+    promotion: float | None = None  # share of the documents to be promoted that reach the top ten
 
 
 @dataclass(frozen=True)
@@ -304,11 +305,25 @@ def _read(run: Run) -> Reading:
     costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
-    return Reading(values, curves, window, costs, *by_query, run.clients[1], weights, names, run.privacy, _threat(run))
+    return Reading(
+        values,
+        curves,
+        window,
+        costs,
+        *by_query,
+        run.clients[1],
+        weights,
+        names,
+        run.privacy,
+        _threat(run),
+        run.promotion,
+    )
 
 
 def _threat(run: Run) -> Threat | None:
-    """None where no attack is known of: an old run, or an experiment without any."""
+    """None where nobody can have attacked: an old run, or one that unlearned who did."""
+    if "method.name" in run.settings:
+        return None
     try:
         spec = run.spec
     except (OSError, ValueError):
@@ -421,6 +436,9 @@ def _baseline(
             return None, f"The baseline {name!r} has no finished run yet, so nothing is compared with it."
         if name == asked.get("baseline"):
             return None, f"The experiment names the baseline {name!r}, but no variant is called that."
+    for variant in variants:
+        if variant.settings.get("method.name") == "retrain":
+            return variant, "retraining is what unlearning should come to"
     return variants[0], "the first variant, because no baseline was named"
 
 

@@ -19,6 +19,7 @@ from fedrank.experiment.tables import (
     headline,
     interval_table,
     privacy_table,
+    promotion_table,
     published_table,
     robustness_table,
     unfinished_table,
@@ -170,7 +171,9 @@ def _clients(found: Findings) -> str:
 
 def _robustness(found: Findings) -> str:
     table = robustness_table(found)
-    return f"<h2>Under attack</h2>{_table(table)}" if table is not None else ""
+    promoted = promotion_table(found)
+    text = f"<h2>Under attack</h2>{_table(table)}" if table is not None else ""
+    return text + (f"<h2>Promoted</h2>{_table(promoted)}" if promoted is not None else "")
 
 
 def _privacy(found: Findings) -> str:

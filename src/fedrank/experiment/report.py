@@ -24,6 +24,7 @@ from fedrank.experiment.tables import (
     headline,
     privacy_lines,
     privacy_table,
+    promotion_table,
     published_table,
     robustness_table,
     unfinished_table,
@@ -127,6 +128,9 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
         under_attack = robustness_table(found)
         if under_attack is not None:
             parts += ["## Under attack", _markdown(under_attack)]
+        promoted = promotion_table(found)
+        if promoted is not None:
+            parts += ["## Promoted", _markdown(promoted)]
         protected = privacy_table(found)
         if protected is not None:
             parts += ["## Privacy", _markdown(protected)]

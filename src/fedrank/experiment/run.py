@@ -13,6 +13,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
@@ -24,13 +25,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import __version__
+from fedrank.attack.poison import Promote, promotion
 from fedrank.data.catalog import Fold, load, load_files
 from fedrank.experiment.privacy import Spent, until_spent
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.experiment.store import working_on
 from fedrank.federate.clients import make_clients
 from fedrank.federate.quality import alike, quality_by_client
-from fedrank.federate.round import Federation, Outcome, RoundError, State, first_weights, personal_models, simulate
+from fedrank.federate.robust import without_promise
+from fedrank.federate.round import (
+    Federation,
+    Outcome,
+    RoundError,
+    State,
+    cohort_size,
+    first_weights,
+    personal_models,
+    simulate,
+)
 from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_model, save_model
@@ -111,7 +123,9 @@ def _perform_or_fail(task: Task, threads: int, tell: Callable[[News], None], sto
     facts = _facts(task)
     try:
         _write_facts(task.folder, facts | {"status": "running"})
-        return _perform(task, facts, threads, tell, stop)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* promises nothing where ")  # it stands in the notes
+            return _perform(task, facts, threads, tell, stop)
     except Exception as problem:
         at = getattr(problem, "round", None)
         message = problem.message if isinstance(problem, RoundError) else f"{problem}"
@@ -147,6 +161,8 @@ def _perform(
         },
         "notes": list(fold.notes),
     }
+    weak = without_promise(federation.aggregator, cohort_size(len(clients), federation.participation))
+    facts["notes"] += [weak] if weak else []
     _write_facts(task.folder, facts | {"status": "running", "round": _read_round(task.folder)})
     judged = fold.test if asked.data.evaluate_on == "test" else fold.validation
     if judged is None:
@@ -228,6 +244,8 @@ def _perform(
     qualities = _by_client(asked, state, clients, task.seed, threads)
     if qualities:
         _write(task.folder / "clients.csv", _clients_csv(qualities, clients))
+    if isinstance(asked.methods.attack, Promote):
+        facts["promotion"] = promotion(state.weights, ranker, judged, asked.methods.attack.features)
     _write(task.folder / "privacy.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
     _write_facts(task.folder, facts | {"status": "finished", "round": state.round})
     (task.folder / "checkpoint.npz").unlink(missing_ok=True)

@@ -54,6 +54,7 @@ class Run:
     error: dict[str, Any] | None = None  # message, round, client
     notes: tuple[str, ...] = ()
     version: str = ""  # of fedrank
+    promotion: float | None = None  # share of the documents that an attack promotes that reach the top ten
 
     @property
     def folder(self) -> Path:
@@ -423,6 +424,7 @@ def _load(path: Path) -> Run:
             error=error if error is None or isinstance(error, dict) else {"message": str(error)},
             notes=tuple(str(note) for note in facts.get("notes") or ()),
             version=str(facts.get("fedrank") or ""),
+            promotion=facts.get("promotion"),
         )
         status = facts["status"]
         if status not in STATES:

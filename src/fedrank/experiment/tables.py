@@ -9,7 +9,7 @@ import numpy as np
 
 from fedrank.experiment.findings import COSTS, Findings, Threat, Variant, show
 from fedrank.experiment.privacy import paid_for
-from fedrank.experiment.statistics import Summary
+from fedrank.experiment.statistics import Summary, summarise
 from fedrank.experiment.store import Runs, duration
 from fedrank.protect.promises import up
 
@@ -245,13 +245,28 @@ def robustness_table(found: Findings) -> Table | None:
             lost = f" ({value - before:+.4f})" if not math.isnan(value - before) else ""
             row.append(Cell("" if math.isnan(value) else f"{number(found.main, value)}{lost}"))
         rows.append(row)
-    header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence costs"]
+    header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence alone"]
     header += [f"{malicious} of {count}" for malicious, count in shares]
     note = (
         f"Mean {heading(found.main)}; in brackets, what the attack took from the same rule without attack. "
-        "“Defence costs”: the rule against the mean when nobody attacks."
+        "“Defence alone”: the rule against the mean when nobody attacks."
     )
     return Table(header, rows, len(header) - len(shares) - 2, [note])
+
+
+def promotion_table(found: Findings) -> Table | None:
+    """How many of the documents that an attack promotes reach the top ten; None where nothing is promoted."""
+    names, words = _variant_columns(found)
+    rows = []
+    for variant in found.variants:
+        reached = [reading.promotion for reading in variant.repeats.values() if reading.promotion is not None]
+        if reached:
+            told = summarise(reached)
+            rows.append([*_variant_cells(found, variant, words), Cell(str(told.n)), Cell(spread("promotion", told))])
+    if not rows:
+        return None
+    note = "Compare with the same rule without attack: some of these documents deserve their place."
+    return Table([*names, "repeats", "promoted documents in the top ten"], rows, len(names), [note])
 
 
 def _is_threat(setting: str) -> bool:

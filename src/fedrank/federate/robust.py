@@ -435,8 +435,20 @@ def _attackers(share: float, clients: int) -> int:
 @cache
 def _warn(rule: str, clients: int, attackers: int, enough: int) -> None:
     """Once for each process, not once a round."""
-    warnings.warn(
+    warnings.warn(_no_promise(rule, clients, attackers, enough), stacklevel=4)
+
+
+def _no_promise(rule: str, clients: int, attackers: int, enough: int) -> str:
+    return (
         f"{rule} promises nothing where {attackers} of {clients} clients are attackers; "
-        f"use at least {enough} clients, or a smaller share of attackers",
-        stacklevel=4,
+        f"use at least {enough} clients, or a smaller share of attackers"
     )
+
+
+def without_promise(rule: Any, clients: int) -> str:
+    """Why a rule promises nothing with so many clients; empty where it does."""
+    many = {Krum: 2, MultiKrum: 2, Bulyan: 4}.get(type(rule))  # a promise needs this times the attackers, and three
+    attackers = 0 if many is None else assumed_attackers(rule.attackers, clients)
+    if many is None or attackers == 0 or clients >= many * attackers + 3:
+        return ""
+    return _no_promise(type(rule).__name__, clients, attackers, many * attackers + 3)
