@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,13 +221,11 @@ def _fit(columns: Vector, target: Vector, lists: NDArray[np.int64], costs: Vecto
     groups = int(lists.max()) + 1
     loose = np.zeros((rows, 0)) if free is None else free[:, None]
     eye, sums = sparse.identity(rows), sparse.csr_matrix((np.ones(count), (lists, np.arange(count))), (groups, count))
-    matrix = sparse.bmat(
-        [
-            [columns, -columns, loose, -loose, eye, -eye],
-            [sums, -sums, *[np.zeros((groups, loose.shape[1]))] * 2, None, None],
-        ],
-        format="csc",
-    )
+    blocks: Any = [
+        [columns, -columns, loose, -loose, eye, -eye],
+        [sums, -sums, *[np.zeros((groups, loose.shape[1]))] * 2, None, None],
+    ]
+    matrix = sparse.bmat(blocks, format="csc")
     price = np.concatenate([costs, costs, np.zeros(2 * loose.shape[1]), np.ones(2 * rows)])
     solved = linprog(price, A_eq=matrix, b_eq=np.concatenate([target, np.zeros(groups)]), method="highs")
     if solved.x is None:
