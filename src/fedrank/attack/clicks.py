@@ -225,7 +225,7 @@ def _fit(columns: Vector, target: Vector, lists: NDArray[np.int64], costs: Vecto
         [columns, -columns, loose, -loose, eye, -eye],
         [sums, -sums, *[np.zeros((groups, loose.shape[1]))] * 2, None, None],
     ]
-    matrix = sparse.bmat(blocks, format="csc")
+    matrix: Any = sparse.bmat(blocks, format="csc")
     price = np.concatenate([costs, costs, np.zeros(2 * loose.shape[1]), np.ones(2 * rows)])
     solved = linprog(price, A_eq=matrix, b_eq=np.concatenate([target, np.zeros(groups)]), method="highs")
     if solved.x is None:
