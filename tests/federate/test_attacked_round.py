@@ -398,3 +398,15 @@ def test_messages_that_a_crash_took_are_not_replaced_by_the_same_with_new_noise(
         federated_round(central, first_state(central, some, 1), some, 1, journal=Remembered(6), watch=twice.append)
     assert twice[0].ids.tolist() == list(range(6))
     np.testing.assert_array_equal(twice[0].updates, twice[1].updates)
+
+
+def test_watching_and_attacking_see_all_clients_together_however_many(monkeypatch):
+    some = clients(6, malicious=2)
+    [[whole], _] = sent(Federation(), some)
+    [[attacked], _] = sent(Federation(attack=ATTACKS["inner-product"](1.0, "full")), some)
+    monkeypatch.setattr(round_module, "CHUNK_BYTES", 2 * 4 * 5)
+    [[seen], _] = sent(Federation(), some)
+    np.testing.assert_array_equal(seen.updates, whole.updates)
+    expected = some.interactions @ attacked.updates.astype(np.float64) / some.interactions.sum()
+    [outcome] = simulate(Federation(attack=ATTACKS["inner-product"](1.0, "full")), some, 1)
+    assert outcome.weights == pytest.approx(expected, abs=1e-12)

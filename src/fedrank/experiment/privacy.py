@@ -27,7 +27,8 @@ TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which people ask what noise t
 NOT_COVERED = (
     "who takes part, and when, is not hidden from the server",
     "people who belong together, or one person with several devices, count as several clients",
-    "online quality, rewards, traffic, quality by client and the curves of a report are measured in simulation only; "
+    "online quality, rewards, traffic, how many took part in a round, quality by client and the curves of a report are "
+    "measured in simulation only; "
     "a deployment must not collect them",
     "settings that were chosen by looking at results of the same people are not counted, nor are other runs on them",
 )
