@@ -348,15 +348,15 @@ def test_version(fedrank):
 
 COMMANDS = [
     ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
-    ["data", "check"], ["data", "list"], ["methods"],
+    ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "describe"], ["logs", "synth"], ["methods"],
 ]  # fmt: skip
 
 
 def test_every_command_is_known_to_these_tests():
     root = get_command(app)
-    found = [[name] for name in root.commands if name != "data"] + [
-        ["data", name] for name in root.commands["data"].commands
-    ]
+    found = []
+    for name, command in root.commands.items():
+        found += [[name, inner] for inner in command.commands] if hasattr(command, "commands") else [[name]]
     assert sorted(found) == sorted(COMMANDS)
 
 

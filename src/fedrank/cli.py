@@ -33,6 +33,10 @@ data_app = typer.Typer(
     help="Data sets: which are known, which are here, and whether a file is sound.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
+logs_app = typer.Typer(
+    help="Search logs: from queries, clicks and documents to a data set of real users.", no_args_is_help=True
+)
+app.add_typer(logs_app, name="logs")
 
 Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")]
 Name = Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")]
@@ -340,6 +344,101 @@ def data_list() -> None:
     show_catalog(_console())
 
 
+@logs_app.command(
+    "build",
+    epilog="Examples:  fedrank logs build --log log.tsv --docs corpus.jsonl --out aol  ·  fedrank logs build --log "
+    "clicks.csv.gz --docs corpus.tsv --out mine --users 100 --exclude 71845 --column user=person",
+)
+def logs_build(
+    log: Annotated[
+        Path, typer.Option(help="Who searched when for what and clicked which: .tsv, .csv, .jsonl, or AOL's.")
+    ],
+    docs: Annotated[Path, typer.Option(help="The documents: .jsonl or .tsv with id, title, text and url.")],
+    out: Annotated[Path, typer.Option(help="Folder for the data set.")],
+    users: Annotated[
+        int | None, typer.Option(min=1, help="Only so many users, the most active; all if not given.")
+    ] = None,
+    least: Annotated[int, typer.Option(min=1, help="Entries that a user must have.")] = 1,
+    exclude: Annotated[list[str] | None, typer.Option(help="User to leave out; may be repeated.")] = None,
+    window: Annotated[str, typer.Option(help="ranked, or shuffled as in the published code.")] = "ranked",
+    short: Annotated[
+        str, typer.Option(help="Where too few documents match: drop the entry, or fill at random.")
+    ] = "drop",
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=NAME", help="What the log calls user, time, query or document; may be repeated."),
+    ] = None,
+    match: Annotated[
+        str, typer.Option(help="Clicks name documents by id or url; auto: by url in AOL's format.")
+    ] = "auto",
+    published: Annotated[bool, typer.Option("--published", help="Features as the published code has them.")] = False,
+    seed: Annotated[int, typer.Option(help="For what is drawn by chance.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="For features; one per core if not given.")] = None,
+) -> None:
+    """Result lists, features, users and times of a log. A build that was interrupted continues."""
+    from fedrank.data.build_log import LogBuild, build_log, notes, progress_bar
+    from fedrank.data.lists import ListRules
+
+    columns = dict(_pair(text) for text in column or [])
+    how = LogBuild(
+        ListRules(window=window, short=short), users, least, tuple(exclude or ()), columns, match, published, seed
+    )
+    console = _console()
+    try:
+        with progress_bar(console) as progress:
+            built = build_log(log, docs, out, how, threads=threads or os.cpu_count() or 1, progress=progress)
+    except KeyboardInterrupt:
+        _say(console, "Stopped; nothing is lost: run the same command to continue.")
+        raise typer.Exit(130) from None
+    for note in notes(built.facts):
+        _say(console, note)
+    _say(console, f"Data set: {out}")
+    _say(console, f"Numbers and a picture: fedrank logs describe {out} --out log.png")
+
+
+@logs_app.command(
+    "describe",
+    epilog="Examples:  fedrank logs describe aol  ·  fedrank logs describe aol --out log.png --numbers log.json",
+)
+def logs_describe(
+    folder: Annotated[Path, typer.Argument(help="A data set that fedrank logs build wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Picture to draw: .png, .svg or .pdf.")] = None,
+    numbers: Annotated[Path | None, typer.Option(help="File for all numbers, as JSON.")] = None,
+) -> None:
+    """How unequal, how bursty and how different users are: numbers and a picture."""
+    from fedrank.data.describe_log import describe_log, description_as_json, draw_log, show_log
+    from fedrank.data.logs import load_log
+
+    console = _console()
+    found = describe_log(load_log(folder))
+    show_log(found, console)
+    if out is not None:
+        draw_log(found, out)
+        _say(console, f"Picture: {out}")
+    if numbers is not None:
+        numbers.write_text(description_as_json(found), encoding="utf-8")
+        _say(console, f"Numbers: {numbers}")
+
+
+@logs_app.command("synth", epilog="Example:  fedrank logs synth --users 1000 --out toy")
+def logs_synth(
+    out: Annotated[Path, typer.Option(help="Folder for log.tsv and corpus.jsonl.")],
+    users: Annotated[int, typer.Option(min=1, help="How many people search.")] = 1000,
+    documents: Annotated[int, typer.Option(min=1, help="How many documents there are.")] = 2000,
+    topics: Annotated[int, typer.Option(min=1, help="What documents and tastes are about.")] = 20,
+    days: Annotated[int, typer.Option(min=1, help="How long the log is.")] = 90,
+    seed: Annotated[int, typer.Option(help="For all that is made up.")] = 1,
+) -> None:
+    """Make up a log with the character of a real one: few busy users, bursts, tastes that differ."""
+    from fedrank.data.synthetic_log import synthetic_log
+
+    log, docs = synthetic_log(out, users, seed, documents=documents, topics=topics, days=days)
+    console = _console()
+    _say(console, f"Log: {log}")
+    _say(console, f"Documents: {docs}")
+    _say(console, f"Next: fedrank logs build --log {log} --docs {docs} --out {out / 'data'}")
+
+
 @app.command(epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods learner pdgd")
 def methods(
     family: Annotated[str | None, typer.Argument(help="Only this family, such as learner.")] = None,
@@ -375,6 +474,14 @@ def _say(console: Console, text: str, style: str | None = None) -> None:
 
 def _count(runs: int) -> str:
     return "1 run" if runs == 1 else f"{runs:,} runs"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """The two sides of FIELD=NAME."""
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise ValueError(f"--column {text!r}: write FIELD=NAME, such as user=AnonID")
+    return name, value
 
 
 def _label(name: str | None, spec: str) -> str:

@@ -1,0 +1,496 @@
+"""From a search log and its documents to a data set: result lists, features, users and times.
+
+The build goes in steps that are marked on disk when they are done. Killed at any moment, it continues where it was and
+writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from fedrank.data.documents import Documents, read_documents
+from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
+from fedrank.data.logs import (
+    ARRAYS,
+    BEGUN,
+    FACTS,
+    FORMAT,
+    TEXTS,
+    Clicks,
+    SearchLog,
+    load_log,
+    read_clicks,
+    read_names,
+    write_names,
+)
+from fedrank.types import Features
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+QUERIES = 500  # whose lists are made between two marks
+PAIRS = 20_000  # whose features are computed between two marks
+
+HEAVY_SHARE, HEAVY_TIMES = 0.5, 5.0  # of all entries; as many as the next user
+_DROPPED = (NOT_FOUND, TOO_SHORT)  # what the numbers in the file of reasons mean, from 1 on
+_FOUND, _WHY = "lists.unfinished.npy", "reasons.unfinished.npy"
+_PAIR_ASKER = "askers.unfinished.npy"  # [pairs]: a query; or an entry, where features are the published ones
+
+Progress = Callable[[str, int, int], None]  # step, done, of how many
+
+
+class Extractor(NamedTuple):
+    """What turns pairs of a query and a document into features."""
+
+    names: tuple[str, ...]
+    features: Callable[[Sequence[str], NDArray[np.int64], NDArray[np.int64]], Features]  # queries, query, document
+    tokens: Callable[[str], list[str]]  # how texts are cut into words, for BM25 as well
+
+
+@dataclass(frozen=True)
+class LogBuild:
+    """How a search log becomes a data set."""
+
+    lists: ListRules = field(default_factory=ListRules)
+    users: int | None = None  # only so many, the most active; None: all
+    least: int = 1  # entries that a user must have
+    exclude: tuple[str, ...] = ()  # users that are left out, with all their clicks
+    columns: dict[str, str] = field(default_factory=dict)  # what the log's columns are called, if it is not obvious
+    match: str = "auto"  # whether clicks name documents by "id" or "url"; see read_clicks
+    published: bool = False  # the features as the published code computed them
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.users is not None and self.users < 1:
+            raise ValueError(f"users = {self.users} leaves nobody; use 1 or more, or None for all")
+        if self.least < 1:
+            raise ValueError(f"least = {self.least}: a user without an entry is no user; use 1 or more")
+
+
+def build_log(
+    log: str | os.PathLike[str],
+    documents: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    how: LogBuild | None = None,
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+    extractor: Callable[[Documents], Extractor] | None = None,
+) -> SearchLog:
+    """Build a data set in the folder `out`, or continue one that was begun there with the same files and settings.
+
+    Natural candidates are clicks of all users but the excluded ones; which users are kept is decided afterwards, by
+    how many of their entries have a list, as in the paper. `extractor` replaces fedrank's own features.
+    """
+    log, documents, out = Path(log), Path(documents), Path(out)
+    how = how or LogBuild()
+    asked = {
+        "format": FORMAT,
+        "log": _fingerprint(log),
+        "documents": _fingerprint(documents),
+        "settings": _plain(how),
+    }
+    marks = _begin(out, asked)
+    if marks is None:
+        _clear(out)
+        return load_log(out)
+    report = progress or _silent
+    report("read", 0, 1)
+    collection = read_documents(documents)
+    clicks = read_clicks(log, collection, how.columns, how.match)
+    _check(log, clicks, how.exclude)
+    tools = (extractor or _own_features(how.published, threads))(collection)
+    report("read", 1, 1)
+    if not marks.done:  # only now, so that files or settings that make no sense leave no folder behind
+        out.mkdir(parents=True, exist_ok=True)
+        marks.set("begun", 1)
+    kept = _make_lists(out, marks, clicks, collection, how, tools.tokens, report)
+    _gather(out, marks, clicks, collection, kept, how)
+    _compute_features(out, marks, tools, how, report)
+    facts = _facts(out, asked, log.name, documents.name, clicks, collection, how, tools.names)
+    _write_durably(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    _clear(out)
+    return load_log(out)
+
+
+@contextlib.contextmanager
+def progress_bar(console: Console) -> Iterator[Progress]:
+    """A bar that shows how far a build is."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(step: str, done: int, of: int) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=of)
+            bars.update(tasks[step], completed=done, total=of)
+
+        yield report
+
+
+def _own_features(published: bool, threads: int) -> Callable[[Documents], Extractor]:
+    def extractor(documents: Documents) -> Extractor:
+        from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_for, tokens
+
+        statistics = _once(lambda: Statistics.of(documents))
+
+        def features(queries: Sequence[str], query: NDArray[np.int64], rows: NDArray[np.int64]) -> Features:
+            return features_for(queries, query, rows, statistics(), threads=threads, published=published)
+
+        return Extractor(tuple(FEATURE_NAMES), features, tokens)
+
+    return extractor
+
+
+class _Marks:
+    """How far a build has come: a small file that is replaced after every step."""
+
+    def __init__(self, path: Path, asked: dict[str, Any], done: dict[str, int]) -> None:
+        self.path, self.asked, self.done = path, asked, done
+
+    def set(self, step: str, done: int) -> None:
+        self.done[step] = done
+        _write_durably(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n")
+
+
+def _begin(out: Path, asked: dict[str, Any]) -> _Marks | None:
+    """The marks of a new or a half-built folder; None if it is complete."""
+    for folder in (out, *out.parents):
+        if folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file; the data set needs a folder")
+    path = out / BEGUN
+    if (out / FACTS).is_file():
+        found = json.loads((out / FACTS).read_text(encoding="utf-8"))
+        _same(
+            {"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, asked, out
+        )
+        return None
+    if path.is_file():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        _same(begun["asked"], asked, out)
+        return _Marks(path, asked, begun["done"])
+    if out.is_dir() and any(name for name in os.listdir(out) if not name.endswith(".unfinished")):
+        raise FileExistsError(f"{out} holds something else; name a new folder, so that nothing is overwritten")
+    return _Marks(path, asked, {})
+
+
+def _same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
+    if before.get("settings") != now["settings"]:
+        changed = [key for key, value in now["settings"].items() if (before.get("settings") or {}).get(key) != value]
+        what = f"other settings ({', '.join(changed)})"
+    elif before != now:
+        what = "another version of these files, or of fedrank"
+    else:
+        return
+    raise FileExistsError(f"{out} was built or begun from {what}; name a new folder, or delete this one")
+
+
+def _check(log: Path, clicks: Clicks, exclude: Sequence[str]) -> None:
+    if not len(clicks):
+        reasons = "; ".join(f"{reason}: {rows}" for reason, rows in clicks.left_out.items()) or "it is empty"
+        raise ValueError(f"{log} holds no entry that can be used ({reasons})")
+    for name in exclude:
+        if name not in clicks.users:
+            raise ValueError(f"exclude = {name!r}: nobody in {log} with a sound entry has that name")
+    if len(set(exclude)) == len(clicks.users):
+        raise ValueError(f"exclude = {list(exclude)} leaves nobody of {log}; keep some user")
+
+
+def _make_lists(
+    out: Path,
+    marks: _Marks,
+    clicks: Clicks,
+    documents: Documents,
+    how: LogBuild,
+    tokens: Callable[[str], list[str]],
+    report: Progress,
+) -> NDArray[np.bool_]:
+    """Write the documents of every entry's list, a block of queries at a time; returns which entries were asked for."""
+    wanted = ~np.isin(clicks.user, [clicks.users.index(name) for name in how.exclude])
+    order, starts = _by_query(clicks, wanted)
+    queries = len(starts) - 1
+    if "gathered" in marks.done:
+        return wanted
+    done = marks.done.get("lists", 0)
+    found = _table(out / _FOUND, (len(clicks), how.lists.length), "<i4", new=not done)
+    why = _table(out / _WHY, (len(clicks),), "|i1", new=not done)
+    score = bm25(documents, tokens)
+    for first in range(done, queries, QUERIES):
+        report("lists", first, queries)
+        last = min(first + QUERIES, queries)
+        for place in range(first, last):
+            entries = order[starts[place] : starts[place + 1]]
+            scores = score(clicks.queries[clicks.query[entries[0]]])
+            lists = lists_for_query(how.lists, entries, clicks.document[entries], scores, how.seed)
+            for entry, one in zip(entries, lists, strict=True):
+                if isinstance(one, str):
+                    why[entry] = 1 + _DROPPED.index(one)
+                else:
+                    found[entry], why[entry] = one, 0
+        found.flush()
+        why.flush()
+        marks.set("lists", last)
+    report("lists", queries, queries)
+    return wanted
+
+
+def _by_query(clicks: Clicks, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Entries grouped by query, in order of time within each; and where every group begins, with the end."""
+    entries = np.flatnonzero(wanted)
+    order = entries[np.argsort(clicks.query[entries], kind="stable")]
+    changes = np.flatnonzero(np.diff(clicks.query[order])) + 1
+    return order, np.concatenate([[0], changes, [len(order)]])
+
+
+def _gather(
+    out: Path, marks: _Marks, clicks: Clicks, documents: Documents, wanted: NDArray[np.bool_], how: LogBuild
+) -> None:
+    """Choose users, number the distinct pairs of query and document, and write all but the features."""
+    if "gathered" in marks.done:
+        return
+    why: NDArray[np.int8] = np.load(out / _WHY)
+    with_list = wanted & (why == 0)
+    if not with_list.any():
+        reasons = ", ".join(f"{reason}: {n:,}" for reason, n in _dropped(why[wanted]).items())
+        raise ValueError(f"no entry has a result list ({reasons}); check that clicks and documents belong together")
+    counts = np.bincount(clicks.user[with_list], minlength=len(clicks.users))
+    ranking = np.argsort(-counts, kind="stable")
+    ranking = ranking[counts[ranking] >= how.least][: how.users]
+    if not len(ranking):
+        raise ValueError(f"least = {how.least:,} leaves nobody: the most active user has {counts.max():,} entries")
+    number = np.full(len(clicks.users), -1, dtype=np.int32)
+    number[ranking] = np.arange(len(ranking), dtype=np.int32)
+    kept = with_list & (number[clicks.user] >= 0)
+    order, starts = _by_query(clicks, kept)
+    place = np.cumsum(kept) - 1  # of an entry among those that are kept
+
+    shown = np.load(out / _FOUND, mmap_mode="r")
+    lists = _table(out / "lists.npy", (int(kept.sum()), how.lists.length), ARRAYS["lists"], new=True)
+    target = np.empty(len(lists), dtype=np.int8)
+    pair_asker, pair_document = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
+    pairs = 0
+    # Published features depend on the whole list, so that no two entries share a pair. Otherwise entries go by query:
+    # pairs of a query are neighbours then, and blocks can be numbered one after the other.
+    groups = np.arange(len(lists) + 1) if how.published else starts
+    entries_of = np.flatnonzero(kept) if how.published else order
+    for first in range(0, len(groups) - 1, QUERIES):
+        last = min(first + QUERIES, len(groups) - 1)
+        entries = entries_of[groups[first] : groups[last]]
+        documents_of = shown[entries].astype(np.int64)
+        asker = np.repeat(np.arange(first, last), np.diff(groups[first : last + 1]))
+        codes, rows = np.unique(asker[:, None] * len(documents) + documents_of, return_inverse=True)
+        lists[place[entries]] = pairs + rows.reshape(documents_of.shape)
+        target[place[entries]] = np.argmax(documents_of == clicks.document[entries][:, None], axis=1)
+        pair_asker.append((codes // len(documents)).astype(np.int32))
+        pair_document.append((codes % len(documents)).astype(np.int32))
+        pairs += len(codes)
+    lists.flush()
+    _save(out / "target.npy", target)
+    _save(out / "user.npy", number[clicks.user[kept]])
+    _save(out / "time.npy", clicks.time[kept])
+    group = np.empty(len(clicks), dtype=np.int32)
+    group[order] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
+    _save(out / "query.npy", group[kept])
+    _save(out / "document.npy", np.concatenate(pair_document))
+    _save(out / _PAIR_ASKER, np.concatenate(pair_asker))
+    write_names(out / "users.txt", [clicks.users[user] for user in ranking])
+    write_names(out / "queries.txt", [clicks.queries[clicks.query[order[start]]] for start in starts[:-1]])
+    write_names(out / "documents.txt", documents.ids)
+    for name in (*(f"{name}.npy" for name in ARRAYS if name != "features"), *(f"{name}.txt" for name in TEXTS)):
+        _sync(out / name)
+    dropped = _dropped(why[wanted])
+    _write_durably(
+        out / "counts.unfinished.json", json.dumps({"dropped": dropped, "other_users": int((with_list & ~kept).sum())})
+    )
+    marks.set("gathered", 1)
+
+
+def _compute_features(
+    out: Path,
+    marks: _Marks,
+    tools: Extractor,
+    how: LogBuild,
+    report: Progress,
+) -> None:
+    width = len(tools.names)
+    asker: NDArray[np.int32] = np.load(out / _PAIR_ASKER, mmap_mode="r")
+    document: NDArray[np.int32] = np.load(out / "document.npy", mmap_mode="r")
+    queries = read_names(out / "queries.txt")
+    if how.published:
+        queries = tuple(queries[query] for query in np.load(out / "query.npy"))
+    size = PAIRS // how.lists.length * how.lists.length  # no list is divided
+    done = marks.done.get("features", 0)
+    table = _table(out / "features.npy", (len(asker), width), ARRAYS["features"], new=not done)
+    for start in range(done, len(asker), size):
+        report("features", start, len(asker))
+        rows = slice(start, min(start + size, len(asker)))
+        asked = np.asarray(asker[rows], dtype=np.int64)
+        first, last = int(asked[0]), int(asked[-1]) + 1  # pairs are sorted by asker
+        values = tools.features(queries[first:last], asked - first, np.asarray(document[rows], dtype=np.int64))
+        if values.shape != (rows.stop - rows.start, width) or not np.isfinite(values).all():
+            raise ValueError(f"features {values.shape} of pairs {rows.start:,} .. {rows.stop - 1:,} are not sound")
+        table[rows] = values
+        table.flush()
+        marks.set("features", rows.stop)
+    report("features", len(asker), len(asker))
+
+
+def _facts(
+    out: Path,
+    asked: dict[str, Any],
+    log: str,
+    documents: str,
+    clicks: Clicks,
+    collection: Documents,
+    how: LogBuild,
+    names: tuple[str, ...],
+) -> dict[str, Any]:
+    """What a reader of the data set should know."""
+    shapes = {name: list(np.load(out / f"{name}.npy", mmap_mode="r").shape) for name in ARRAYS}
+    texts = {name: (out / f"{name}.txt").read_bytes().count(b"\n") for name in TEXTS}
+    counted = json.loads((out / "counts.unfinished.json").read_text(encoding="utf-8"))
+    excluded = int(np.isin(clicks.user, [clicks.users.index(name) for name in how.exclude]).sum())
+    return {
+        "format": FORMAT,
+        "files": {"log": log, "documents": documents},
+        "made_from": {"log": asked["log"], "documents": asked["documents"]},
+        "settings": asked["settings"],
+        "bm25": f"bm25s, Lucene's formula, k1 = {K1}, b = {B}, over title, text and url joined",
+        "counts": {
+            "rows": clicks.rows,  # of the log
+            "sound": len(clicks),  # of them
+            "entries": shapes["lists"][0],  # in the data set
+            "pairs": shapes["features"][0],
+            **texts,
+        },
+        "left_out": {reason: {"rows": one.count, "lines": list(one.lines)} for reason, one in clicks.left_out.items()},
+        "dropped": {
+            "of excluded users": excluded,
+            **counted["dropped"],
+            "of users that were not chosen": counted["other_users"],
+        },
+        "out_of_order": clicks.out_of_order,
+        "broken_documents": len(collection.broken),
+        "heavy_user": heavy_user(clicks, how.exclude),
+        "shapes": shapes,
+        "feature_names": list(names),
+    }
+
+
+def heavy_user(clicks: Clicks, exclude: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The user who has most of the log, or five times as much as anybody else, if there is one; perhaps a robot."""
+    counts = np.bincount(clicks.user, minlength=len(clicks.users))
+    counts[[clicks.users.index(name) for name in exclude]] = 0
+    first = int(np.argmax(counts))
+    entries = int(counts[first])
+    counts[first] = 0
+    second, total = int(counts.max()), entries + int(counts.sum())
+    if second == 0 or not (entries > HEAVY_SHARE * total or entries > HEAVY_TIMES * second):
+        return None
+    return {"user": clicks.users[first], "entries": entries, "share": round(entries / total, 4), "next": second}
+
+
+def notes(facts: dict[str, Any]) -> list[str]:
+    """What became of the rows of a log, as sentences."""
+    counts, said = facts["counts"], []
+    said.append(
+        f"{counts['rows']:,} rows, {counts['sound']:,} of them sound; {counts['entries']:,} entries of "
+        f"{counts['users']:,} users with {counts['queries']:,} queries are in the data set"
+    )
+    for reason, one in facts["left_out"].items():
+        more = ", ..." if one["rows"] > len(one["lines"]) else ""
+        said.append(f"left out, {reason}: {one['rows']:,} (lines {', '.join(map(str, one['lines']))}{more})")
+    said += [f"dropped, {reason}: {n:,}" for reason, n in facts["dropped"].items() if n]
+    if facts["out_of_order"]:
+        said.append(f"{facts['out_of_order']:,} entries stood behind a later one; the log was sorted by time")
+    if facts["broken_documents"]:
+        said.append(f"{facts['broken_documents']:,} documents hold bytes that are not UTF-8; they count as �")
+    if heavy := facts["heavy_user"]:
+        said.append(
+            f"user {heavy['user']} has {heavy['entries']:,} of the entries ({heavy['share']:.0%}), the next one "
+            f"{heavy['next']:,}: perhaps not a person; --exclude {heavy['user']} leaves it out"
+        )
+    return said
+
+
+def _dropped(why: NDArray[np.int8]) -> dict[str, int]:
+    return {reason: int((why == code).sum()) for code, reason in enumerate(_DROPPED, start=1)}
+
+
+def _fingerprint(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _plain(how: LogBuild) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))  # as it will come back from a file
+    return settings
+
+
+def _table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap[Any, Any]:
+    """An array in a file; what was written before is kept unless it is new."""
+    if new:
+        return open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
+    table = open_memmap(path, mode="r+")
+    if table.shape != shape or table.dtype.str != kind:
+        raise ValueError(
+            f"{path} is {table.dtype.str} {table.shape}; the folder is damaged: delete it and build it again"
+        )
+    return table
+
+
+def _save(path: Path, values: NDArray[Any]) -> None:
+    np.save(path, values, allow_pickle=False)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _write_durably(path: Path, text: str) -> None:
+    """The file has its old text or its new one, whatever happens."""
+    fresh = path.with_name(path.name + ".unfinished")
+    with open(fresh, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def _clear(out: Path) -> None:
+    """Delete what only the build needed."""
+    for path in [*out.glob("*.unfinished*"), out / BEGUN]:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _once(make: Callable[[], Any]) -> Callable[[], Any]:
+    """The same thing at every call, made at the first."""
+    made: list[Any] = []
+
+    def get() -> Any:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
+
+
+def _silent(step: str, done: int, of: int) -> None:
+    pass

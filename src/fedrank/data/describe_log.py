@@ -1,0 +1,337 @@
+"""What a search log is like: how unequal, how bursty, and how different its users are; numbers and a picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.build_log import notes
+from fedrank.data.logs import SearchLog
+from fedrank.seeds import rng_for
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMPARED = 10  # users whose clicks are compared, the most active ones
+DRAWN = 5  # users whose days are drawn, as in the paper
+FEWEST = 10  # entries of a user whose burstiness counts; of fewer it is mostly chance
+TAIL = 10  # users that the fitted part of a power law must hold
+SAMPLE = 2000  # clicks of a user that are compared at most
+_DAY = 86_400
+_LOOK: dict[Any, Any] = {
+    "svg.hashsalt": "fedrank",  # the same log gives the same file
+    "font.size": 9,
+    "axes.edgecolor": "#cbd2d9",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e9edf1",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+_BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """P(x) ~ x^-exponent for x >= least, fitted to counts (Clauset, Shalizi and Newman, SIAM Review 2009)."""
+
+    exponent: float
+    least: int  # where the law begins
+    users: int  # that it describes
+    distance: float  # Kolmogorov-Smirnov, between the counts and the law; small is good
+
+
+@dataclass(frozen=True)
+class LogDescription:
+    """A search log in numbers."""
+
+    name: str
+    entries: int
+    users: int
+    queries: int
+    documents: int  # distinct, clicked
+    first: int  # seconds since 1970
+    last: int
+    clicks: NDArray[np.int64]  # [users]: entries, most active first
+    half: int  # the fewest users that have half of all entries
+    power_law: PowerLaw | None  # None where too few users differ
+    burstiness: NDArray[np.float64]  # [users]: -1 like a clock, 0 at random, towards 1 in bursts; NaN for few entries
+    days: NDArray[np.int64]  # [drawn, days]: entries of the most active users
+    drawn: tuple[str, ...]  # their names
+    compared: tuple[str, ...]  # users whose clicks are compared
+    distances: NDArray[np.float64]  # [compared, compared]: Wasserstein, in standard deviations, mean over features
+    by_chance: float  # mean distance if the compared users had dealt their clicks out at random
+    features: tuple[tuple[str, float], ...]  # which differ, by their mean distance, most first
+    notes: tuple[str, ...]  # what became of the log's rows
+
+    @property
+    def mean_distance(self) -> float:
+        """Over all pairs of compared users; NaN if there is only one."""
+        size = len(self.distances)
+        return float(self.distances.sum() / (size * (size - 1))) if size > 1 else float("nan")
+
+
+def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> LogDescription:
+    """Count, fit and compare; only clicks of the most active users are compared, at most 2,000 of each."""
+    clicks = np.bincount(log.user, minlength=len(log.users)).astype(np.int64)
+    chosen = list(range(min(compared, len(log.users))))
+    clicked = log.clicked()
+    tables = []
+    for user in chosen:
+        rows = log.rows_of(user)
+        if len(rows) > SAMPLE:
+            rows = np.sort(rng_for(seed, "describe", user).choice(rows, SAMPLE, replace=False))
+        tables.append(np.asarray(log.features[clicked[rows]], dtype=np.float64))
+    distances, per_feature = feature_distances(tables)
+    mixed = rng_for(seed, "by chance").permutation(np.concatenate(tables))
+    ends = np.cumsum([len(table) for table in tables])
+    chance, _ = feature_distances(np.split(mixed, ends[:-1]))
+    pairs = max(1, len(chosen) * (len(chosen) - 1))
+    order = [int(i) for i in np.argsort(-per_feature, kind="stable") if per_feature[i] > 0]
+    first, last = int(log.time[0]), int(log.time[-1])
+    day = (np.asarray(log.time) - first) // _DAY
+    days = np.zeros((min(DRAWN, len(log.users)), int(day[-1]) + 1), dtype=np.int64)
+    for user in range(len(days)):
+        np.add.at(days[user], day[log.rows_of(user)], 1)
+    return LogDescription(
+        name=log.folder.resolve().name,
+        entries=len(log),
+        users=len(log.users),
+        queries=len(log.queries),
+        documents=len(np.unique(log.document[clicked])),
+        first=first,
+        last=last,
+        clicks=clicks,
+        half=int(np.searchsorted(np.cumsum(clicks), clicks.sum() / 2)) + 1,
+        power_law=power_law(clicks),
+        burstiness=_bursts(log),
+        days=days,
+        drawn=log.users[: len(days)],
+        compared=log.users[: len(chosen)],
+        distances=distances,
+        by_chance=float(chance.sum() / pairs) if len(chosen) > 1 else float("nan"),
+        features=tuple((log.feature_names[i], float(per_feature[i])) for i in order),
+        notes=tuple(notes(log.facts)),
+    )
+
+
+def power_law(counts: NDArray[np.integer]) -> PowerLaw | None:
+    """Fit a discrete power law by maximum likelihood; it begins where it fits best and holds at least 10 users."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import zeta
+
+    counts = np.sort(np.asarray(counts, dtype=np.int64))
+    counts = counts[counts > 0]
+    best: PowerLaw | None = None
+    for least in np.unique(counts).tolist():
+        tail = counts[counts >= least]
+        values, repeats = np.unique(tail, return_counts=True)
+        if len(tail) < TAIL or len(values) < 2:
+            break
+        mean = float(np.log(tail).mean())
+        fitted = minimize_scalar(
+            lambda a, least=least, mean=mean: float(np.log(zeta(a, least))) + a * mean,
+            bounds=(1.01, 10.0),
+            method="bounded",
+        )
+        exponent = float(fitted.x)
+        law = 1 - zeta(exponent, values + 1) / zeta(exponent, least)  # P(x <= value)
+        seen = np.cumsum(repeats) / len(tail)
+        distance = float(np.abs(law - seen).max())
+        if best is None or distance < best.distance:
+            best = PowerLaw(exponent, int(least), len(tail), distance)
+    return best
+
+
+def burstiness(times: NDArray[np.integer]) -> float:
+    """(σ - μ) / (σ + μ) of the gaps between entries (Goh and Barabási, EPL 2008); NaN for fewer than two gaps.
+
+    >>> burstiness(np.array([0, 10, 20, 30]))
+    -1.0
+    """
+    gaps = np.diff(np.sort(np.asarray(times, dtype=np.int64))).astype(np.float64)
+    if len(gaps) < 2 or not gaps.any():
+        return float("nan")
+    return float((gaps.std() - gaps.mean()) / (gaps.std() + gaps.mean()))
+
+
+def feature_distances(tables: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Wasserstein distances [users, users], mean over features; and [features], mean over pairs of users.
+
+    Features count in standard deviations of all rows together; those that never vary count as 0 and are not averaged.
+    """
+    from scipy.stats import wasserstein_distance
+
+    together = np.concatenate(tables)
+    spread = together.std(axis=0)
+    varying = np.flatnonzero(spread > 1e-9 * np.maximum(np.abs(together).max(axis=0), 1e-30))
+    distances = np.zeros((len(tables), len(tables)))
+    per_feature = np.zeros(together.shape[1])
+    pairs = [(one, other) for one in range(len(tables)) for other in range(one)]
+    for one, other in pairs:
+        for column in varying:
+            distance = wasserstein_distance(tables[one][:, column], tables[other][:, column]) / spread[column]
+            distances[one, other] += distance / len(varying)
+            per_feature[column] += distance / len(pairs)
+    return distances + distances.T, per_feature
+
+
+def _bursts(log: SearchLog) -> NDArray[np.float64]:
+    order = np.argsort(log.user, kind="stable")
+    ends = np.cumsum(np.bincount(log.user, minlength=len(log.users)))
+    times = np.split(np.asarray(log.time)[order], ends[:-1])
+    return np.array([burstiness(one) if len(one) >= FEWEST else np.nan for one in times])
+
+
+def show_log(found: LogDescription, console: Console) -> None:
+    """Print the numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(found.name, style="bold"))
+    for note in found.notes:
+        console.print(Text(note))
+    console.print()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="cyan")
+    table.add_column()
+    for name, value in _rows(found):
+        table.add_row(name, Text(value))
+    console.print(table)
+
+
+def _rows(found: LogDescription) -> list[tuple[str, str]]:
+    span = (found.last - found.first) / _DAY
+    rows = [
+        ("entries", f"{found.entries:,} of {found.users:,} users"),
+        ("queries", f"{found.queries:,} different; {found.documents:,} different documents clicked"),
+        ("time", f"{_date(found.first)} to {_date(found.last)}, {span:,.1f} days"),
+        ("entries per user", f"most {found.clicks[0]:,}, median {np.median(found.clicks):,.0f}"),
+        ("half of the entries", f"come from {found.half:,} users ({found.half / found.users:.1%})"),
+    ]
+    if law := found.power_law:
+        rows.append(
+            (
+                "power law",
+                f"exponent {law.exponent:.2f} from {law.least:,} entries on ({law.users:,} users, distance "
+                f"{law.distance:.3f})",
+            )
+        )
+    bursts = found.burstiness[~np.isnan(found.burstiness)]
+    if len(bursts):
+        low, middle, high = np.quantile(bursts, (0.25, 0.5, 0.75))
+        rows.append(
+            (
+                "burstiness",
+                f"median {middle:.2f}, half of the users {low:.2f} .. {high:.2f} (-1 like a clock, 0 at random, "
+                f"1 in bursts; {len(bursts):,} users with {FEWEST} entries or more)",
+            )
+        )
+    if len(found.compared) > 1:
+        rows.append(
+            (
+                "difference in clicks",
+                f"{found.mean_distance:.3f} standard deviations (Wasserstein) between the {len(found.compared)} most "
+                f"active users; {found.by_chance:.3f} by chance",
+            )
+        )
+        rows.append(("differ most in", "; ".join(f"{name} ({value:.2f})" for name, value in found.features[:5])))
+    return rows
+
+
+def description_as_json(found: LogDescription) -> str:
+    """All numbers as JSON text; what is not known is null."""
+    return json.dumps(_plain(asdict(found)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def draw_log(found: LogDescription, path: str | Path) -> None:
+    """Draw users by clicks, days of the most active users, and their differences; the file's ending is its format."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_LOOK):
+        figure = Figure(figsize=(12.5, 3.9), layout="constrained")
+        FigureCanvasAgg(figure)
+        users, days, differences = figure.subplots(1, 3, width_ratios=(1, 1.25, 1.05))
+        _draw_users(users, found)
+        _draw_days(days, found)
+        _draw_differences(figure, differences, found)
+        figure.savefig(path, dpi=150)
+
+
+def _draw_users(axis: Any, found: LogDescription) -> None:
+    values = np.unique(found.clicks)
+    at_least = len(found.clicks) - np.searchsorted(np.sort(found.clicks), values)
+    axis.loglog(values, at_least, ".", color=_BLUE, ms=4)
+    title = "Users with at least so many clicks"
+    if law := found.power_law:
+        from scipy.special import zeta
+
+        tail = values[values >= law.least]
+        axis.loglog(tail, law.users * zeta(law.exponent, tail) / zeta(law.exponent, law.least), color=_ORANGE, lw=1.2)
+        title += f"\npower law, exponent {law.exponent:.2f}"
+    axis.set_xlabel("clicks")
+    axis.set_ylabel("users")
+    axis.set_title(title, loc="left", fontsize=9.5)
+
+
+def _draw_days(axis: Any, found: LogDescription) -> None:
+    rows, columns = np.nonzero(found.days)
+    sizes = found.days[rows, columns]
+    axis.scatter(columns, rows, s=160 * sizes / max(1, sizes.max()) + 2, color=_BLUE, alpha=0.7, lw=0)
+    axis.set_yticks(range(len(found.drawn)), [_cut(name) for name in found.drawn])
+    axis.set_ylim(len(found.drawn) - 0.5, -0.5)
+    axis.set_xlabel(f"days since {_date(found.first)[:10]}")
+    axis.set_title(f"Days of the most active users\nlargest dot: {sizes.max():,} clicks", loc="left", fontsize=9.5)
+    _plain_labels(axis)
+
+
+def _draw_differences(figure: Any, axis: Any, found: LogDescription) -> None:
+    image = axis.imshow(found.distances, cmap="Blues", vmin=0)
+    names = [_cut(name) for name in found.compared]
+    axis.set_xticks(range(len(names)), names, rotation=90)
+    axis.set_yticks(range(len(names)), names)
+    axis.tick_params(length=0)
+    axis.grid(False)
+    axis.spines[:].set_visible(False)
+    note = "" if len(names) < 2 else f"\nmean {found.mean_distance:.2f}, by chance {found.by_chance:.2f}"
+    axis.set_title(f"Differences in clicked features{note}", loc="left", fontsize=9.5)
+    figure.colorbar(image, ax=axis, shrink=0.8).outline.set_visible(False)
+    _plain_labels(axis)
+
+
+def _plain_labels(axis: Any) -> None:
+    for text in [*axis.get_xticklabels(), *axis.get_yticklabels()]:
+        text.set_parse_math(False)  # names come from files, and a "$" there is only a "$"
+
+
+def _cut(name: str, most: int = 12) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _date(seconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):  # years beyond 9999 or before 1
+        return f"{seconds:,} s"
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: lists for arrays, null for what is not a number."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,350 @@
+"""The 103 features of a query and a document that AOL4FOLTR uses, over a whole collection or as published.
+
+`Statistics.of(documents)` counts a collection once; `features_of` is all that a live search client then needs.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from fedrank.data.documents import Documents
+
+STREAMS = ("title", "body", "URL")
+K1 = 1.5  # BM25: how slowly more occurrences count less; as bm25s and rank_bm25 have it
+B = 0.75  # BM25: how much long streams are held back, 0 .. 1
+FLOOR = 0.25  # published BM25 only: a term with negative idf gets this share of the list's mean idf
+DOCUMENTS_AT_ONCE = 4096  # counted in one go; bounds the memory for tokens
+PAIRS_AT_ONCE = 4096  # smallest share of a thread, and the distance between two reports of progress
+
+_WORD = re.compile(r"\w+")
+
+
+def tokens(text: str) -> list[str]:
+    """Words of a text in small letters: runs of letters, digits and underscores; no stop words, no stemming.
+
+    Text is brought to Unicode's NFKC first, so that one word written in two ways is one term.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return _WORD.findall(text.casefold())
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One of the 103 numbers: what it is here, and what the published files hold in its place."""
+
+    number: int  # from 1, as in LETOR files
+    name: str
+    stream: str  # title, body or URL
+    meaning: str
+    published: str  # with published=True, where that is not the same over the list; "" where it is
+
+
+_SUMMARIES = ("min", "max", "sum", "mean", "variance")
+_REPEATS = "a repeated word of the query counts as often as it occurs"
+
+
+def _kinds() -> Iterator[tuple[str, str, str]]:
+    """(name, meaning, published) of each feature that every stream has."""
+    yield (
+        "BM25",
+        f"BM25 of the query: sum of idf x tf / (tf + k1 (1 - b + b length / mean length)), k1 = {K1}, b = {B}.",
+        f"Times k1 + 1, with idf = ln((N - n + 0.5) / (n + 0.5)) over the list's N documents that have this stream; "
+        f"a negative idf becomes {FLOOR} x the list's mean idf.",
+    )
+    over = (
+        ("TF", "tf, how often a query term occurs in the stream", f"The same, but {_REPEATS}."),
+        (
+            "IDF",
+            "idf = ln(1 + (N - n + 0.5) / (n + 0.5)), n of N documents having the term in this stream; 0 if n = 0",
+            f"idf = ln((1 + N) / (1 + n)) + 1 over the N documents of the list; {_REPEATS}.",
+        ),
+        ("TF-IDF", "tf x idf", f"With the published idf; {_REPEATS}."),
+    )
+    for name, meaning, published in over:
+        for summary in _SUMMARIES:
+            yield f"{summary} of {name}", f"The {summary} over the query's terms of {meaning}.", published
+    for summary in _SUMMARIES:
+        yield (
+            f"{summary} of word length",
+            f"The {summary} over the stream's words of their length in characters.",
+            'The same under the name "stream length".',
+        )
+    for summary in _SUMMARIES:
+        yield (
+            f"{summary} of length-normalised TF",
+            f"The {summary} over the query's terms of tf / number of words in the stream.",
+            "Always 0." if summary == "variance" else f"The sum, whatever the name says; {_REPEATS}.",
+        )
+    yield (
+        "cosine",
+        "Cosine between query (idf) and stream (tf x idf).",
+        f"With the published idf; {_REPEATS}.",
+    )
+    yield "covered query terms", "Number of query terms that occur in the stream.", f"The same, but {_REPEATS}."
+    yield "covered query term ratio", "Share of query terms that occur in the stream.", f"The same, but {_REPEATS}."
+    yield "characters", "Length of the stream in characters, without blanks at its ends.", ""
+    yield "terms", "Length of the stream in words.", ""
+    yield (
+        "query terms",
+        "Number of query terms.",
+        f"The same, but {_REPEATS}; 0 if no document of the list has the stream.",
+    )
+    yield (
+        "exact match",
+        "1 if every query term occurs in the stream, otherwise 0 (MSLR's boolean model).",
+        "The same, but 0 whenever a word of the query is repeated.",
+    )
+    yield (
+        "match ratio",
+        "Share of the stream's distinct terms that are query terms.",
+        "Distinct query terms that occur in the stream / words of the query, repeated ones included.",
+    )
+
+
+def _features() -> Iterator[Feature]:
+    number = 0
+    for name, meaning, published in _kinds():
+        for stream in STREAMS:
+            number += 1
+            yield Feature(number, f"{name} of {stream}", stream, meaning, published)
+    yield Feature(number + 1, "number of slashes in URL", "URL", "Number of slashes in the URL.", "")
+
+
+FEATURES = tuple(_features())  # [103]: feature after feature, each for title, body, URL
+FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What features need to know of a collection: counts of terms in every title, body and URL; no text.
+
+    Documents are rows 0, 1, ..., in the order given. A document without title, text or URL has an empty stream: length
+    0; of its features only idf and the number of query terms, which belong to the query, are not 0.
+    """
+
+    vocabulary: NDArray[np.uint8]  # all terms in UTF-8, one after the other
+    vocabulary_offsets: NDArray[np.int64]  # [terms + 1]
+    alphabetical: NDArray[np.int32]  # [terms]: terms by their UTF-8, for looking them up
+    frequencies: NDArray[np.int32]  # [terms, 3]: how many documents have the term in this stream
+    offsets: NDArray[np.int64]  # [3 documents + 1]: stream s of document d is row 3 d + s
+    terms: NDArray[np.int32]  # distinct terms of each row, ascending
+    counts: NDArray[np.uint16] | NDArray[np.int32]  # how often each occurs; int32 where 65,535 is not enough
+    lengths: NDArray[np.int32]  # [documents, 3]: words
+    mean_lengths: NDArray[np.float64]  # [3]: over all documents, those with an empty stream included
+    characters: NDArray[np.int32]  # [documents, 3]
+    words: NDArray[np.float32]  # [documents, 3, 5]: min, max, sum, mean, variance of word lengths
+    norms: NDArray[np.float64]  # [documents, 3]: length of the vector of tf x idf
+    slashes: NDArray[np.int32]  # [documents]: in the URL
+
+    def __len__(self) -> int:
+        return len(self.slashes)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(getattr(self, field.name).nbytes for field in fields(self))
+
+    @classmethod
+    def of(cls, documents: Documents) -> Statistics:
+        """Count a collection; the texts are read once and not kept."""
+        from fedrank.kernels.log_features import describe_streams, document_norms
+
+        ids, offsets, terms, counts, characters = _count(documents)
+        number = len(documents.ids)
+        spelled = [term.encode() for term in ids]
+        frequencies = np.zeros((len(ids), 3), np.int32)
+        lengths = np.zeros((number, 3), np.int32)
+        words = np.zeros((number, 3, 5), np.float32)
+        word_lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        describe_streams(offsets, terms, counts, word_lengths, frequencies, lengths, words)
+        norms = np.empty((number, 3))
+        document_norms(offsets, terms, counts, idf(frequencies, number), norms)
+        return cls(
+            vocabulary=np.frombuffer(b"".join(spelled), np.uint8),
+            vocabulary_offsets=_ends(np.fromiter(map(len, spelled), np.int64, len(spelled))),
+            alphabetical=np.array(sorted(range(len(spelled)), key=spelled.__getitem__), np.int32),
+            frequencies=frequencies,
+            offsets=offsets,
+            terms=terms,
+            counts=counts,
+            lengths=lengths,
+            mean_lengths=lengths.mean(axis=0) if number else np.zeros(3),
+            characters=characters,
+            words=words,
+            norms=norms,
+            slashes=np.fromiter((url.count("/") for url in documents.url), np.int32, number),
+        )
+
+    def term(self, number: int) -> str:
+        """How a term is spelled."""
+        return self._spelled(number).decode()
+
+    def find(self, term: str) -> int:
+        """The number of a term; -1 if no document has it."""
+        wanted = term.encode(errors="replace")
+        low, high = 0, len(self.alphabetical)
+        while low < high:
+            middle = (low + high) // 2
+            if self._spelled(self.alphabetical[middle]) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(self.alphabetical) and self._spelled(self.alphabetical[low]) == wanted:
+            return int(self.alphabetical[low])
+        return -1
+
+    def _spelled(self, number: int) -> bytes:
+        return self.vocabulary[self.vocabulary_offsets[number] : self.vocabulary_offsets[number + 1]].tobytes()
+
+
+def idf(frequencies: NDArray[Any], documents: int) -> NDArray[np.float64]:
+    """How rare terms are that `frequencies` of so many documents have: ln(1 + (N - n + 0.5) / (n + 0.5)), as Lucene.
+
+    Never negative. A term that no document has gets 0, not the largest value: a misspelt word must not outweigh the
+    rest.
+    """
+    n = np.asarray(frequencies, np.float64)
+    return np.where(n > 0, np.log1p((documents - n + 0.5) / (n + 0.5)), 0.0)
+
+
+def features_of(query: str, rows: ArrayLike, statistics: Statistics, published: bool = False) -> NDArray[np.float32]:
+    """Features [rows, 103] of one query and some documents of a collection; needs no files.
+
+    The same numbers, bit for bit, as `features_for` gives.
+    """
+    rows = np.asarray(rows, np.int64)
+    return features_for([query], np.zeros(len(rows), np.int64), rows, statistics, published=published)
+
+
+def features_for(
+    queries: Sequence[str],
+    query_of_pair: ArrayLike,
+    rows_of_pair: ArrayLike,
+    statistics: Statistics,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    published: bool = False,
+) -> NDArray[np.float32]:
+    """Features [pairs, 103] of many queries and documents; `progress(done, pairs)` is told from time to time.
+
+    A word that a query repeats counts once, a query without words gives 0 for everything that asks about terms, and
+    nothing is ever infinite or NaN. A pair depends on nothing but its query, its document and the collection, so pairs
+    can be computed in any portions.
+
+    `published` gives the definitions of AOL4FOLTR's own files (see `FEATURES`). There a pair depends on its result
+    list: all pairs with the same `query_of_pair` are one list, and all that is known of the world. Give every list its
+    own entry in `queries`, and never divide a list between two calls. Words are cut as everywhere here, and one rule is
+    left out: that tf, idf and cosine are 0 where a stream of the whole list holds nothing but English stop words.
+    """
+    from fedrank.kernels.log_features import collection_features, published_features
+
+    # Copies, because a kernel is compiled anew for arrays that cannot be written to.
+    asking, rows = np.array(query_of_pair, np.int64), np.array(rows_of_pair, np.int64)
+    _check(asking, rows, len(queries), len(statistics))
+    used, position = np.unique(asking, return_inverse=True)
+    asked = _asked([queries[i] for i in used], statistics)
+    s = statistics
+    collection = (s.offsets, s.terms, s.counts, s.lengths, s.mean_lengths, s.characters, s.words, s.norms, s.slashes)
+    out = np.empty((len(rows), len(FEATURES)), np.float32)
+    steps = [*range(0, len(rows), PAIRS_AT_ONCE), len(rows)]
+    ends = _ends(np.bincount(position, minlength=len(used))) if published else np.arange(len(rows) + 1)
+    edges = np.unique(np.searchsorted(ends, steps))  # no list may fall into two portions
+    order = np.lexsort((rows, position)) if published else None
+
+    def some(first: int, last: int) -> int:
+        if order is not None:
+            words = len(s.alphabetical)
+            published_features(out, first, last, ends, order, rows, words, asked, collection, K1, B, FLOOR)
+        else:
+            collection_features(out, first, last, position, rows, asked, collection, K1, B)
+        return int(ends[last])
+
+    for done in _in_threads(some, edges, threads):
+        if progress is not None:
+            progress(done, len(rows))
+    return out
+
+
+def _in_threads(some: Callable[[int, int], int], edges: NDArray[np.int64], threads: int) -> Iterator[int]:
+    """Results of every portion, in order; portions do not depend on each other."""
+    if threads < 2 or len(edges) < 3:
+        yield from map(some, edges[:-1], edges[1:])
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(some, edges[:-1], edges[1:])
+
+
+def _check(asking: NDArray[np.int64], rows: NDArray[np.int64], queries: int, documents: int) -> None:
+    if asking.shape != rows.shape or rows.ndim != 1:
+        raise ValueError(
+            f"{asking.shape} queries and {rows.shape} documents are no pairs; give two lists of one length"
+        )
+    for values, size, what in ((asking, queries, "queries"), (rows, documents, "documents")):
+        wrong = values[(values < 0) | (values >= size)]
+        if len(wrong):
+            raise IndexError(f"no {wrong[0]} among {size:,} {what}; count from 0")
+
+
+def _asked(queries: Sequence[str], statistics: Statistics) -> tuple[NDArray[Any], ...]:
+    """Distinct terms of each query in the order of the query: (offsets, terms, repeats, idf [terms, 3])."""
+    known: dict[str, int] = {}
+    wanted, repeats, sizes = array("i"), array("q"), array("q")
+    for query in queries:
+        counted: dict[str, int] = {}
+        for token in tokens(query):
+            counted[token] = counted.get(token, 0) + 1
+        for token in counted:
+            if token not in known:
+                known[token] = statistics.find(token)
+            wanted.append(known[token])
+        repeats.extend(counted.values())
+        sizes.append(len(counted))
+    terms = np.array(wanted, np.int32)
+    frequencies = np.zeros((len(terms), 3), np.int32)
+    frequencies[terms >= 0] = statistics.frequencies[terms[terms >= 0]]
+    return _ends(np.array(sizes, np.int64)), terms, np.array(repeats, np.int64), idf(frequencies, len(statistics))
+
+
+def _count(
+    documents: Documents,
+) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int32], NDArray[Any], NDArray[np.int32]]:
+    """Number every term by its first appearance and count it: (terms, offsets, terms of rows, counts, characters)."""
+    from fedrank.kernels.log_features import count_terms
+
+    number = len(documents.ids)
+    ids: defaultdict[str, int] = defaultdict()
+    ids.default_factory = ids.__len__
+    characters = np.zeros((number, 3), np.int32)
+    sizes = np.zeros(3 * number, np.int64)
+    some_terms, some_counts = [np.empty(0, np.int32)], [np.empty(0, np.uint16)]
+    for first in range(0, number, DOCUMENTS_AT_ONCE):
+        last = min(first + DOCUMENTS_AT_ONCE, number)
+        of_rows, ends = array("i"), array("q", [0])
+        for document in range(first, last):
+            streams = documents.title[document], documents.text[document], documents.url[document]
+            for stream, text in enumerate(streams):
+                characters[document, stream] = len(text.strip())
+                of_rows.extend(map(ids.__getitem__, tokens(text)))
+                ends.append(len(of_rows))
+        terms, counts = np.empty(len(of_rows), np.int32), np.empty(len(of_rows), np.int32)
+        end = count_terms(np.array(of_rows, np.int32), np.array(ends), terms, counts, sizes[3 * first : 3 * last])
+        some_terms.append(terms[:end].copy())
+        small = end == 0 or counts[:end].max() <= np.iinfo(np.uint16).max
+        some_counts.append(counts[:end].astype(np.uint16 if small else np.int32))
+    return ids, _ends(sizes), np.concatenate(some_terms), np.concatenate(some_counts), characters
+
+
+def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(sizes)))

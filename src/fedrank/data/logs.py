@@ -1,0 +1,373 @@
+"""Search logs: who searched when for what and clicked which document; and the data sets that are built from them.
+
+A data set is a folder of plain `.npy` and text files that `build_log` writes and `load_log` opens without reading it
+into memory. It is complete when it has its `facts.json`, which is written last.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.documents import SHOWN, Documents, as_text, find_columns, is_name, kind_of, text_lines
+from fedrank.data.ranking import RankingData
+from fedrank.types import Features
+
+FORMAT = 1  # raise it whenever a folder would be read differently
+BEGUN = "begun.json"  # lies in a folder while it is being built
+FACTS = "facts.json"  # lies in a complete folder
+COLUMNS: dict[str, tuple[str, ...]] = {  # what a column may be called, in any case of letters
+    "user": ("user", "user_id", "userid", "anonid"),
+    "time": ("time", "timestamp", "datetime", "date", "querytime"),
+    "query": ("query", "query_text", "text"),
+    "document": ("document", "doc", "doc_id", "docid", "document_id", "clicked", "clickurl"),
+}
+MATCHES = ("auto", "id", "url")
+AOL = {"anonid", "query", "querytime", "itemrank", "clickurl"}  # the columns of the log that AOL released in 2006
+
+NO_CLICK = "no click"
+NO_USER = "no user"
+EMPTY_QUERY = "empty query"
+BAD_TIME = "unreadable time"
+UNKNOWN = "click on an unknown document"
+SEVERAL = "click on a url of several documents"
+BAD_BYTES = "not UTF-8"
+BAD_ROW = "not a row"  # broken JSON, or quotes of CSV that do not close
+
+_SECONDS = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)
+_LATEST = 10**11  # seconds, in the year 5138; what is larger counts milliseconds
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """The sound entries of a log in order of time, as columns; and what became of the other rows."""
+
+    user: NDArray[np.int32]  # [entries], a row of `users`
+    time: NDArray[np.int64]  # [entries], seconds since 1970
+    query: NDArray[np.int32]  # [entries], a row of `queries`
+    document: NDArray[np.int32]  # [entries], a row of the collection: what was clicked
+    users: list[str]
+    queries: list[str]  # normalised
+    rows: int  # of the file, sound or not
+    left_out: dict[str, LeftOut]  # by reason
+    out_of_order: int  # entries that stood behind a later one
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """How many rows were left out for one reason, and where the first of them stand."""
+
+    count: int
+    lines: tuple[int, ...]  # at most SHOWN
+
+    def __str__(self) -> str:
+        more = ", ..." if self.count > len(self.lines) else ""
+        return f"{self.count:,} (line{'s' * (self.count > 1)} {', '.join(map(str, self.lines))}{more})"
+
+
+@dataclass(frozen=True)
+class SearchLog:
+    """A search log with result lists and features; entries are in order of time, arrays are memory-mapped."""
+
+    features: Features  # [pairs, features]: one row for every distinct pair of a query and a document
+    lists: NDArray[np.int64]  # [entries, 20]: rows of `features`, in the order in which they count as shown
+    target: NDArray[np.int8]  # [entries]: which of the 20 was clicked
+    user: NDArray[np.int32]  # [entries]: a row of `users`
+    time: NDArray[np.int64]  # [entries]: seconds since 1970
+    query: NDArray[np.int32]  # [entries]: a row of `queries`
+    document: NDArray[np.int32]  # [pairs]: a row of `documents`
+    users: tuple[str, ...]  # most active first
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]  # ids of the whole collection
+    facts: dict[str, Any]  # settings, seed, counts, and what was dropped and why
+    folder: Path
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return tuple(self.facts["feature_names"])
+
+    def clicked(self) -> NDArray[np.int64]:
+        """[entries]: the row of `features` that was clicked."""
+        chosen: NDArray[np.int64] = np.take_along_axis(self.lists, self.target[:, None].astype(np.int64), axis=1)[:, 0]
+        return chosen
+
+    def rows_of(self, user: int) -> NDArray[np.int64]:
+        """The entries of one user, in order of time."""
+        return np.flatnonzero(self.user == user)
+
+
+ARRAYS: dict[str, str] = {  # files of a data set and their types
+    "features": "<f4",
+    "lists": "<i8",
+    "target": "|i1",
+    "user": "<i4",
+    "time": "<i8",
+    "query": "<i4",
+    "document": "<i4",
+}
+TEXTS = ("users", "queries", "documents")
+
+
+def read_clicks(
+    path: str | os.PathLike[str],
+    documents: Documents,
+    columns: Mapping[str, str] | None = None,
+    match: str = "auto",
+) -> Clicks:
+    """Read a log: TSV, CSV or JSON Lines with columns for user, time, query and clicked document, or AOL's own format.
+
+    `columns` says what they are called where it is not obvious. A time is a date as in ISO 8601, without a zone in UTC,
+    or seconds since 1970. `match` says whether clicks name documents by id or by url; "auto" takes urls for AOL's
+    format and ids otherwise. A row that cannot be used is counted with its reason, never guessed at.
+    """
+    path = Path(path)
+    if match not in MATCHES:
+        raise ValueError(f"match = {match!r}: clicks name documents by one of {', '.join(MATCHES)}")
+    for name in columns or {}:
+        if name not in COLUMNS:
+            raise ValueError(f"columns: no {name!r} is read; choose among {', '.join(COLUMNS)}")
+    left_out: dict[str, tuple[list[int], list[int]]] = {}
+    users: dict[str, int] = {}
+    queries: dict[str, int] = {}
+    user, time, query, document = array("i"), array("q"), array("i"), array("i")
+    rows = 0
+    known: dict[str, int] | None = None
+    for number, cells, aol, trouble in _cells(path, columns or {}):
+        rows += 1
+        if known is None and cells is not None:
+            by_url = match == "url" or (match == "auto" and aol)
+            known = _by_url(documents) if by_url else {name: row for row, name in enumerate(documents.ids)}
+        reason, seconds, text, place = trouble, 0, "", -1
+        if cells is not None and known is not None:
+            who, when, asked, clicked = cells
+            text = normalised(asked)
+            moment = seconds_of(when)
+            place = known.get(_plain_url(clicked) if by_url else clicked.strip(), -1)
+            reason = (
+                NO_CLICK
+                if not clicked.strip()
+                else NO_USER
+                if not is_name(who.strip())
+                else EMPTY_QUERY
+                if not is_name(text)
+                else BAD_TIME
+                if moment is None
+                else UNKNOWN
+                if place == -1
+                else SEVERAL
+                if place == _SEVERAL
+                else ""
+            )
+            seconds = moment or 0
+            if not reason:
+                user.append(users.setdefault(who.strip(), len(users)))
+                time.append(seconds)
+                query.append(queries.setdefault(text, len(queries)))
+                document.append(place)
+        if reason:
+            count, lines = left_out.setdefault(reason, ([0], []))
+            count[0] += 1
+            if len(lines) < SHOWN:
+                lines.append(number)
+    when_sorted = np.array(time, dtype=np.int64)
+    order = np.argsort(when_sorted, kind="stable")
+    latest = np.maximum.accumulate(when_sorted) if len(when_sorted) else when_sorted
+    return Clicks(
+        user=np.array(user, dtype=np.int32)[order],
+        time=when_sorted[order],
+        query=np.array(query, dtype=np.int32)[order],
+        document=np.array(document, dtype=np.int32)[order],
+        users=list(users),
+        queries=list(queries),
+        rows=rows,
+        left_out={reason: LeftOut(count[0], tuple(lines)) for reason, (count, lines) in sorted(left_out.items())},
+        out_of_order=int(np.count_nonzero(when_sorted < latest)),
+    )
+
+
+def normalised(query: str) -> str:
+    """A query as it is compared with others: small letters, single blanks.
+
+    >>> normalised("  New  York ")
+    'new york'
+    """
+    return " ".join(query.lower().split())
+
+
+def seconds_of(text: str) -> int | None:
+    """Seconds since 1970 of a date or of a number of seconds; None where it is neither.
+
+    >>> seconds_of("1970-01-02 00:00:01"), seconds_of("86401.9"), seconds_of("yesterday")
+    (86401, 86401, None)
+    """
+    text = text.strip()
+    if _SECONDS.fullmatch(text):
+        value = float(text)
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+            value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            return None
+    return math.floor(value) if abs(value) < _LATEST else None
+
+
+def load_log(folder: str | os.PathLike[str]) -> SearchLog:
+    """Open a data set that was built from a search log."""
+    folder = Path(folder)
+    if not (folder / FACTS).is_file():
+        if (folder / BEGUN).is_file():
+            raise ValueError(f"{folder} is half-built; run the same `fedrank logs build` again, and it continues")
+        raise FileNotFoundError(f"{folder} is no data set of a search log: it has no {FACTS}")
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    if facts.get("format") != FORMAT:
+        raise ValueError(f"{folder} has format {facts.get('format')}, and this fedrank reads {FORMAT}; build it again")
+    arrays: dict[str, Any] = {name: _open(folder, name, kind, facts) for name, kind in ARRAYS.items()}
+    texts: dict[str, Any] = {name: read_names(folder / f"{name}.txt") for name in TEXTS}
+    for name in TEXTS:
+        if len(texts[name]) != facts["counts"][name]:
+            raise ValueError(f"{folder / name}.txt has {len(texts[name])} lines; {_DAMAGED}")
+    return SearchLog(**arrays, **texts, facts=facts, folder=folder)
+
+
+def as_ranking(log: SearchLog, rows: NDArray[np.integer] | Sequence[int]) -> RankingData:
+    """Some entries as queries of 20 documents, of which the clicked one has grade 1; a query's id is its entry."""
+    rows = np.asarray(rows, dtype=np.int64)
+    length = log.lists.shape[1]
+    grades = np.zeros((len(rows), length), dtype=np.int8)
+    grades[np.arange(len(rows)), log.target[rows]] = 1
+    return RankingData(
+        features=log.features[log.lists[rows].ravel()],
+        grades=grades.ravel(),
+        offsets=np.arange(len(rows) + 1, dtype=np.int64) * length,
+        query_ids=rows.astype(str),
+        name=log.folder.name,
+        top_grade=1,
+        feature_names=log.feature_names,
+    )
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """The lines of a text file that `write_names` wrote; only its own line ends count as such."""
+    text = path.read_bytes().decode("utf-8")
+    return tuple(text.split("\n")[:-1])
+
+
+def write_names(path: Path, names: Sequence[str]) -> None:
+    """One name a line."""
+    path.write_bytes("".join(f"{name}\n" for name in names).encode("utf-8"))
+
+
+_DAMAGED = "the folder is damaged: delete it and build it again"
+_SEVERAL = -2
+
+
+def _open(folder: Path, name: str, kind: str, facts: dict[str, Any]) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
+    try:
+        # Copy-on-write, not read-only: nothing reaches the disk, and kernels need no second, read-only signature.
+        found: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be opened ({error}); {_DAMAGED}") from None
+    if found.dtype.str != kind or list(found.shape) != facts["shapes"][name]:
+        raise ValueError(f"{path} is {found.dtype.str} {list(found.shape)}, not {kind}; {_DAMAGED}")
+    return np.asarray(found)
+
+
+_Cells = tuple[str, str, str, str]  # user, time, query, document
+
+
+def _cells(path: Path, chosen: Mapping[str, str]) -> Iterator[tuple[int, _Cells | None, bool, str]]:
+    """Line number, the four cells or None, whether this is AOL's format, and what is wrong where there are no cells."""
+    kind = kind_of(path)
+    names: dict[str, str] = {}
+    places: list[int] = []
+    width, aol = 0, False
+    for number, line in text_lines(path):
+        try:
+            text = line.decode("utf-8-sig" if not names else "utf-8")
+        except UnicodeDecodeError:
+            if kind != "json" and not names:
+                raise ValueError(
+                    f"{path}, line {number}: the names of the columns are not UTF-8; convert the file"
+                ) from None
+            yield number, None, aol, BAD_BYTES
+            continue
+        if kind == "json":
+            row = _object(text)
+            if row is None:
+                yield number, None, aol, BAD_ROW
+                continue
+            if not names:
+                aol = _is_aol(list(row))
+                names = find_columns(list(row), COLUMNS, chosen, COLUMNS, f"{path}, line {number}")
+            user, time, query, document = (as_text(row.get(names[name])) for name in COLUMNS)
+            yield number, (user, time, query, document), aol, ""
+            continue
+        cells = text.split("\t") if kind == "tsv" else _comma_separated(text)
+        if not names:
+            if cells is None:
+                raise ValueError(f"{path}, line {number}: quotes in the names of the columns do not close; mend them")
+            aol, width = _is_aol(cells), len(cells)
+            names = find_columns(cells, COLUMNS, chosen, COLUMNS, f"{path}, line {number}")
+            places = [cells.index(names[name]) for name in COLUMNS]
+        elif cells is None or len(cells) > width:
+            yield number, None, aol, BAD_ROW
+        else:
+            cells += [""] * (width - len(cells))
+            user, time, query, document = (cells[place] for place in places)
+            yield number, (user, time, query, document), aol, ""
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _comma_separated(line: str) -> list[str] | None:
+    # Line by line, since no entry spans two: a quote that does not close costs one row, not all that follow.
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error:
+        return None
+
+
+def _is_aol(names: Sequence[str]) -> bool:
+    return {name.strip().lower() for name in names} >= AOL
+
+
+def _by_url(documents: Documents) -> dict[str, int]:
+    known: dict[str, int] = {}
+    for row, url in enumerate(documents.url):
+        if url:
+            plain = _plain_url(url)
+            known[plain] = _SEVERAL if plain in known else row
+    if not known:
+        raise ValueError("clicks name documents by url, but no document has one; give documents urls, or match by id")
+    return known
+
+
+def _plain_url(url: str) -> str:
+    """A url without what differs between ways to write it: case, scheme, a slash at its end."""
+    return re.sub(r"^https?://", "", url.strip().lower()).rstrip("/")

@@ -1,0 +1,164 @@
+"""A made-up search log with the character of a real one, for tests and demonstrations.
+
+Documents have topics. Users have skewed tastes: few topics each, and a liking for titles or for texts that match. A few
+users do most of the searching, and everybody searches in bursts. Queries are popular or rare, and shared by users.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.seeds import rng_for
+
+LOG, CORPUS = "log.tsv", "corpus.jsonl"
+_BEGINNING = 1_141_171_200  # the first of March 2006, when AOL's log begins
+_DAY = 86_400
+_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+_FILLS = 20  # documents that a query should match
+_MOST = 100  # times as many entries as the least active user may have
+
+
+@dataclass(frozen=True)
+class _Document:
+    title: list[str]
+    text: list[str]
+    url: str
+
+
+def synthetic_log(
+    out: str | Path,
+    users: int = 1000,
+    seed: int = 1,
+    *,
+    documents: int = 2000,
+    topics: int = 20,
+    days: int = 90,
+    exponent: float = 2.0,  # of the power law of entries per user; larger: more equal users
+    taste: float = 0.1,  # Dirichlet; smaller: fewer topics per user
+    least: int = 5,  # entries of the least active user
+) -> tuple[Path, Path]:
+    """Write a log and its documents into a folder; returns both files."""
+    for name, value in (
+        ("users", users),
+        ("documents", documents),
+        ("topics", topics),
+        ("days", days),
+        ("least", least),
+    ):
+        if value < 1:
+            raise ValueError(f"{name} = {value} leaves nothing to write; use 1 or more")
+    if not exponent > 1 or not taste > 0:
+        raise ValueError(f"exponent = {exponent}, taste = {taste}: the exponent must exceed 1, the taste 0")
+    log, corpus = Path(out) / LOG, Path(out) / CORPUS
+    for path in (log, corpus):
+        if path.exists():
+            raise FileExistsError(f"{path} is there already; name another folder, so that nothing is overwritten")
+    rng = rng_for(seed, "documents")
+    words = _words(topics, rng)
+    topic_of = rng.integers(topics, size=documents)
+    collection = [_document(row, words[topic], words, rng) for row, topic in enumerate(topic_of)]
+    pools = [_queries(collection, np.flatnonzero(topic_of == topic), rng) for topic in range(topics)]
+    pools = [pool for pool in pools if pool]
+
+    lines: list[tuple[int, str]] = []
+    for user in range(users):
+        rng = rng_for(seed, "user", user)
+        entries = int(least * min(_MOST, rng.random() ** (-1 / (exponent - 1))))
+        lines += _activity(f"u{user}", entries, pools, days, taste, rng)
+    lines.sort()  # by time; equal times by user
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(corpus, "w", encoding="utf-8", newline="\n") as file:
+        for row, one in enumerate(collection):
+            fields = {"id": f"d{row}", "title": " ".join(one.title), "text": " ".join(one.text), "url": one.url}
+            file.write(json.dumps(fields) + "\n")
+    with open(log, "w", encoding="utf-8", newline="\n") as file:
+        file.write("user\ttime\tquery\tdocument\n")
+        file.writelines(line for _, line in lines)
+    return log, corpus
+
+
+def _words(topics: int, rng: np.random.Generator) -> list[list[str]]:
+    """Words of every topic, frequent ones first; the last row are words of no topic."""
+    drawn = dict.fromkeys(
+        "".join(rng.choice(_SYLLABLES, size=int(size))) for size in rng.integers(2, 5, size=400 * (topics + 1))
+    )
+    spelled = list(drawn)
+    size = len(spelled) // (topics + 1)
+    return [spelled[topic * size : (topic + 1) * size] for topic in range(topics + 1)]
+
+
+def _document(row: int, own: list[str], words: list[list[str]], rng: np.random.Generator) -> _Document:
+    title = _draw(own, int(rng.integers(2, 7)), rng)
+    size = int(rng.lognormal(3.5, 0.5)) + 5
+    about = int(rng.binomial(size, 0.6))
+    text = [*_draw(own, about, rng), *_draw(words[-1], size - about, rng)]
+    rng.shuffle(text)
+    return _Document(title, text, f"http://{title[0]}.example/{'/'.join(title[1:3])}/{row}")
+
+
+def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
+    """Words by Zipf's law, roughly: the word of rank r about as often as 1 / r."""
+    ranks = np.exp(rng.random(count) * np.log(len(words))).astype(int) - 1
+    return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]
+
+
+@dataclass(frozen=True)
+class _Query:
+    text: str
+    found: NDArray[np.int64]  # documents that match
+    title: NDArray[np.float64]  # of them: share of the query's words in the title
+    body: NDArray[np.float64]  # and in the text
+
+
+def _queries(collection: list[_Document], rows: NDArray[np.int64], rng: np.random.Generator) -> list[_Query]:
+    """What people ask about a topic: words of a title; the most popular queries first."""
+    found = {}
+    holders: dict[str, set[int]] = {}
+    for row in rows.tolist():
+        for word in {*collection[row].title, *collection[row].text}:
+            holders.setdefault(word, set()).add(row)
+    for row in rng.permutation(rows)[:200].tolist():
+        title = list(dict.fromkeys(collection[row].title))
+        asked = rng.permutation(title)[: int(rng.integers(1, 4))].tolist()
+        matching = np.array(sorted(set().union(*(holders[word] for word in asked))))
+        shares = [
+            [sum(word in part for word in asked) / len(asked) for part in (collection[one].title, collection[one].text)]
+            for one in matching.tolist()
+        ]
+        table = np.array(shares)
+        text = " ".join(asked)
+        found[text] = _Query(text, matching, table[:, 0], table[:, 1])
+    # Where a list of twenty can be filled; in a small collection all that there is.
+    return [one for one in found.values() if len(one.found) >= _FILLS] or list(found.values())
+
+
+def _activity(
+    name: str, entries: int, pools: list[list[_Query]], days: int, taste: float, rng: np.random.Generator
+) -> list[tuple[int, str]]:
+    topics = rng.dirichlet(np.full(len(pools), taste))
+    titles = rng.random()  # how much the user goes by titles rather than by texts
+    lines = []
+    now, left = 0.0, 0
+    gaps = rng.pareto(1.2, size=entries) + 0.05  # between bursts: mostly short, sometimes long
+    starts = np.cumsum(gaps)
+    starts *= rng.uniform(0.6, 1.0) * days * _DAY / starts[-1]
+    for entry in range(entries):
+        if left == 0:
+            left = int(rng.geometric(0.25))
+            now = max(now, float(starts[entry]))
+        else:
+            now += rng.exponential(60.0)
+        left -= 1
+        pool = pools[int(rng.choice(len(pools), p=topics))]
+        rank = int(np.exp(rng.random() * np.log(len(pool) + 1)) - 1)
+        query = pool[min(rank, len(pool) - 1)]
+        liking = np.exp(6.0 * (titles * query.title + (1 - titles) * query.body))
+        document = int(query.found[np.searchsorted(np.cumsum(liking), rng.random() * liking.sum(), side="right")])
+        time = _BEGINNING + int(now)
+        lines.append((time, f"{name}\t{time}\t{query.text}\td{document}\n"))
+    return lines
