@@ -22,6 +22,7 @@ from fedrank.attack.poison import (
     MinSum,
     Noise,
     Opposite,
+    PoisonedClicks,
     Promote,
     SignFlip,
     lie_z,
@@ -506,4 +507,12 @@ def test_bad_settings_are_refused(make, message):
 
 
 def test_every_attack_has_its_name():
-    assert {type(attack) for attack in EVERY} == set(ATTACKS.values())
+    assert {type(attack) for attack in EVERY} | {PoisonedClicks} == set(ATTACKS.values())
+
+
+def test_poisoned_clicks_change_no_update_and_know_their_user():
+    arrived, malicious = some(), np.arange(10) < 3
+    assert PoisonedClicks()(arrived, malicious, np.random.default_rng(1)) is arrived
+    assert PoisonedClicks().user == "poison"
+    with pytest.raises(ValueError, match="no user 'posion'"):
+        PoisonedClicks("posion")
