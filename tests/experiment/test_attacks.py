@@ -110,7 +110,7 @@ def history_bytes(folder):
                 "aggregator": "krum",
                 "mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "place": {"name": "secure-sum"}},
             },
-            "Krum must see single updates, and this mechanism lets nobody see more than their sum",
+            "Krum must see single updates, and this mechanism protects nothing but their sum",
         ),
         (
             {"attack": None, "clients": {"count": 6}, "record_every": 2, "aggregator": "none"},

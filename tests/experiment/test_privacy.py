@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import io
 import json
 import math
 import sys
@@ -10,13 +12,14 @@ import tomllib
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from fedrank.cli import main
-from fedrank.experiment.privacy import _enough, noise_needed, planned, promises_of, setting_of
+from fedrank.experiment.privacy import _enough, noise_needed, planned, promises_of, setting_of, show_privacy
 from fedrank.experiment.run import Record, Task, perform
 from fedrank.experiment.schedule import plan
-from fedrank.experiment.spec import from_tables, to_toml
+from fedrank.experiment.spec import PrivacySpec, from_tables, to_toml
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.spending import Spending
 from fedrank.rank.model import load_model
@@ -418,3 +421,14 @@ def test_contradictions_are_named(changes, problem):
 def test_a_spec_survives_a_file(mechanism):
     asked = experiment(mechanism=mechanism, privacy={"delta": 1e-6} | ({"budget": 5.0} if mechanism else {}))
     assert from_tables(tomllib.loads(to_toml(asked))) == asked
+
+
+def test_a_budget_that_will_end_a_run_is_announced(tmp_path):
+    asked = experiment(mechanism=LOCAL, rounds=100)
+    price = promises_of(asked)[0].epsilon(7, 1e-5)
+    out = Console(file=io.StringIO(), width=200)
+    show_privacy(dataclasses.replace(asked, privacy=PrivacySpec(budget=price + 1e-6)), out, [8.0])
+    assert "pays for 7 times of 100: the run will stop by itself then." in out.file.getvalue()
+    quiet = Console(file=io.StringIO(), width=200)
+    show_privacy(dataclasses.replace(asked, privacy=PrivacySpec(budget=1e6)), quiet, [8.0])
+    assert "will stop" not in quiet.file.getvalue()

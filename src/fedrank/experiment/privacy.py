@@ -243,7 +243,10 @@ def show_privacy(experiment: Experiment, console: Console, targets: Sequence[flo
             console.print(Text(summary({"mechanism": None})), soft_wrap=True)
         else:
             console.print(Text(f"{mechanism.sees[0].upper()}{mechanism.sees[1:]}."), soft_wrap=True)
-            show_prices(planned(one), console)
+            rows = planned(one)
+            show_prices(rows, console)
+            for line in _budget_lines(rows, one.privacy.budget):
+                console.print(Text(line, style="yellow"), soft_wrap=True)
             _show_needed(one, targets, console)
         console.print()
 
@@ -285,6 +288,20 @@ def _alike(rows: Sequence[Price]) -> dict[str, Price]:
 
 def _same(one: Promise, other: Promise) -> bool:
     return replace(one, against=other.against) == other
+
+
+def _budget_lines(rows: Sequence[Price], budget: float | None) -> list[str]:
+    """Where a budget will end a run before its last round."""
+    lines = []
+    for row in rows:
+        if budget is None or row.promise.event is None or row.total <= budget:
+            continue
+        times = row.promise.affordable(row.delta, budget, row.times)
+        lines.append(
+            f"The budget of ε = {budget:g} pays for {paid_for(row.promise.paid, times)} of {row.times:,}: the run will "
+            "stop by itself then."
+        )
+    return list(dict.fromkeys(lines))
 
 
 def _show_needed(experiment: Experiment, targets: Sequence[float], console: Console) -> None:

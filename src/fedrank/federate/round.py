@@ -137,8 +137,8 @@ class Federation:
             )
         if self.mechanism.adds_up and not isinstance(self.aggregator, Mean):
             raise ValueError(
-                f"{type(self.aggregator).__name__} must see single updates, and this mechanism lets nobody see more "
-                'than their sum; use the aggregator "mean", or noise with place = "client"'
+                f"{type(self.aggregator).__name__} must see single updates, and this mechanism protects nothing but "
+                'their sum; use the aggregator "mean", or noise with place = "client"'
             )
 
 
