@@ -239,7 +239,7 @@ def test_chance_of_an_earlier_fine_tuning_is_not_used_again(parent):
 @pytest.mark.parametrize(
     ("changes", "leaving", "method", "message"),
     [
-        ({}, [7], Retrain(), "no client 7 among the 5"),
+        ({}, [7], Retrain(), "no client 7 in "),
         ({}, [0, 1, 2, 3, 4], Retrain(), "all 5 clients leave"),
         ({}, [], Retrain(), "nobody leaves"),
         ({"record_every": 0}, [0], FedEraser(), "recorded nothing; run it again with record_every = 10"),
@@ -389,7 +389,7 @@ def test_the_command(parent, fedrank):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--client", 9), "no client 9 among the 5"),
+        (("--client", 9), "no client 9 in "),
         (("--client", 0, "--method", "fed-erasor"), 'did you mean "fed-eraser"?'),
         (("--client", 0, "--set", "stesp=2"), 'no such setting of fed-eraser; did you mean "steps"?'),
         (("--client", 0, "--set", "steps=0"), "steps = 0 does nothing"),

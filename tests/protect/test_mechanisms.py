@@ -135,7 +135,7 @@ def test_the_ideal_sum_is_bit_by_bit_what_the_protocol_opens(kind):
     updates = np.random.default_rng(2).normal(size=(7, 6))
     changes = []
     for which in ("ideal", "protocol"):
-        mechanism = kind(1.0, 1.0, SecureSum(honest=0.6, sum=which))
+        mechanism = kind(1.0, 1.0, SecureSum(honest=0.6, colluding=0.0, sum=which))
         changes.append(combined(mechanism, arrivals(updates), 7))
     assert np.array_equal(*changes)
     assert np.abs(changes[0]).min() > 0
@@ -150,7 +150,7 @@ def test_the_protocol_takes_all_clients_at_once():
 @pytest.mark.parametrize("honest", [0.01, 0.3, 0.5, 1.0])
 def test_the_protocol_runs_whatever_the_share_of_honest_clients(honest):
     pytest.importorskip("cryptography")
-    mechanism = Gaussian(1.0, 1.0, SecureSum(honest=honest))
+    mechanism = Gaussian(1.0, 1.0, SecureSum(honest=honest, colluding=0.0))
     assert np.isfinite(combined(mechanism, arrivals(np.zeros((5, 3))), 5)).all()
 
 
@@ -176,7 +176,7 @@ def test_noise_at_the_server_is_as_wide_as_it_says(kind, factor):
 @pytest.mark.parametrize(("kind", "factor"), [(Gaussian, 1.0), (Laplace, math.sqrt(2))])
 def test_shares_of_the_honest_alone_are_as_wide_as_it_says(kind, factor):
     """4 of 10 stay and do not collude: their shares suffice, and all ten make √(10/4) of it."""
-    mechanism = kind(2.0, 1.5, SecureSum(honest=0.4, sum="ideal"))
+    mechanism = kind(2.0, 1.5, SecureSum(honest=0.4, colluding=0.0, sum="ideal"))
     rule = mechanism.rule(10, source())
     honest = rule.sent(arrivals(np.zeros((4, 40_000)))).sum(axis=0) * rule.step
     assert honest.std() == pytest.approx(2.0 * 1.5 * factor, rel=0.03)
@@ -246,7 +246,7 @@ def test_promises_of_central_noise(kind, event, spread, participation):
 
 def test_promises_of_gaussian_shares():
     """Kairouz, Liu and Steinke 2021, theorem 1: only the noise of the honest counts; cohorts are no secret."""
-    mechanism = Gaussian(1.0, 3.0, SecureSum(honest=0.5, bits=16, sum="ideal"))
+    mechanism = Gaussian(1.0, 3.0, SecureSum(honest=0.5, colluding=0.0, bits=16, sum="ideal"))
     rows = mechanism.promises(setting(clients=40, participation=0.5))
     # 20 clients with 1 each, and 12 x 3 x √(20/10) of noise: 70.9 in steps of 1/256 (18,155 < 2^15 <= 2 x 18,155).
     step = 1 / 256
@@ -259,7 +259,7 @@ def test_promises_of_gaussian_shares():
         assert isinstance(row.event, ConcentratedEvent)
         assert row.event.rho == pytest.approx(cost**2 / 2, rel=1e-12)
         assert (row.paid, row.neighbours) == ("participation", "zero-out")
-        assert "10 of 20" in row.because
+        assert "fewer than 10 are not opened" in row.because
 
 
 def test_narrow_shares_cost_more_than_one_wide_noise():
@@ -274,7 +274,7 @@ def test_narrow_shares_cost_more_than_one_wide_noise():
 
 
 def test_promises_of_laplace_shares():
-    rows = Laplace(1.0, 3.0, SecureSum(honest=0.5, bits=16, sum="ideal")).promises(setting(clients=20))
+    rows = Laplace(1.0, 3.0, SecureSum(honest=0.5, colluding=0.0, bits=16, sum="ideal")).promises(setting(clients=20))
     # 20 and 12 x 2.5 x 3 x √2 make 147.3: steps of 1/128 (18,854 < 2^15).
     for row in rows:
         assert isinstance(row.event, PureEvent)
@@ -407,11 +407,32 @@ def test_the_secure_sum_is_refused_where_it_cannot_be():
 
 
 @pytest.mark.parametrize(
-    ("clients", "honest", "fewest", "threshold"), [(100, 0.5, 50, 51), (30, 0.1, 3, 28), (7, 1.0, 7, 2)]
+    ("clients", "honest", "colluding", "fewest", "opened", "threshold"),
+    [(100, 0.5, 0.25, 50, 75, 26), (30, 0.1, 0.9, 3, 30, 28), (7, 1.0, 0.0, 7, 7, 2), (10, 0.7, 0.3, 7, 10, 4)],
 )
-def test_who_may_collude_cannot_open_a_sum(clients, honest, fewest, threshold):
-    place = SecureSum(honest=honest)
-    assert (place.fewest(clients), place.threshold(clients)) == (fewest, threshold)
+def test_who_may_collude_cannot_open_a_sum(clients, honest, colluding, fewest, opened, threshold):
+    place = SecureSum(honest=honest, colluding=colluding)
+    assert (place.fewest(clients), place.opened(clients), place.threshold(clients)) == (fewest, opened, threshold)
+    assert place.opened(clients) - place.colluders(clients) >= place.fewest(clients)  # whoever lies, noise is enough
+    assert place.threshold(clients) > place.colluders(clients)
+
+
+def test_a_sum_that_colluders_could_strip_of_its_noise_does_not_open(monkeypatch):
+    """Seven of ten survive, three of them may lie: four honest shares are fewer than the seven that are priced."""
+    pytest.importorskip("cryptography")
+    from fedrank.protect import secure_sum
+
+    whole = secure_sum.secure_sum
+
+    def with_dropouts(values, bits, threshold, fewest, **rest):
+        return whole(values, bits, threshold, fewest, {0: "share", 1: "share", 2: "share"}, **rest)
+
+    monkeypatch.setattr(secure_sum, "secure_sum", with_dropouts)
+    mechanism = Gaussian(1.0, 1.0, SecureSum(honest=0.7, colluding=0.3))
+    source = SecureSource(bytes(32))
+    sent = mechanism.protect(arrivals(np.zeros((10, 3))), 10, source)
+    with pytest.raises(secure_sum.TooFewClients):
+        mechanism.rule(10, source)(sent)
 
 
 @pytest.mark.parametrize("kind", [Gaussian, Laplace])
@@ -437,7 +458,7 @@ def settings_of(mechanism):
     [
         kind(0.5, 1.25, place, cap=3)
         for kind in (Gaussian, Laplace)
-        for place in (OnClient(), AtServer(), SecureSum(0.25, 40, "ideal"))
+        for place in (OnClient(), AtServer(), SecureSum(0.25, 0.5, 40, "ideal"))
     ]
     + [Gaussian(1.0, 2.0, unit="interaction"), FpdgdPaper(2.3, 5.0, "code"), EsRandomisedResponse()],
     ids=str,
@@ -465,7 +486,7 @@ def test_every_mechanism_and_place_says_who_sees_what():
         (lambda: Laplace(1.0, math.nan), "noise = nan"),
         (lambda: Gaussian(1.0, 1.0, cap=0), "cap = 0"),
         (lambda: Gaussian(1.0, 1.0, cap=4, unit="interaction"), "cap = 4"),
-        (lambda: SecureSum(honest=0.0), "honest = 0"),
+        (lambda: SecureSum(honest=0.0, colluding=0.0), "honest = 0"),
         (lambda: SecureSum(bits=63), "bits = 63"),
         (lambda: SecureSum(sum="none"), "none"),
         (lambda: FpdgdPaper(0.0), "epsilon = 0"),
@@ -505,6 +526,6 @@ def test_slack_counts_every_draw_that_protects():
     assert gaussian.slack == 2 * 46 * rounded_gaussian(3 / step).log_error
     central = Laplace(1.0, 3.0, AtServer()).promises(setting())[-1]
     assert central.slack == 2 * 46 * rounded_laplace(3 / step).log_error
-    mechanism = Gaussian(1.0, 3.0, SecureSum(honest=0.4, sum="ideal"))
+    mechanism = Gaussian(1.0, 3.0, SecureSum(honest=0.4, colluding=0.0, sum="ideal"))
     shares = mechanism.promises(setting(clients=10))[0]
     assert shares.slack == 2 * 46 * 4 * discrete_gaussian(3 / mechanism.step(10) / 2).log_error

@@ -424,7 +424,9 @@ def _small(mechanism: Any, setting: Setting, few: int, everybody: bool = False) 
     place = getattr(mechanism, "place", None)
     sampled = isinstance(place, AtServer)
     if isinstance(place, SecureSum):
-        place = replace(place, sum="ideal", honest=1.0 if everybody else place.honest)
+        place = replace(place, sum="ideal")
+        if everybody:
+            place = replace(place, honest=1.0, colluding=0.0)
         mechanism = replace(mechanism, place=place)
     count = few if everybody else setting.clients if sampled else min(few, setting.clients)
     participation = setting.participation if sampled else 1.0

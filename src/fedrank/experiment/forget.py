@@ -83,10 +83,18 @@ def unlearn_runs(
         raise ValueError(
             f"two of these runs would become {twice[0]}; give the experiments one after the other, each with its --name"
         )
+    for run in runs:
+        _check_known(run, leaving)
     done = [_done_before(run, folder, leaving, unlearner, verify) for run, folder in plan]
     for (run, _), before in zip(plan, done, strict=True):
-        if before is None:
-            _request(run, leaving, unlearner, threads)
+        if before is not None:
+            continue
+        case = _request(run, leaving, unlearner, threads).case
+        if verify and case.federation.mechanism is not None:
+            raise ValueError(
+                f"{run.path}: verifying retrains, and this run protects every message at a price that retraining "
+                "cannot book; leave out --verify"
+            )
     results = []
     with _progress(console) as tell:
         for (run, folder), before in zip(plan, done, strict=True):
@@ -99,6 +107,14 @@ def unlearn_runs(
     if purge:
         results = [_purge(result, leaving) for result in results]
     return results
+
+
+def _check_known(run: Run, leaving: Sequence[int]) -> None:
+    """Before anything else is said of a request: whoever never took part cannot leave."""
+    count = run.spec.get("clients", {}).get("count", 0)
+    unknown = [client for client in leaving if not 0 <= client < count]
+    if unknown:
+        raise ValueError(f"no client {unknown[0]} in {run.path}, whose clients are 0 to {count - 1}; name one of these")
 
 
 def show_forgotten(results: Sequence[Forgotten], console: Console) -> None:

@@ -196,7 +196,12 @@ def card(experiment: Experiment, rows: Sequence[Price], participations: int, rou
     }
     if experiment.start is not None:
         facts["not_covered"].append("what the model cost from which the run went on")
-    if getattr(experiment.methods.partition, "name", "") == "shared" or _shares(experiment):
+    if mechanism is not None and mechanism.hides_cohort and experiment.clients.participation < 1:
+        del facts["participations_charged"]  # who took part how often is a secret of the server
+        facts["not_covered"].append("ledger/ and history/ tell who took part: they stay with the server")
+    if hasattr(experiment.methods.aggregator, "queries"):
+        facts["not_covered"].append("the queries that the server learns from itself, which are training queries here")
+    if _shares(experiment):
         facts["not_covered"].append("queries that the partition shares with everybody are not protected at all")
     if experiment.record_every:
         facts["kept_updates"] = f"every client's update of every {experiment.record_every}. round, in history/"

@@ -82,6 +82,9 @@ def show_table(runs: Runs, console: Console, baseline: str | None = None) -> Non
             console.print(_grid(under_attack, "Under attack"))
             for note in under_attack.notes:
                 console.print(Text(note, style="dim"))
+        promoted = promotion_table(found)
+        if promoted is not None:
+            console.print(_grid(promoted, "Promoted"))
         for line in privacy_lines(found):
             console.print(Text(line), soft_wrap=True)
         if len(found.unfinished):

@@ -61,7 +61,8 @@ class SecureSum:
     After Bonawitz et al. (CCS 2017); shares of discrete noise after Kairouz, Liu and Steinke (ICML 2021).
     """
 
-    honest: float = 0.5  # share of a round's clients that stay to the end and do not collude; noise is made for these
+    honest: float = 0.5  # share of a round's clients whose noise must be in the sum: honest ones that stay to the end
+    colluding: float = 0.25  # share that may work with the server; a sum opens only if enough others are surely in it
     bits: int = 32  # sums are whole numbers modulo 2^bits
     sum: Literal["protocol", "ideal"] = "protocol"  # ideal: only what the protocol would compute, for large simulations
 
@@ -71,6 +72,11 @@ class SecureSum:
     def __post_init__(self) -> None:
         if not 0 < self.honest <= 1:
             raise ValueError(f"honest = {self.honest} is no share of clients; use more than 0, up to 1")
+        if not 0 <= self.colluding < 1 or self.honest + self.colluding > 1 + 1e-9:
+            raise ValueError(
+                f"colluding = {self.colluding} and honest = {self.honest} are more than all clients, so no sum would "
+                "ever open; use less of either"
+            )
         if not 16 <= self.bits <= 62:
             raise ValueError(f"bits = {self.bits} cannot hold a sum; use 16 to 62")
         if self.sum not in ("protocol", "ideal"):
@@ -91,9 +97,17 @@ class SecureSum:
         """Honest clients that stay to the end, at least."""
         return max(1, math.ceil(self.honest * cohort - 1e-9))  # 0.1 x 30 is a little more than 3
 
+    def colluders(self, cohort: float) -> int:
+        """Clients that may work with the server, at most."""
+        return math.floor(self.colluding * cohort + 1e-9)
+
+    def opened(self, cohort: float) -> int:
+        """Clients whose numbers must have come before a sum opens: so many that enough of them are honest."""
+        return self.fewest(cohort) + self.colluders(cohort)
+
     def threshold(self, cohort: float) -> int:
-        """Clients that together can open a sum: one more than those who may collude."""
-        return max(2, int(cohort) - self.fewest(cohort) + 1)
+        """Clients that together can open a secret: more than those who may collude."""
+        return max(2, self.colluders(cohort) + 1)
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class _Noise:
 
     clip: float  # S: largest length of an update, which is shortened to it; the unit of a weight
     noise: float  # how wide the noise is (deviation, or scale of Laplace noise), in multiples of clip
-    place: Place = field(default_factory=OnClient)
+    place: Place = field(default_factory=OnClient)  # who adds it: each client, all of them in shares, or the server
     cap: int = 1  # interactions from which on a client counts fully; with fewer it counts in proportion
     unit: Literal["client", "interaction"] = "client"  # what is protected; interaction: far weaker
 
@@ -236,8 +250,9 @@ class _Noise:
             slack = _slack(share, setting.parameters * fewest)
             event = self._event_of_shares(scale / step, reach / step, fewest, setting.parameters)
             why = (
-                f"if {fewest} of {cohort:.0f} clients are honest and stay, the server follows the protocol, and keys "
-                f"are authentic; who takes part is known; covers {unit}"
+                f"if at most {self.place.colluders(cohort)} of {cohort:.0f} clients work with the server, it follows "
+                f"the protocol, and keys are authentic; sums of fewer than {self.place.opened(cohort)} are not opened; "
+                f"who takes part is known; covers {unit}"
             )
             return [Promise(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
         slack = _slack(self._law(scale / step), setting.parameters)
@@ -321,9 +336,7 @@ class FpdgdPaper:
 
     epsilon: float  # ε as the paper states it
     sensitivity: float = 3.0  # Δ
-    variant: Literal["text", "code"] = (
-        "text"  # weights are clipped to Δ/2 (as the text says) or to Δ (as the code does)
-    )
+    variant: Literal["text", "code"] = "text"  # weights are clipped to Δ/2 (the text) or to Δ (the code)
 
     adds_up = False
     hides_cohort = False
@@ -476,7 +489,7 @@ class _ProtocolSum(_Shares):
     def __call__(self, arrived: Arrivals) -> Change:
         from fedrank.protect.secure_sum import secure_sum
 
-        threshold, fewest = self.place.threshold(self.cohort), self.place.fewest(self.cohort)
+        threshold, fewest = self.place.threshold(self.cohort), self.place.opened(self.cohort)
         session = os.urandom(16)
         total = secure_sum(self.sent(arrived), self.place.bits, threshold, fewest, session=session, round=arrived.round)
         return total.astype(np.float64) * (self.step / self.cohort)
