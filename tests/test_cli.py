@@ -382,6 +382,14 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
     assert "Report: " in fedrank("report", "runs/small", "--out", f"{'long-' * 20}.md")[1]
 
 
+def test_the_size_of_recorded_updates_is_told_beforehand(fedrank):
+    code, out, err = fedrank("run", "small.toml", "--set", "record_every=2", "--name", "recorded")
+    assert (code, err) == (0, "")
+    told = re.search(r"Updates are recorded there, too: ([\d.]+) kB at most", out)
+    kept = sum(file.stat().st_size for file in Path("runs/recorded").rglob("history/*"))
+    assert 0 < kept <= float(told[1]) * 1000 + 50
+
+
 def test_clients_shows_who_holds_what(fedrank):
     code, out, err = fedrank("clients", "small.toml", "--out", "clients.png")
     assert (code, err) == (0, "")

@@ -62,9 +62,11 @@ def run(
 ) -> None:
     """Do an experiment. Finished runs are skipped, interrupted ones resume."""
     from fedrank.experiment.report import show_table
+    from fedrank.experiment.run import recorded_bytes
     from fedrank.experiment.schedule import run_experiment
     from fedrank.experiment.spec import read_experiment
     from fedrank.experiment.store import load_runs
+    from fedrank.experiment.tables import amount
 
     experiment = read_experiment(spec, set_ or [])
     label = _label(name, spec)
@@ -75,6 +77,9 @@ def run(
     console = _console()
     _say(console, experiment.title or label, style="bold")
     _say(console, f"{_count(runs)} of {experiment.rounds:,} rounds, into {out / label}")
+    recorded = sum(recorded_bytes(variant.experiment) for variant in experiment.expand()) * len(experiment.repeats())
+    if recorded:
+        _say(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
     results = run_experiment(
         experiment, label, out, workers=workers or os.cpu_count() or 1, threads=threads, console=console
     )

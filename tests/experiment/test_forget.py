@@ -108,6 +108,8 @@ def test_every_method_leaves_a_run_that_reports_understand(parent, method):
     assert (done.folder / read(done.folder, "run.json")["unlearned"]["parent"]).resolve() == parent.resolve()
     assert (done.folder / read(done.folder, "receipt.json")["parent"]).resolve() == parent.resolve()
     report = write_report(load_runs("runs"), "report.md").read_text(encoding="utf-8")
+    quality = done.receipt["quality"]["ndcg@10"]
+    assert f"| {quality['parent']:.4f} | {quality['unlearned']:.4f} |" in report.partition("## Unlearned")[2]
     assert "a test, unlearned" in report
     if method == Retrain():
         assert write_report(load_runs("runs"), "report.html").exists()

@@ -71,6 +71,7 @@ class Reading:
     feature_names: tuple[str, ...]
     privacy: dict[str, Any] | None = None  # the privacy card
     threat: Threat | None = None  # who attacked, and what defended
+    receipt: dict[str, Any] | None = None  # of unlearning
     promotion: float | None = None  # share of the documents to be promoted that reach the top ten
 
 
@@ -316,6 +317,7 @@ def _read(run: Run) -> Reading:
         names,
         run.privacy,
         _threat(run),
+        run.receipt,
         run.promotion,
     )
 

@@ -23,6 +23,7 @@ from fedrank.experiment.tables import (
     published_table,
     robustness_table,
     unfinished_table,
+    unlearned_table,
 )
 
 STYLE = """
@@ -171,8 +172,9 @@ def _clients(found: Findings) -> str:
 
 def _robustness(found: Findings) -> str:
     table = robustness_table(found)
-    promoted = promotion_table(found)
+    forgotten, promoted = unlearned_table(found), promotion_table(found)
     text = f"<h2>Under attack</h2>{_table(table)}" if table is not None else ""
+    text += f"<h2>Unlearned</h2>{_table(forgotten)}" if forgotten is not None else ""
     return text + (f"<h2>Promoted</h2>{_table(promoted)}" if promoted is not None else "")
 
 

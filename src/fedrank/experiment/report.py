@@ -28,6 +28,7 @@ from fedrank.experiment.tables import (
     published_table,
     robustness_table,
     unfinished_table,
+    unlearned_table,
 )
 
 if TYPE_CHECKING:
@@ -131,6 +132,9 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
         under_attack = robustness_table(found)
         if under_attack is not None:
             parts += ["## Under attack", _markdown(under_attack)]
+        forgotten = unlearned_table(found)
+        if forgotten is not None:
+            parts += ["## Unlearned", _markdown(forgotten)]
         promoted = promotion_table(found)
         if promoted is not None:
             parts += ["## Promoted", _markdown(promoted)]

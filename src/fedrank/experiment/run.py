@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fedrank import __version__
 from fedrank.attack.poison import Promote, promotion
 from fedrank.data.catalog import Fold, load, load_files
-from fedrank.experiment.privacy import Spent, until_spent
+from fedrank.experiment.privacy import Spent, setting_of, until_spent
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.experiment.store import working_on
 from fedrank.federate.clients import make_clients
@@ -47,7 +47,7 @@ from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_model, save_model
 from fedrank.types import Arrivals, Clients, Ranker, Weights
-from fedrank.unlearn.history import HistoryWriter
+from fedrank.unlearn.history import HistoryWriter, size_beforehand
 
 SECONDS_BETWEEN_CHECKPOINTS = 2.0
 SECONDS_BETWEEN_NEWS = 0.1
@@ -418,6 +418,13 @@ def load_fold(data: Any, fold: int) -> Fold:
 
 _load_named = lru_cache(maxsize=2)(load)
 _load_files = lru_cache(maxsize=2)(load_files)
+
+
+def recorded_bytes(asked: Experiment) -> int:
+    """What the recorded updates of one run of a concrete experiment take on disk, at most."""
+    if not asked.record_every:
+        return 0
+    return size_beforehand(asked.clients.count, setting_of(asked).parameters, asked.rounds, asked.record_every)
 
 
 def _history(task: Task, clients: int, parameters: int, round: int) -> HistoryWriter | None:

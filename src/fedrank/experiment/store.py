@@ -99,6 +99,12 @@ class Run:
         return _read_json(file) if file.exists() else None
 
     @property
+    def receipt(self) -> dict[str, Any] | None:
+        """What unlearning did, where this run is the result of it."""
+        file = self.path / "receipt.json"
+        return _read_json(file) if file.exists() else None
+
+    @property
     def spec(self) -> dict[str, Any]:
         """The concrete experiment of this run."""
         return read_toml(self.path / "spec.toml")

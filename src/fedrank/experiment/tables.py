@@ -254,6 +254,28 @@ def robustness_table(found: Findings) -> Table | None:
     return Table(header, rows, len(header) - len(shares) - 2, [note])
 
 
+def unlearned_table(found: Findings) -> Table | None:
+    """Quality before and after unlearning, what it cost, and how near it came; None where nobody was forgotten."""
+    names, words = _variant_columns(found)
+    rows, main = [], found.main
+    for variant in found.variants:
+        papers = [reading.receipt for reading in variant.repeats.values() if reading.receipt]
+        told = [paper["quality"][main] for paper in papers if main in paper.get("quality", {})]
+        if not told:
+            continue
+        shares = [paper["cost"]["share_of_retraining"] for paper in papers]
+        near = [paper["verified"]["within_spread"] for paper in papers if "within_spread" in paper["verified"]]
+        before, after = (summarise([each[when] for each in told]) for when in ("parent", "unlearned"))
+        cells = [spread(main, before), spread(main, after), f"{np.mean(shares):.2f}"]
+        cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else "not verified")
+        rows.append([*_variant_cells(found, variant, words), Cell(str(len(told))), *map(Cell, cells)])
+    if not rows:
+        return None
+    header = [*names, "repeats", "parent", "unlearned", "steps, of retraining", "within the spread of retrained"]
+    note = f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting."
+    return Table(header, rows, len(names), [note])
+
+
 def promotion_table(found: Findings) -> Table | None:
     """How many of the documents that an attack promotes reach the top ten; None where nothing is promoted."""
     names, words = _variant_columns(found)
