@@ -383,7 +383,10 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
 
 
 def test_the_size_of_recorded_updates_is_told_beforehand(fedrank):
-    code, out, err = fedrank("run", "small.toml", "--set", "record_every=2", "--name", "recorded")
+    Path("recorded.toml").write_text(
+        'rounds = 6\nrecord_every = 2\nlearner = "pdgd"\n[data]\nname = "synthetic-mq2007"\n[clients]\ncount = 4\n'
+    )
+    code, out, err = fedrank("run", "recorded.toml")
     assert (code, err) == (0, "")
     told = re.search(r"Updates are recorded there, too: ([\d.]+) kB at most", out)
     kept = sum(file.stat().st_size for file in Path("runs/recorded").rglob("history/*"))
