@@ -32,6 +32,7 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 	$(BIN)/python benchmarks/protect.py
 	$(BIN)/python benchmarks/robust.py
 	$(BIN)/python benchmarks/log_features.py
+	$(BIN)/python benchmarks/async.py
 	$(BIN)/python benchmarks/compilation.py
 
 clean:  ## remove what the other targets made, except results in runs/

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from fedrank.attack.poison import Promote as Promote
     from fedrank.attack.poison import SignFlip as SignFlip
     from fedrank.attack.poison import promotion as promotion
+    from fedrank.data.build_log import build_log as build_log
     from fedrank.data.catalog import Fold as Fold
     from fedrank.data.catalog import load as load
     from fedrank.data.catalog import load_files as load_files
     from fedrank.data.letor import read_letor as read_letor
+    from fedrank.data.logs import load_log as load_log
     from fedrank.data.normalise import normalise as normalise
     from fedrank.data.ranking import RankingData as RankingData
     from fedrank.data.synthetic import synthetic as synthetic
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     from fedrank.experiment.store import load_runs as load_runs
     from fedrank.federate.aggregate import Apart as Apart
     from fedrank.federate.aggregate import Mean as Mean
+    from fedrank.federate.asynchronous import FedAsync as FedAsync
+    from fedrank.federate.asynchronous import FedBuff as FedBuff
+    from fedrank.federate.asynchronous import Sync as Sync
+    from fedrank.federate.asynchronous import simulate_arrivals as simulate_arrivals
     from fedrank.federate.clients import make_clients as make_clients
     from fedrank.federate.differences import differences as differences
     from fedrank.federate.partition import Attribute as Attribute
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
     from fedrank.federate.partition import Labels as Labels
     from fedrank.federate.partition import Own as Own
     from fedrank.federate.partition import Shared as Shared
+    from fedrank.federate.partition import Users as Users
     from fedrank.federate.quality import quality_by_client as quality_by_client
     from fedrank.federate.robust import Bulyan as Bulyan
     from fedrank.federate.robust import GeometricMedian as GeometricMedian
@@ -113,6 +120,8 @@ _HOMES = {
     "Evolution": "rank.evolution",
     "Experiment": "experiment.spec",
     "Fang": "attack.poison",
+    "FedAsync": "federate.asynchronous",
+    "FedBuff": "federate.asynchronous",
     "FedEraser": "unlearn.methods",
     "FedRemove": "unlearn.methods",
     "Federation": "federate.round",
@@ -157,16 +166,20 @@ _HOMES = {
     "SecureSum": "protect.mechanisms",
     "Shared": "federate.partition",
     "SignFlip": "attack.poison",
+    "Sync": "federate.asynchronous",
     "TrimmedMean": "federate.robust",
     "Trust": "federate.robust",
     "USERS": "rank.users",
     "User": "rank.users",
+    "Users": "federate.partition",
+    "build_log": "data.build_log",
     "differences": "federate.differences",
     "evaluate": "rank.measures",
     "federated_round": "federate.round",
     "fine_tune": "rank.learners",
     "load": "data.catalog",
     "load_files": "data.catalog",
+    "load_log": "data.logs",
     "load_model": "rank.model",
     "load_runs": "experiment.store",
     "make_clients": "federate.clients",
@@ -181,6 +194,7 @@ _HOMES = {
     "run_experiment": "experiment.schedule",
     "save_model": "rank.model",
     "simulate": "federate.round",
+    "simulate_arrivals": "federate.asynchronous",
     "synthetic": "data.synthetic",
     "write_report": "experiment.report",
 }

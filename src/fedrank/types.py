@@ -5,7 +5,7 @@ Protocols describe; nobody inherits from them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -47,6 +47,8 @@ class Clients:
     attention: NDArray[np.float64]  # [users, 10]: P(read | rank)
     user_names: tuple[str, ...]  # [users]
     shared: NDArray[np.int32]  # queries that everybody holds because they were shared; mostly none
+    # [clients] or empty: the place in its pool from which a client takes its queries in order; empty: it draws them.
+    at: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,6 +64,7 @@ class Clients:
             user=self.user[which],
             interactions=self.interactions[which],
             malicious=self.malicious[which],
+            at=self.at[which] if len(self.at) else self.at,
         )
 
 

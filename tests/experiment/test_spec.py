@@ -61,7 +61,7 @@ MISTAKES = [
     ("rounds=true", "rounds: true cannot be used; give a whole number"),
     ("rounds=2.5", "rounds: 2.5 cannot be used; give a whole number"),
     ("rounds=0", "rounds: 0 cannot be used; give 1 or more"),
-    ("kind=tree", "kind: \"tree\" cannot be used; give 'federated'"),
+    ("kind=tree", "kind: \"tree\" cannot be used; give 'federated' or 'async'"),
     ("title=3", "title: 3 cannot be used; give text in quotes"),
     ("data=3", "data: 3 is not a table; write [data]"),
     ("data.name=mq2009", "data.name: no data set 'mq2009'; did you mean \"mq2008\"?"),
@@ -72,7 +72,7 @@ MISTAKES = [
     ("data.folds=[]", "data.folds: [] cannot be used; list at least 1"),
     ("data.normalise=queri", "data.normalise: no 'queri'; did you mean \"query\"?"),
     ("data.train=x.txt", "data: has both a name and files; leave out name, or train"),
-    ("data={}", "data: give a name of the catalog (`fedrank data list`), or files: train and test"),
+    ("data={}", "data: give a name of the catalog (`fedrank data list`), files: train and test, or a log"),
     ("seeds=[1, 1]", "seeds: 1 stands there twice; list each once"),
     ("seeds=7", "seeds: 7 cannot be used; give a list in brackets"),
     ("seeds=[1.5]", "seeds[0]: 1.5 cannot be used; give a whole number"),
@@ -445,6 +445,8 @@ HERE = {entry.name for entry, folder in available() if folder is not None or ent
 @pytest.mark.parametrize("name", builtin_names())
 def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
     asked = read_experiment(name, ["rounds=2", "seeds=[1]", "data.folds=[1]"])
+    if asked.data.log is not None:
+        pytest.skip("needs a search log; tests of kind async run it on a small one")
     for missing in {variant.experiment.data.name for variant in asked.expand()[:2]} - HERE:
         try:
             load(missing)

@@ -376,7 +376,7 @@ def test_the_seed_decides(name):
 
 
 def test_all_partitions_are_listed():
-    assert set(PARTITIONS) == {*SMALL, "attribute", "intents"}
+    assert set(PARTITIONS) == {*SMALL, "attribute", "intents", "users"}
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -92,8 +92,9 @@ def client_update(
     own = np.uint64(stream(key, clients.ids[c]))
     pool = clients.queries[clients.pools[clients.pool[c]] : clients.pools[clients.pool[c] + 1]]
     for interaction in range(clients.interactions[c]):
-        chance = np.uint64(stream(own, interaction))
-        query = pool[int(uniform(chance, 0) * len(pool))]
+        place = clients.at[c] + interaction if len(clients.at) else interaction
+        chance = np.uint64(stream(own, place))
+        query = pool[place] if len(clients.at) else pool[int(uniform(chance, 0) * len(pool))]
         user = clients.user[c] if clients.user[c] >= 0 else int(uniform(chance, 1) * len(clients.click))
         rows = np.arange(data.offsets[query], data.offsets[query + 1])
         scored = [score_and_gradient(weights, hidden, data.features[row]) for row in rows]

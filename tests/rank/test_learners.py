@@ -38,6 +38,46 @@ def test_updates_equal_the_oracle(ranker, batch, user):
     assert np.abs(arrived.updates).max() > 0
 
 
+def in_order(clients, at):
+    return replace(clients, at=np.array(at, dtype=np.int64))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_queries_in_order_equal_the_oracle(batch):
+    data = made_up_data(queries=24, features=7)
+    clients = make_clients(data, 4, user="informational", interactions=[1, 3], partition=Own(), seed=3)
+    clients = in_order(clients, [5, 2, 0, 3])
+    start = np.linspace(-0.5, 0.5, 7).astype(np.float32).astype(float)
+    arrived, _ = Pdgd(rate=0.3, batch=batch)(start, None, clients, Chance(5, 9))
+    for c in range(4):
+        expected = oracle.client_update(start, 0, 0.3, batch, data, clients, c, Chance(5, 9).key("learn"))
+        assert arrived.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
+    some, _ = Pdgd(rate=0.3, batch=batch)(start, None, clients.rows(np.array([3, 1])), Chance(5, 9))
+    assert np.array_equal(some.updates, arrived.updates[[3, 1]])
+    elsewhere, _ = Pdgd(rate=0.3, batch=batch)(start, None, in_order(clients, [5, 3, 0, 3]), Chance(5, 9))
+    assert [np.array_equal(*rows) for rows in zip(elsewhere.updates, arrived.updates, strict=True)] == [
+        True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_lambdarank_takes_queries_in_order():
+    data = made_up_data(queries=6)
+    own = replace(make_clients(data, 1, interactions=2), at=np.array([3]))
+    arrived, _ = LambdaRank(rate=0.1)(np.zeros(5), None, own, Chance(1, 1))
+    weights = np.zeros(5)
+    for query in (3, 4):
+        only = make_clients(data.select([query]), 1, interactions=1)
+        weights += LambdaRank(rate=0.1)(weights, None, only, Chance(1, 1))[0].updates[0]
+    assert np.abs(weights).max() > 0.01
+    assert arrived.updates[0] == pytest.approx(weights, rel=1e-4, abs=1e-7)
+
+
+def test_evolution_refuses_queries_in_order():
+    clients = in_order(make_clients(made_up_data(), 2, interactions=2), [0, 0])
+    with pytest.raises(ValueError, match="evolution draws its noise once a round"):
+        Evolution()(np.zeros(5), None, clients, Chance(1, 1))
+
+
 def test_a_client_may_have_its_own_start():
     data = made_up_data()
     clients = make_clients(data, 3, interactions=4)

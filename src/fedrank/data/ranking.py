@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +24,9 @@ class RankingData:
     top_grade: int = -1  # highest grade of the scale, which a small sample may not contain; -1: highest that occurs
     feature_names: tuple[str, ...] = ()
     normalised: str = "none"  # what was done to the features: "none", "query" or "global"
+    # Of a search log, whose queries stand in order of time; otherwise empty.
+    who: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [queries]: user
+    when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
 
     def __post_init__(self) -> None:
         documents = len(self.features)
@@ -38,6 +41,10 @@ class RankingData:
             )
         if len(self.query_ids) != self.queries or np.any(np.diff(self.offsets) < 1):
             raise ValueError("every query needs an id and at least one document")
+        if len(self.who) != len(self.when) or len(self.who) not in (0, self.queries):
+            raise ValueError(
+                f"{len(self.who)} users and {len(self.when)} times for {self.queries} queries; give each one, or none"
+            )
         if self.top_grade < 0:
             object.__setattr__(self, "top_grade", int(self.grades.max(initial=0)))
 
@@ -66,6 +73,8 @@ class RankingData:
             grades=self.grades[rows],
             offsets=offsets,
             query_ids=self.query_ids[queries],
+            who=self.who[queries] if len(self.who) else self.who,
+            when=self.when[queries] if len(self.when) else self.when,
         )
 
     @staticmethod
@@ -88,4 +97,6 @@ class RankingData:
             ),
             query_ids=np.concatenate([part.query_ids for part in parts]),
             top_grade=max(part.top_grade for part in parts),
+            who=np.empty(0, np.int32),  # parts of different logs have nobody, and no order, in common
+            when=np.empty(0, np.int64),
         )

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedrank.attack.poison import ATTACKS
 from fedrank.experiment.toml import shown
 from fedrank.federate.aggregate import AGGREGATORS
+from fedrank.federate.asynchronous import ARRIVALS, ArrivalRule
 from fedrank.federate.partition import PARTITIONS, Partition
 from fedrank.federate.server import SERVER_STEPS
 from fedrank.protect.mechanisms import MECHANISMS, PLACES, Place, PricedMechanism
@@ -51,6 +52,7 @@ FAMILIES: dict[Any, Family] = {
     Ranker: Family("ranker", RANKERS),
     Aggregator: Family("aggregator", AGGREGATORS),
     ServerStep: Family("server", SERVER_STEPS),
+    ArrivalRule: Family("arrival", ARRIVALS),
     Attack: Family("attack", ATTACKS),
     PricedMechanism: Family("mechanism", MECHANISMS),
     Place: Family("place", PLACES),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedrank.data.catalog import describe as describe_data
 from fedrank.experiment.families import describe
 from fedrank.experiment.spec import Experiment, Variant
+from fedrank.federate.asynchronous import schedule
 from fedrank.federate.round import Outcome, expected_cohort
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.mechanisms import PricedMechanism
@@ -84,6 +85,8 @@ def planned(experiment: Experiment) -> list[Price]:
     # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
     share = expected_cohort(clients.count, clients.participation, experiment.methods.mechanism) / clients.count
     often = rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share))
+    if experiment.methods.arrival is not None:
+        often, rounds = _arrivals(experiment)
     return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
 
 
@@ -203,6 +206,8 @@ def card(experiment: Experiment, rows: Sequence[Price], participations: int, rou
         facts["not_covered"].append("the queries that the server learns from itself, which are training queries here")
     if _shares(experiment):
         facts["not_covered"].append("queries that the partition shares with everybody are not protected at all")
+    if experiment.methods.arrival is not None:
+        facts["not_covered"].append("when a client sends tells when it searched; times are not protected")
     if experiment.record_every:
         facts["kept_updates"] = f"every client's update of every {experiment.record_every}. round, in history/"
         facts["not_covered"].append("recorded updates in history/ are as the server received them; guard them like it")
@@ -351,6 +356,17 @@ def _features(experiment: Experiment) -> int:
     from fedrank.experiment.run import load_fold
 
     return int(load_fold(experiment.data, experiment.data.folds[0]).train.features.shape[1])
+
+
+def _arrivals(experiment: Experiment) -> tuple[int, int]:
+    """Of kind "async": how often the busiest client sends, which the log decides, and how many rounds there are."""
+    from fedrank.experiment.run import clients_of
+
+    rule = experiment.methods.arrival
+    assert rule is not None
+    clients = clients_of(experiment, experiment.data.folds[0], experiment.seeds[0])
+    plan = schedule(clients, rule)
+    return int(plan.participations(experiment.rounds, len(clients)).max()), min(experiment.rounds, plan.rounds)
 
 
 def _shares(experiment: Experiment) -> bool:

@@ -15,7 +15,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 from fedrank import __version__
 from fedrank.attack.poison import Promote, promotion
 from fedrank.data.catalog import Fold, load, load_files
+from fedrank.data.log_fold import TEST_SHARE, log_fold
 from fedrank.experiment.privacy import Spent, setting_of, until_spent
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.experiment.store import working_on
+from fedrank.federate.asynchronous import schedule, simulate_arrivals
 from fedrank.federate.clients import make_clients
 from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.robust import without_promise
@@ -163,6 +165,11 @@ def _perform(
     }
     weak = without_promise(federation.aggregator, cohort_size(len(clients), federation.participation))
     facts["notes"] += [weak] if weak else []
+    last, rule = asked.rounds, asked.methods.arrival
+    if rule is not None:
+        last = facts["rounds"] = min(last, schedule(clients, rule).rounds)
+        if last < asked.rounds:
+            facts["notes"].append(f"{last:,} of {asked.rounds:,} rounds: the log has no more complete updates")
     _write_facts(task.folder, facts | {"status": "running", "round": _read_round(task.folder)})
     judged = fold.test if asked.data.evaluate_on == "test" else fold.validation
     if judged is None:
@@ -175,24 +182,37 @@ def _perform(
             lambda models, slot: evaluator(models, ranker, slot),
             rewarded=hasattr(asked.methods.learner, "reward"),
         ) as record,
-        Spent.open(asked, task.folder, fold.train.features.shape[1]) as spent,
+        Spent.open(replace(asked, rounds=last), task.folder, fold.train.features.shape[1]) as spent,
     ):
         state, began, told = record.state, time.monotonic(), 0.0
         first, resumed = record.tally.interactions, 0 if state is None else state.round
         start = _start_weights(asked, clients, task.seed) if state is None else None
         history = _history(task, len(clients), ranker.size(fold.train.features.shape[1]), resumed)
-        last, journal = asked.rounds, spent.journal
-        rounds = simulate(
-            federation,
-            clients,
-            last,
-            task.seed,
-            start=start,
-            state=state,
-            threads=threads,
-            journal=journal,
-            watch=None if history is None else partial(_remember, history),
-        )
+        if rule is None:
+            rounds = simulate(
+                federation,
+                clients,
+                last,
+                task.seed,
+                start=start,
+                state=state,
+                threads=threads,
+                journal=spent.journal,
+                watch=None if history is None else partial(_remember, history),
+            )
+        else:
+            rounds = simulate_arrivals(
+                federation.learner,
+                rule,
+                clients,
+                last,
+                task.seed,
+                start=start,
+                state=state,
+                threads=threads,
+                mechanism=federation.mechanism,
+                journal=spent.journal,
+            )
         for outcome, ends in until_spent(rounds, last, asked.privacy.budget):
             state = outcome.state
             for client in outcome.excluded:
@@ -225,9 +245,9 @@ def _perform(
         "its update was not finite"
         for client, (since, times) in record.excluded.items()
     ]
-    if state.round < asked.rounds:
+    if state.round < last:
         facts["notes"].append(
-            f"stopped by itself after round {state.round:,} of {asked.rounds:,}: another one would exceed the privacy "
+            f"stopped by itself after round {state.round:,} of {last:,}: another one would exceed the privacy "
             f"budget of ε = {asked.privacy.budget:g}"
         )
     personal = getattr(asked.methods.learner, "personal", "none") != "none"
@@ -411,6 +431,9 @@ def clients_of(asked: Experiment, fold: int, seed: int) -> Clients:
 
 def load_fold(data: Any, fold: int) -> Fold:
     """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
+    if data.log is not None:
+        share = TEST_SHARE if data.test_share is None else data.test_share
+        return _load_log(data.log, data.users, share, data.normalise or "query")
     if data.name is not None:
         return _load_named(data.name, fold, data.normalise)
     return _load_files(data.train, data.test, data.validation, data.normalise or "none")
@@ -418,6 +441,7 @@ def load_fold(data: Any, fold: int) -> Fold:
 
 _load_named = lru_cache(maxsize=2)(load)
 _load_files = lru_cache(maxsize=2)(load_files)
+_load_log = lru_cache(maxsize=2)(log_fold)
 
 
 def recorded_bytes(asked: Experiment) -> int:
@@ -508,6 +532,10 @@ def _facts(task: Task) -> dict[str, Any]:
     } | CONVENTIONS
     if not hasattr(task.experiment.methods.learner, "reward"):
         del conventions["reward"]
+    rule = task.experiment.methods.arrival
+    if rule is not None:
+        what = "the next update of every client that has one" if rule.together else "the arrival of one update"
+        conventions["rounds"] = f"row r is the model after round r; a round is {what}"
     if task.experiment.methods.mechanism is not None:
         conventions["noise"] = "from the system's secure source: a repeated run gives other numbers"
     return {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrank.data.catalog import require
+from fedrank.data.logs import load_log
 from fedrank.experiment.run import News, Task, perform
 from fedrank.experiment.spec import Experiment, to_toml
 from fedrank.experiment.store import duration, load_runs
@@ -71,6 +72,9 @@ def run_experiment(
     for data in {task.experiment.data.name for task in waiting}:
         if data is not None:
             require(data)
+    for log in {task.experiment.data.log for task in waiting}:
+        if log is not None:
+            load_log(log)
     folder = Path(out) / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")

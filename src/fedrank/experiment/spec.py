@@ -25,11 +25,12 @@ from fedrank.data.catalog import describe as describe_data
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiment.families import build, checked, describe, is_required, nearest
 from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml, write_value
-from fedrank.federate.aggregate import Apart
-from fedrank.federate.partition import Partition
+from fedrank.federate.aggregate import Apart, Mean
+from fedrank.federate.asynchronous import ArrivalRule
+from fedrank.federate.partition import Iid, Intents, Partition, Shared, Users
 from fedrank.federate.round import Federation
 from fedrank.federate.server import Add
-from fedrank.protect.mechanisms import PricedMechanism, SecureSum
+from fedrank.protect.mechanisms import OnClient, PricedMechanism, SecureSum
 from fedrank.protect.promises import Setting
 from fedrank.rank.evolution import Evolution
 from fedrank.rank.measures import measure
@@ -58,14 +59,17 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which data: a name of the catalog, or files."""
+    """Which data: a name of the catalog, files, or a search log."""
 
     name: str | None = None
     train: str | None = None  # LETOR file
     test: str | None = None
     validation: str | None = None
     folds: Annotated[tuple[Positive, ...], AtLeastOne] = (1,)
-    normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, or "none" for files
+    log: str | None = None  # a folder that `fedrank logs build` made
+    users: Positive | None = None  # of a log: only so many, those with most entries; None: all
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a log: the latest entries; None: 0.2
+    normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, "none" for files, or "query"
     evaluate_on: Literal["test", "validation"] = "test"  # validation: for choosing settings
 
 
@@ -112,6 +116,7 @@ class Methods:
     users: list[str | User]
     mechanism: PricedMechanism | None = None
     attack: Attack | None = None
+    arrival: ArrivalRule | None = None  # of kind "async"
 
 
 @dataclass(frozen=True)
@@ -132,13 +137,14 @@ class Experiment:
     data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-mq2007"'})
     clients: ClientsSpec = field(metadata={"example": "[clients] with count = 10"})
     learner: str | Table = field(metadata={"example": '[learner] with name = "pdgd"'})
-    kind: Literal["federated"] = "federated"
+    kind: Literal["federated", "async"] = "federated"
     title: str = ""
     evaluate_every: Positive = 10  # rounds
     measures: Filled[str] = field(default_factory=lambda: ["ndcg@10"])
     seeds: Annotated[tuple[int, ...], AtLeastOne] = (1,)
     aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
     server: str | Table = field(default_factory=lambda: {"name": "add"})
+    arrival: str | Table | None = None  # of kind "async": what the server does with each update; None: "fedasync"
     attack: str | Table | None = None  # what malicious clients do
     mechanism: str | Table | None = None  # what protects updates; None: nothing does
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
@@ -161,6 +167,7 @@ class Experiment:
             [_user(one) for one in users],
             None if self.mechanism is None else build(PricedMechanism, self.mechanism, "mechanism"),
             _attack({"attack": self.attack, "aggregator": self.aggregator, "learner": self.learner}),
+            None if self.kind != "async" else build(ArrivalRule, self.arrival or "fedasync", "arrival"),
         )
 
     def repeats(self) -> list[tuple[int, int]]:
@@ -183,6 +190,7 @@ class Experiment:
             learner=describe(self.methods.learner),
             aggregator=describe(self.methods.aggregator),
             server=describe(self.methods.server),
+            arrival=None if self.methods.arrival is None else describe(self.methods.arrival),
             attack=None if self.methods.attack is None else describe(self.methods.attack),
             mechanism=None if self.methods.mechanism is None else describe(self.methods.mechanism),
             seeds=(seed,),
@@ -439,6 +447,7 @@ def _contradictions(values: Table) -> list[str]:
         if values.get("record_every") and isinstance(aggregator, Apart):
             found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
         found += _privacy_problems(mechanism, learner, aggregator, values["clients"], values.get("privacy"))
+        found += _arrival_problems(values, learner, aggregator, server, mechanism)
         if type(learner.ranker) not in RANKERS.values():
             found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
         if isinstance(learner, Evolution):
@@ -449,6 +458,53 @@ def _contradictions(values: Table) -> list[str]:
                 found.append("fine_tune: evolution needs many clients, one alone cannot go on with it; use 0, or pdgd")
             if server == Add():
                 found.append('server: evolution takes far too long steps with "add" at rate 1; use { name = "adam" }')
+    return found
+
+
+def _arrival_problems(
+    values: Table, learner: Learner, aggregator: Aggregator, server: ServerStep, mechanism: PricedMechanism | None
+) -> list[str]:
+    """What does not go together with kind = "async", or only with it."""
+    data, clients = values.get("data"), values["clients"]
+    partition = build(Partition, clients.partition, "clients.partition")
+    found = []
+    if isinstance(partition, Users) and data is not None and data.log is None:
+        found.append('clients.partition: "users" needs to know who asked what; set data.log to the folder of a log')
+    if values.get("kind") != "async":
+        if values.get("arrival") is not None:
+            found.append('arrival: would do nothing in a federation in step; set kind = "async", or leave it out')
+        return found
+    if data is not None and data.log is None:
+        found.append("kind: async lets updates arrive when they did, which only a search log says; set data.log")
+    if isinstance(partition, (Iid, Intents, Shared)):
+        found.append(
+            "clients.partition: here several clients hold the same query, which was asked once; "
+            'use { name = "users" }, or another one that deals queries out'
+        )
+    rule = build(ArrivalRule, values.get("arrival") or "fedasync", "arrival")
+    if aggregator != Mean() or server != Add():
+        name = "aggregator" if aggregator != Mean() else "server"
+        found.append(f"{name}: arrival takes its place when kind is async; leave it out")
+    if isinstance(learner, Evolution) or getattr(learner, "control", False):
+        found.append('learner: evolution and control = true need rounds of many clients; use pdgd with kind = "async"')
+    if getattr(learner, "personal", "none") != "none":
+        found.append('learner.personal: weights that stay with clients have no mean in kind = "async"; use "none"')
+    if clients.participation < 1:
+        found.append("clients.participation: the log says who takes part when kind is async; use 1.0")
+    if clients.malicious or values.get("attack") is not None:
+        found.append("attack: clients that attack out of step are not simulated in this version; leave it out")
+    if values.get("record_every"):
+        found.append("record_every: updates that arrive out of step are not recorded in this version; use 0")
+    if mechanism is not None and not isinstance(getattr(mechanism, "place", None), OnClient):
+        found.append(
+            "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
+            'laplace noise with place = { name = "client" }'
+        )
+    if mechanism is not None and not rule.receive:
+        found.append(
+            "arrival.receive: false lets clients go on from models without noise, so what they send later tells what "
+            "noise had hidden; use true with a mechanism"
+        )
     return found
 
 
@@ -498,6 +554,11 @@ def _data_problems(data: DataSpec) -> list[str]:
     found = []
     if data.normalise is not None and data.normalise not in NORMALISATIONS:
         found.append(f"data.normalise: no {data.normalise!r}{nearest(data.normalise, NORMALISATIONS)}")
+    if data.log is not None:
+        return found + _log_problems(data)
+    for name in ("users", "test_share"):
+        if getattr(data, name) is not None:
+            found.append(f"data.{name}: is a setting of a search log, and there is none; set data.log, or leave it out")
     named = {"train": data.train, "test": data.test, "validation": data.validation}
     files = {place: file for place, file in named.items() if file is not None}
     if data.name is not None and files:
@@ -508,11 +569,20 @@ def _data_problems(data: DataSpec) -> list[str]:
             has = "only fold 1" if folds == 1 else f"folds 1 to {folds}"
             found += [f"data.folds: no fold {fold}; {data.name} has {has}" for fold in data.folds if fold > folds]
     elif data.train is None or data.test is None:
-        found.append("data: give a name of the catalog (`fedrank data list`), or files: train and test")
+        found.append("data: give a name of the catalog (`fedrank data list`), files: train and test, or a log")
     else:
         found += [f"data.{place}: no file {file}" for place, file in files.items() if not Path(file).is_file()]
         found += [f"data.folds: no fold {fold}; files are fold 1" for fold in data.folds if fold != 1]
     return found
+
+
+def _log_problems(data: DataSpec) -> list[str]:
+    found = []
+    if any(value is not None for value in (data.name, data.train, data.test, data.validation)):
+        found.append("data: has a log and something else; leave out log, or name and files")
+    if data.evaluate_on == "validation":
+        found.append("data.evaluate_on: a log has no validation queries; use test")
+    return found + [f"data.folds: no fold {fold}; a log is fold 1" for fold in data.folds if fold != 1]
 
 
 def _user(given: str | Table) -> str | User:
@@ -658,7 +728,8 @@ def _builtin_folder() -> Any:
     return resources.files("fedrank").joinpath("papers")
 
 
-_FILES = re.compile(r"start|data\.(train|test|validation)|clients(\.partition)+\.(file|over)")  # keys that name files
+# Keys that name files.
+_FILES = re.compile(r"start|data\.(train|test|validation|log)|clients(\.partition)+\.(file|over)")
 _ONLY_WHOLE = ("vary", "variants", "baseline", "published")  # keys of the whole experiment, not of a variant
 Reader = Callable[[Any, str, list[str]], Any]  # (value, its place, problems) -> value; ValueError is noted, too
 _READERS: dict[str, Reader] = {
@@ -669,6 +740,7 @@ _READERS: dict[str, Reader] = {
     "learner": _read_method(Learner),
     "aggregator": _read_method(Aggregator),
     "server": _read_method(ServerStep),
+    "arrival": _read_method(ArrivalRule),
     "attack": _read_attack,
     "mechanism": _read_method(PricedMechanism),
     "privacy": _read_section(PrivacySpec),

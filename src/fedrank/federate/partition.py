@@ -127,6 +127,8 @@ class Labels:
             grades=data.grades[row],
             offsets=np.append(begins, len(row)).astype(np.int64),
             query_ids=data.query_ids[query_of[row[begins]]],
+            who=data.who[query_of[row[begins]]] if len(data.who) else data.who,
+            when=data.when[query_of[row[begins]]] if len(data.when) else data.when,
         )
         if self.normalise_after:
             from fedrank.data.normalise import normalise
@@ -247,6 +249,34 @@ class Dirichlet:
         return client
 
 
+@dataclass(frozen=True)
+class Users:
+    """Every client is one user of a search log, with that user's queries in order of time; needs data.log.
+
+    Client 0 is the user with most queries to learn from, and so on; with fewer clients than users, the others are left
+    out, with their queries.
+    """
+
+    shuffled: bool = False  # deal the same queries out at random, to each client as many as before: the IID counterpart
+
+    def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
+        if not len(data.who):
+            raise ValueError(f"{data.name or 'this data set'} does not say who asked a query; use data.log")
+        names, of_query, sizes = np.unique(data.who, return_inverse=True, return_counts=True)
+        if count > len(names):
+            raise ValueError(
+                f"{count} clients, but the queries to learn from are of {len(names)} users; "
+                f"use at most clients.count = {len(names)}"
+            )
+        rank = np.empty(len(names), dtype=np.int64)
+        rank[np.argsort(-sizes, kind="stable")] = np.arange(len(names))
+        client = rank[of_query.ravel()]
+        if self.shuffled:
+            taken = np.flatnonzero(client < count)
+            client[taken] = rng.permutation(client[taken])
+        return _own_pools(_pools_of(client, count))
+
+
 def main_grades(data: RankingData) -> NDArray[np.int64]:
     """[queries]: the most frequent grade above 0, of equally frequent ones the highest; 0 if nothing is relevant."""
     counts = grade_counts(data.grades, data.offsets, data.top_grade + 1)[:, 1:]
@@ -313,7 +343,9 @@ def _own_pools(pools: Iterable[NDArray[np.int32]]) -> Split:
 
 
 def _pools_of(client: NDArray[np.int64], count: int) -> list[NDArray[np.int32]]:
-    return [np.flatnonzero(client == c).astype(np.int32) for c in range(count)]
+    order = np.argsort(client, kind="stable").astype(np.int32)
+    edges = np.searchsorted(client[order], np.arange(count + 1))
+    return [order[edges[c] : edges[c + 1]] for c in range(count)]
 
 
 def _enough_queries(data: RankingData, count: int) -> None:
@@ -384,4 +416,5 @@ PARTITIONS: dict[str, type[Partition]] = {
     "attribute": Attribute,
     "dirichlet": Dirichlet,
     "shared": Shared,
+    "users": Users,
 }

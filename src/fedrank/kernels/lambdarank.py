@@ -37,10 +37,10 @@ def lambdas(scores, grades, count, ranks, ideal, scales):
 @compiled()
 def lambdarank_clients(
     starts, key, rate, hidden, features, offsets, longest,
-    ids, pool, view, interactions, queries, pools, grades, ideal,
+    ids, pool, view, interactions, queries, pools, at, grades, ideal,
     first, last, updates, online,
 ):  # fmt: skip
-    """Clients first .. last - 1 learn from the grades of the queries they draw, one step per query."""
+    """Clients first .. last - 1 learn from the grades of the queries they draw, one step per query. `at` as in PDGD."""
     parameters = starts.shape[1]
     weights = np.empty(parameters, dtype=np.float32)
     master = np.empty(parameters)
@@ -61,8 +61,9 @@ def lambdarank_clients(
         pool_size = pools[pool[c] + 1] - pool_start
         seen = grades[view[c]]
         for interaction in range(interactions[c]):
-            chance = stream(client, interaction)
-            query = queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
+            place = at[c] + interaction if len(at) > 0 else interaction
+            chance = stream(client, place)
+            query = queries[pool_start + (place if len(at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
             begin = offsets[query]
             count = offsets[query + 1] - begin
             best = ideal[view[c], query]

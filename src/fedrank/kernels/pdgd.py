@@ -234,7 +234,7 @@ def add_clipped_gradients(master, weights, hidden, features, rows, scales, count
 @compiled()
 def pdgd_clients(
     starts, key, rate, batch, prox, clip_weights, clip_gradients, drifts, hidden, features, offsets, longest,
-    ids, pool, view, user, interactions, queries, pools, grades, ideal, click, stop, attention,
+    ids, pool, view, user, interactions, queries, pools, at, grades, ideal, click, stop, attention,
     first, last, updates, online, personal,
 ):  # fmt: skip
     """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and `personal` are theirs.
@@ -244,7 +244,8 @@ def pdgd_clients(
     row of `drifts` [clients or 0, parameters] is added to every gradient; both also act where no pair was found.
     `clip_weights` is the largest norm of the model after every step, and `clip_gradients` (with `batch`) that of the
     gradient of one interaction; 0: any. `personal` [clients or 0, units] are output weights that stay with their
-    client: it learns them in place, and their part of the update is 0.
+    client: it learns them in place, and their part of the update is 0. `at` [clients or 0]: the place in its pool from
+    which a client takes its queries in order; chance is then keyed by that place, however interactions are batched.
     """
     parameters = starts.shape[1]
     shared = parameters - personal.shape[1] if len(personal) > 0 else parameters
@@ -281,8 +282,9 @@ def pdgd_clients(
         seen = grades[view[c]]
         quality = 0.0
         for interaction in range(interactions[c]):
-            chance = stream(client, interaction)
-            query = queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
+            place = at[c] + interaction if len(at) > 0 else interaction
+            chance = stream(client, place)
+            query = queries[pool_start + (place if len(at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
             who = user[c] if user[c] >= 0 else np.int64(uniform(chance, 1) * len(click))
             begin = offsets[query]
             count = offsets[query + 1] - begin

@@ -82,6 +82,11 @@ class Evolution:
         from fedrank.kernels.evolution import evolution_clients
         from fedrank.rank.learners import _all_clients, _as_sent  # at the top it would be a circle
 
+        if len(clients.at):
+            raise ValueError(
+                "evolution draws its noise once a round, and clients that take their queries in order have none; "
+                "use another learner, such as pdgd"
+            )
         if (clients.interactions == 1).any():
             client = int(clients.ids[np.argmax(clients.interactions == 1)])
             raise ValueError(

@@ -95,7 +95,7 @@ class Pdgd:
                 float(self.clip_weights), float(self.clip_gradients), drifts,
                 self.ranker.hidden, data.features, data.offsets, data.longest,
                 clients.ids, clients.pool, clients.view, clients.user, clients.interactions,
-                clients.queries, clients.pools, clients.grades, clients.ideal,
+                clients.queries, clients.pools, clients.at, clients.grades, clients.ideal,
                 clients.click, clients.stop, clients.attention,
                 first, last, updates, online, personal,
             )  # fmt: skip
@@ -200,7 +200,7 @@ class LambdaRank:
             lambdarank_clients(
                 starts, key, self.rate, self.ranker.hidden, data.features, data.offsets, data.longest,
                 clients.ids, clients.pool, clients.view, clients.interactions,
-                clients.queries, clients.pools, clients.grades, clients.ideal,
+                clients.queries, clients.pools, clients.at, clients.grades, clients.ideal,
                 first, last, updates, online,
             )  # fmt: skip
 

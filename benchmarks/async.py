@@ -1,0 +1,90 @@
+"""How fast is federation out of step? Interactions a second on one core, next to rounds in step over the same batches.
+
+    python benchmarks/async.py [--check]
+
+Measured on CPU time, evaluation excluded: lists of 20 documents x 103 features, 100 users, 4 searches an update. Users
+arrive in turn (long windows), at random with few users who search most (short ones), or in bursts of 8 updates (windows
+of hardly more than one). `ratio` is the time of an interaction out of step over that of one in step.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from fedrank.data.ranking import RankingData
+from fedrank.federate.asynchronous import FedAsync, FedBuff, Sync, schedule, simulate_arrivals
+from fedrank.federate.clients import make_clients
+from fedrank.federate.partition import Users
+from fedrank.rank.learners import Pdgd
+
+DOCUMENTS, FEATURES, USERS, BATCH, ENTRIES = 20, 103, 100, 4, 60_000
+TARGET = 30_000  # interactions a second
+REPEATS = 5
+
+
+def made_up(who: np.ndarray) -> RankingData:
+    rng = np.random.default_rng(1)
+    pairs = rng.random((5_000 * DOCUMENTS, FEATURES), dtype=np.float32)
+    grades = np.zeros((5_000, DOCUMENTS), dtype=np.int8)
+    grades[np.arange(5_000), rng.integers(DOCUMENTS, size=5_000)] = 1
+    pairs[:, 0] += grades.ravel()
+    data = RankingData(pairs, grades.ravel(), np.arange(5_001) * DOCUMENTS, np.arange(5_000).astype(str))
+    return data.select(rng.integers(5_000, size=len(who))) if len(who) > 5_000 else data.select(np.arange(len(who)))
+
+
+def arrivals() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(2)
+    updates = ENTRIES // BATCH
+    shares = 1 / np.arange(1, USERS + 1)
+    some = {
+        "in turn": np.arange(updates) % USERS,
+        "power law": rng.choice(USERS, size=updates, p=shares / shares.sum()),
+        "bursts of 8": np.repeat(rng.permutation(updates // 8) % USERS, 8),
+    }
+    return {name: np.repeat(who, BATCH) for name, who in some.items()}
+
+
+def seconds(rule, clients) -> float:
+    began = time.process_time()
+    for _ in simulate_arrivals(Pdgd(), rule, clients, 10**9):
+        pass
+    return time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail below the target")
+    check = parser.parse_args().check
+    slowest = float("inf")
+    for name, who in arrivals().items():
+        data = made_up(who)
+        object.__setattr__(data, "who", who.astype(np.int32))
+        object.__setattr__(data, "when", np.arange(len(who), dtype=np.int64))
+        clients = make_clients(data, len(np.unique(who)), partition=Users(), interactions=BATCH)
+        done = BATCH * len(schedule(clients, Sync()).rows)
+        seconds(Sync(), clients)
+        # Turn by turn, so that whatever else the machine does meets all alike.
+        times = {rule: [] for rule in (Sync(), FedAsync(), FedBuff())}
+        for _ in range(REPEATS):
+            for rule, spent in times.items():
+                spent.append(seconds(rule, clients))
+        for rule, spent in times.items():
+            speed = done / statistics.median(spent)
+            ratio = statistics.median(a / b for a, b in zip(spent, times[Sync()], strict=True))
+            if not rule.together:
+                slowest = min(slowest, speed)
+            print(f"{name:12} {type(rule).__name__:9} {speed:10,.0f} interactions/s   ratio {ratio:.2f}")
+    if check and slowest < TARGET:
+        raise SystemExit(f"{slowest:,.0f} interactions/s, fewer than {TARGET:,}")
+
+
+if __name__ == "__main__":
+    main()

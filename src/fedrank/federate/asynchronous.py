@@ -1,0 +1,339 @@
+"""Federation out of step: the updates of a search log's users arrive when they did.
+
+A client takes its queries in the order of its pool. Whenever it has searched as often as `Clients.interactions` says,
+it sends what it learned, and what arrives in which order follows from the times of the log. What is left over at the
+end of a pool is never sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.federate.round import Federation, Journal, Outcome, RoundError, State, first_state
+from fedrank.seeds import Chance
+from fedrank.types import Arrivals, Change, Clients, Learner, Mechanism, Source, Weights
+
+LONGEST_WINDOW = 4096  # arrivals that are learned in one call
+WINDOW_BYTES = 64 << 20  # of updates, likewise
+RuleState = dict[str, NDArray[Any]]
+
+
+class Step(NamedTuple):
+    """What the server has in its hands in one round."""
+
+    round: int
+    rows: NDArray[np.int64]  # clients that sent
+    change: Change  # mean of their updates, by interactions, relative to what each started from
+    model: Weights  # the mean of their models: where they started, plus their updates
+
+
+class ArrivalRule(Protocol):
+    """What the server does with updates that arrive, and when clients learn of it."""
+
+    @property
+    def receive(self) -> bool:
+        """Whether clients get the global model back; if not, each goes on with its own."""
+
+    @property
+    def together(self) -> bool:
+        """Whether a round takes the next update of every client; otherwise a round is one arrival."""
+
+    def first(self, clients: int, parameters: int) -> RuleState:
+        """What the rule remembers before round 1; it is changed in place."""
+
+    def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
+        """The new global model; notes in `state` that these clients are up to date from now on."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """In step: round t averages the t-th update of every client that still has one, whenever it was made."""
+
+    receive: bool = True  # whether clients get the global model after every round (AOL4FOLTR's released code: never)
+
+    together = True
+
+    def first(self, clients: int, parameters: int) -> RuleState:
+        return {}
+
+    def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
+        return weights + step.change
+
+
+@dataclass(frozen=True)
+class FedAsync:
+    """Every update moves the model at once, the less the older it is: (1 - s) x global + s x client's model.
+
+    FedAsync (Xie et al., 2019). r is the number of arrivals since the client last synchronised, 1 when nobody else
+    came between. s is `mixing` times 1 / (1 + r) (harmonic; AOL4FOLTR), 1 (constant), r^-exponent (polynomial), or
+    1 as long as r - 1 <= patience and 1 / (slope (r - 1 - patience) + 1) from then on (hinge).
+    """
+
+    staleness: Literal["harmonic", "constant", "polynomial", "hinge"] = "harmonic"
+    mixing: float = 1.0  # α, above 0 and up to 1; Xie et al. use 0.6
+    exponent: float = 0.5  # a of polynomial
+    slope: float = 10.0  # a of hinge
+    patience: float = 4.0  # b of hinge, in arrivals
+    receive: bool = True  # whether a client gets the global model when it sends (AOL4FOLTR's released code: never)
+
+    together = False
+
+    def __post_init__(self) -> None:
+        if self.staleness not in ("harmonic", "constant", "polynomial", "hinge"):
+            raise ValueError(f'no staleness {self.staleness!r}; use "harmonic", "constant", "polynomial" or "hinge"')
+        if not 0 < self.mixing <= 1:
+            raise ValueError(f"mixing = {self.mixing} is no share of a model; use more than 0, up to 1")
+        for name in ("exponent", "slope", "patience"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)} cannot weigh updates by age; use 0 or more")
+
+    def share(self, r: int) -> float:
+        """s: how far the model moves towards one whose client synchronised r arrivals ago.
+
+        >>> FedAsync().share(1), FedAsync("polynomial", 0.6).share(4), FedAsync("hinge").share(6)
+        (0.5, 0.3, 0.09090909090909091)
+        """
+        if self.staleness == "harmonic":
+            return self.mixing / (1 + r)
+        if self.staleness == "polynomial":
+            return float(self.mixing * r**-self.exponent)
+        if self.staleness == "hinge" and r - 1 > self.patience:
+            return self.mixing / (self.slope * (r - 1 - self.patience) + 1)
+        return self.mixing
+
+    def first(self, clients: int, parameters: int) -> RuleState:
+        return {"since": np.zeros(clients, dtype=np.int64)}
+
+    def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
+        share = self.share(step.round - int(state["since"][step.rows[0]]))
+        state["since"][step.rows] = step.round
+        return (1 - share) * weights + share * step.model
+
+
+@dataclass(frozen=True)
+class FedBuff:
+    """The server waits for `size` updates, and then moves its model by their mean (FedBuff; Nguyen et al., 2022).
+
+    An update counts (1 + t)^-exponent, where t is how often the model has moved since its client synchronised. What
+    waits at the end of a run is not used.
+    """
+
+    size: int = 10  # K: updates that are gathered
+    rate: float = 1.0  # how far the model moves along their mean
+    exponent: float = 0.5  # how fast old updates lose weight; 0: not at all
+    receive: bool = True  # whether a client gets the global model, as it is then, when it sends
+
+    together = False
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size = {self.size} gathers nothing; use 1 or more updates")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"rate = {self.rate} moves nothing, or everything; use a positive number such as 1")
+        if not 0 <= self.exponent < math.inf:
+            raise ValueError(f"exponent = {self.exponent} would let old updates count more; use 0 or more")
+
+    def first(self, clients: int, parameters: int) -> RuleState:
+        return {
+            "since": np.zeros(clients, dtype=np.int64),  # moves of the model when each client synchronised
+            "moves": np.zeros(1, dtype=np.int64),
+            "waiting": np.zeros(1, dtype=np.int64),
+            "sum": np.zeros(parameters),
+        }
+
+    def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
+        age = state["moves"][0] - state["since"][step.rows[0]]
+        state["sum"] += float(1 + age) ** -self.exponent * step.change
+        state["waiting"] += 1
+        if state["waiting"][0] == self.size:
+            weights = weights + self.rate / self.size * state["sum"]
+            state["sum"][:] = 0.0
+            state["waiting"][:] = 0
+            state["moves"] += 1
+        state["since"][step.rows] = state["moves"][0]
+        return weights
+
+
+ARRIVALS: dict[str, type[ArrivalRule]] = {"sync": Sync, "fedasync": FedAsync, "fedbuff": FedBuff}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who sends what in which round; everything is sorted by round."""
+
+    rows: NDArray[np.int64]  # [batches]: client
+    at: NDArray[np.int64]  # [batches]: place in the client's pool of the batch's first query
+    edges: NDArray[np.int64]  # [rounds + 1]: round t + 1 has batches edges[t] .. edges[t + 1] - 1
+    until: NDArray[np.int64]  # [batches]: from this batch on up to that one, without it, no client sends twice
+
+    @property
+    def rounds(self) -> int:
+        return len(self.edges) - 1
+
+    def cohort(self, round: int) -> NDArray[np.int64]:
+        """Clients that send in a round, counted from 1."""
+        return self.rows[self.edges[round - 1] : self.edges[round]]
+
+    def participations(self, rounds: int, clients: int) -> NDArray[np.int64]:
+        """[clients]: how often each sends in the first rounds."""
+        return np.bincount(self.rows[: self.edges[min(rounds, self.rounds)]], minlength=clients)
+
+
+def schedule(clients: Clients, rule: ArrivalRule) -> Schedule:
+    """All complete batches: by the time of their last query, or all first ones, all second ones, and so on.
+
+    Batches that end in the same second arrive in order of their clients.
+    """
+    sizes, searches = np.diff(clients.pools)[clients.pool], clients.interactions
+    batches = np.where(searches > 0, sizes // np.maximum(searches, 1), 0)
+    if not batches.any():
+        raise ValueError(
+            f"no client has the {int(searches.max())} queries of one update; use fewer clients.interactions"
+        )
+    rows = np.repeat(np.arange(len(clients)), batches)
+    number = np.arange(len(rows)) - np.repeat(np.cumsum(batches) - batches, batches)
+    at = number * searches[rows]
+    if rule.together:
+        order = np.lexsort((rows, number))
+        edges = np.searchsorted(number[order], np.arange(number.max() + 2))
+    else:
+        if not len(clients.data.when):
+            raise ValueError(
+                f"{clients.data.name or 'this data set'} does not say when a query was asked, so nothing arrives in "
+                'order; use data.log, or arrival = { name = "sync" }'
+            )
+        last = clients.queries[clients.pools[clients.pool[rows]] + at + searches[rows] - 1]
+        order = np.lexsort((number, rows, clients.data.when[last]))
+        edges = np.arange(len(rows) + 1)
+    rows, at = rows[order], at[order]
+    later = np.full(len(rows), len(rows))  # the same client's next batch
+    by_client = np.argsort(rows, kind="stable")
+    again = rows[by_client[1:]] == rows[by_client[:-1]]
+    later[by_client[:-1][again]] = by_client[1:][again]
+    return Schedule(rows, at, edges.astype(np.int64), np.minimum.accumulate(later[::-1])[::-1])
+
+
+def first_state_of(rule: ArrivalRule, weights: Weights, clients: int) -> State:
+    """The state before round 1: everybody has the same model. Clients' models are the state's memory."""
+    return State(0, weights, np.tile(weights, (clients, 1)), rule=rule.first(clients, weights.size))
+
+
+def simulate_arrivals(
+    learner: Learner,
+    rule: ArrivalRule,
+    clients: Clients,
+    rounds: int,
+    seed: int = 1,
+    *,
+    start: Weights | None = None,
+    state: State | None = None,
+    threads: int = 1,
+    mechanism: Mechanism | None = None,
+    noise: Source | None = None,
+    journal: Journal | None = None,
+    window: int = LONGEST_WINDOW,
+) -> Iterator[Outcome]:
+    """Round after round, each as it ends, until `rounds` or until nobody has a batch left.
+
+    Batches of different clients are learned together as long as nobody sends twice: no model that one of them starts
+    from can change in between. A state's arrays are used again by the next round unless there is a journal; copy what
+    is to be kept.
+    """
+    if getattr(learner, "control", False) or getattr(learner, "personal", "none") != "none":
+        raise ValueError("clients that arrive one by one keep no controls or personal weights; use a learner without")
+    plan = schedule(clients, rule)
+    if state is None:
+        weights = first_state(Federation(learner), clients, seed, start).weights
+        state = first_state_of(rule, weights, len(clients))
+    if noise is None and mechanism is not None:
+        noise = mechanism.source()
+    last = min(rounds, plan.rounds)
+    window = max(1, min(window, WINDOW_BYTES // (4 * state.weights.size)))
+    everything = replace(clients.rows(plan.rows), at=plan.at)  # a row for every batch
+    while state.round < last:
+        # In step, everybody who sends in a round has sent in the one before.
+        end = state.round + 1 if rule.together else min(state.round + window, int(plan.until[state.round]), last)
+        first, stop = int(plan.edges[state.round]), int(plan.edges[end])
+        held = state.memory
+        assert held is not None
+        # Chance is keyed by the client and the place in its pool alone: it is the same however windows fall.
+        some = everything.rows(slice(first, stop))
+        learned, _ = learner(held[plan.rows[first:stop]], None, some, Chance(seed, 0), threads)
+        for number in range(state.round + 1, end + 1):
+            own = slice(first, stop) if rule.together else slice(number - 1, number)
+            place = slice(own.start - first, own.stop - first)
+            outcome = _arrive(rule, state, learned, place, plan.rows[own], number, plan, mechanism, noise, journal)
+            state = outcome.state
+            yield outcome
+
+
+def _arrive(
+    rule: ArrivalRule,
+    state: State,
+    learned: Arrivals,
+    own: slice,
+    rows: NDArray[np.int64],
+    number: int,
+    plan: Schedule,
+    mechanism: Mechanism | None,
+    noise: Source | None,
+    journal: Journal | None,
+) -> Outcome:
+    """One round: what the clients in `rows` learned reaches the server, and they may get its model back."""
+    weights, held, memory = state.weights, state.memory, state.rule
+    assert held is not None
+    if journal is not None:
+        held, memory = held.copy(), {name: array.copy() for name, array in memory.items()}
+    updates, sizes, online = learned.updates[own], learned.sizes[own], learned.online[own]
+    sent, message_bytes, kept = updates, None, None
+    if journal is not None:
+        kept = journal.kept(number)
+        if kept is None:
+            journal.cohort(number, plan.cohort)
+    if mechanism is not None and kept is None:
+        assert noise is not None
+        arrived = Arrivals(updates, sizes, learned.ids[own], held[rows], online, number)
+        arrived = mechanism.protect(arrived, len(rows), noise)
+        sent, message_bytes = arrived.updates, arrived.message_bytes
+    sound, excluded = rows, ()
+    if not math.isfinite(np.add.reduce(sent, axis=None)):
+        of_use = np.isfinite(sent).all(axis=1)
+        sound, excluded = rows[of_use], tuple(learned.ids[own][~of_use].tolist())
+        updates, sent, sizes = updates[of_use], sent[of_use], sizes[of_use]
+    if excluded and rule.together and not len(sound):
+        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
+        raise RoundError(problem, number, excluded[0])
+    if len(sound):
+        change = _mean(sent, sizes) if kept is None else kept.change
+        if journal is not None and kept is None:
+            journal.keep(number, change)
+        weights = rule(weights, Step(number, sound, change, _mean(held[sound], sizes) + change), memory)
+    if not rule.receive:
+        held[sound] += updates
+    elif rule.together:
+        held[:] = weights
+    else:
+        held[rows] = weights
+    model_bytes = 4 * weights.size
+    return Outcome(
+        State(number, weights, held, state.server, memory),
+        online=float(np.add.reduce(online)) / len(online),
+        interactions=int(np.add.reduce(learned.sizes[own])),
+        bytes_up=len(rows) * (message_bytes or model_bytes),
+        bytes_down=len(rows) * model_bytes * rule.receive,
+        excluded=excluded,
+    )
+
+
+def _mean(values: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of rows, by interactions; that of a single row is the row itself, to the last bit."""
+    if len(values) == 1:
+        return np.array(values[0], dtype=np.float64)
+    mean: NDArray[np.float64] = sizes.astype(np.float64) @ values.astype(np.float64) / sizes.sum()
+    return mean

@@ -1,0 +1,220 @@
+"""Experiments of kind "async": specs, runs, stops, prices."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedrank.experiment import run as run_module
+from fedrank.experiment.privacy import planned
+from fedrank.experiment.run import clients_of, perform
+from fedrank.experiment.schedule import plan, run_experiment
+from fedrank.experiment.spec import from_tables, read_experiment
+from fedrank.experiment.store import load_runs
+from tests.made_up import made_up_log
+
+USERS = np.random.default_rng(3).choice(5, size=150, p=[0.4, 0.3, 0.15, 0.1, 0.05]).tolist()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return made_up_log(tmp_path_factory.mktemp("data") / "log", USERS)
+
+
+def tables(log, **changes):
+    base = {
+        "kind": "async",
+        "rounds": 1000,
+        "evaluate_every": 4,
+        "measures": ["mrr@20"],
+        "data": {"log": str(log)},
+        "clients": {"count": 5, "interactions": 3, "partition": {"name": "users"}},
+        "learner": {"name": "pdgd"},
+    }
+    return base | changes
+
+
+def batches(count=5, interactions=3):
+    """Of the training entries, the first 120 of 150."""
+    return (np.bincount(USERS[:120], minlength=count) // interactions).tolist()
+
+
+def only(asked, folder):
+    [task] = plan(asked, "test", folder)
+    return task
+
+
+def content(folder):
+    return {name: (folder / name).read_bytes() for name in ("rounds.csv", "queries.csv", "model.json")}
+
+
+@pytest.mark.parametrize("arrival", [None, "sync", {"name": "fedbuff", "size": 4}, {"name": "fedasync", "mixing": 0.5}])
+def test_a_run_that_is_stopped_again_and_again_ends_the_same(log, tmp_path, arrival, monkeypatch):
+    asked = from_tables(tables(log, **({} if arrival is None else {"arrival": arrival})))
+    whole, parts = only(asked, tmp_path / "whole"), only(asked, tmp_path / "parts")
+    assert perform(whole) == "finished"
+    monkeypatch.setattr(run_module, "SECONDS_BETWEEN_NEWS", -1.0)  # asked after every round
+    stops = 0
+    calls = iter(range(10**6))
+    while (status := perform(parts, stop=lambda: next(calls) % 5 == 4)) == "interrupted":
+        stops += 1
+    assert status == "finished"
+    assert stops >= 2
+    assert content(whole.folder) == content(parts.folder)
+    facts = json.loads((whole.folder / "run.json").read_text())
+    rounds = max(batches()) if arrival == "sync" else sum(batches())
+    assert facts["round"] == facts["rounds"] == rounds
+    assert "1,000 rounds: the log has no more complete updates" in facts["notes"][-1]
+    last = (whole.folder / "rounds.csv").read_text().splitlines()[-1].split(",")
+    assert [int(cell) for cell in (last[0], last[2])] == [rounds, 3 * sum(batches())]
+
+
+def test_rounds_end_where_the_spec_says(log, tmp_path):
+    task = only(from_tables(tables(log, rounds=10)), tmp_path)
+    assert perform(task) == "finished"
+    rows = (task.folder / "rounds.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows if row.split(",")[5]] == ["4", "8", "10"]
+    facts = json.loads((task.folder / "run.json").read_text())
+    assert "a round is the arrival of one update" in facts["conventions"]["rounds"]
+
+
+def test_a_log_can_be_federated_in_step_by_chance(log, tmp_path):
+    asked = from_tables(tables(log, kind="federated", rounds=5))
+    assert not run_experiment(asked, "plain", tmp_path).failed
+
+
+def test_the_figure_of_the_paper_runs(log, tmp_path):
+    asked = read_experiment("aol4foltr/fig-5", [f"data.log={log}", "seeds=[1]", "data.users=5", "clients.count=5"])
+    results = run_experiment(asked, "fig-5", tmp_path)
+    assert not results.failed
+    runs = load_runs(tmp_path / "fig-5")
+    assert [run.status for run in runs] == ["finished"] * 6
+    asked_of = {variant.name: variant.experiment for variant in asked.expand()}
+    pooled = clients_of(asked_of["released-async-IID"], 1, 1)
+    assert pooled.queries.tolist() == list(range(120)), "one client, everything in order of time"
+    for users, dealt in (("sync-users", "sync-IID"), ("async-users", "async-IID")):
+        sizes = [np.diff(clients_of(asked_of[name], 1, 1).pools).tolist() for name in (users, dealt)]
+        assert sizes[0] == sizes[1] == sorted(np.bincount(USERS[:120]).tolist(), reverse=True)
+
+
+def test_a_log_that_is_not_there_is_told_before_anything_runs(tmp_path):
+    asked = from_tables(tables(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match="nowhere is no data set of a search log"):
+        run_experiment(asked, "lost", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_single_runs_say_which_arrival(log):
+    asked = from_tables(tables(log))
+    assert asked.single(1, 1).arrival["staleness"] == "harmonic"
+    assert from_tables(tables(log, arrival="sync")).single(1, 1).arrival == {"name": "sync", "receive": True}
+
+
+GAUSSIAN = {"name": "gaussian", "clip": 1.0, "noise": 20.0}
+
+
+def test_every_client_pays_by_its_arrivals(log, tmp_path):
+    asked = from_tables(tables(log, mechanism=GAUSSIAN))
+    task = only(asked, tmp_path)
+    assert perform(task) == "finished", (task.folder / "run.json").read_text()
+    card = json.loads((task.folder / "privacy.json").read_text())
+    assert card["participations_charged"] == max(batches())
+    assert card["rounds_charged"] == sum(batches())
+    assert card["promises"][0]["epsilon"] == planned(asked)[0].total
+    assert planned(asked)[0].times == max(batches())
+    assert any("times are not protected" in line for line in card["not_covered"])
+    few = from_tables(tables(log, mechanism=GAUSSIAN, rounds=4))
+    assert planned(few)[0].times < 5
+
+
+def test_a_budget_ends_a_run(log, tmp_path):
+    asked = from_tables(tables(log, mechanism=GAUSSIAN))
+    budget = 0.999 * planned(asked)[0].total
+    task = only(from_tables(tables(log, mechanism=GAUSSIAN, privacy={"budget": budget})), tmp_path)
+    assert perform(task) == "finished"
+    card = json.loads((task.folder / "privacy.json").read_text())
+    assert card["participations_charged"] == max(batches()) - 1
+    assert card["promises"][0]["epsilon"] <= budget
+
+
+def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
+    """A crash between two checkpoints: rounds that were sent come from the ledger, and are not sent again."""
+    task = only(from_tables(tables(log, mechanism=GAUSSIAN)), tmp_path)
+    real, seen = run_module.Record.add, []
+
+    def crash(record, outcome, evaluate):
+        seen.append(outcome.weights.copy())
+        if outcome.round == 9:
+            raise KeyboardInterrupt
+        real(record, outcome, evaluate)
+
+    monkeypatch.setattr(run_module.Record, "add", crash)
+    with pytest.raises(KeyboardInterrupt):
+        perform(task)
+    again = []
+
+    def watch(record, outcome, evaluate):
+        again.append(outcome.weights.copy())
+        real(record, outcome, evaluate)
+
+    monkeypatch.setattr(run_module.Record, "add", watch)
+    assert perform(task) == "finished"
+    assert np.array_equal(again[:9], seen)
+    card = json.loads((task.folder / "privacy.json").read_text())
+    # Rounds 10 to 15 had been reserved together with rounds 8 and 9, and a crash gives nothing back.
+    assert card["rounds_charged"] == sum(batches()) + 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": {"name": "synthetic-mq2007"}}, "kind: async lets updates arrive when they did"),
+        ({"kind": "federated", "arrival": "sync"}, "arrival: would do nothing in a federation in step"),
+        ({"kind": "federated", "data": {"name": "synthetic-mq2007"}}, 'clients.partition: "users" needs to know'),
+        ({"aggregator": "median"}, "aggregator: arrival takes its place"),
+        ({"server": {"name": "add", "rate": 0.5}}, "server: arrival takes its place"),
+        ({"learner": {"name": "evolution"}, "server": "adam"}, "learner: evolution and control = true need rounds"),
+        ({"learner": {"name": "pdgd", "control": True}}, "learner: evolution and control = true need rounds"),
+        (
+            {"learner": {"name": "pdgd", "personal": "output", "ranker": {"name": "mlp"}}},
+            "learner.personal: weights that stay",
+        ),
+        ({"clients": {"count": 5, "participation": 0.5, "partition": "users"}}, "clients.participation: the log says"),
+        ({"clients": {"count": 5}}, "clients.partition: here several clients hold the same query"),
+        (
+            {
+                "clients": {"count": 5, "malicious": 1, "partition": "users"},
+                "attack": {"name": "poisoned-clicks"},
+            },
+            "attack: clients that attack out of step",
+        ),
+        ({"record_every": 5}, "record_every: updates that arrive out of step"),
+        ({"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}}, "mechanism: there is no round whose sum"),
+        ({"mechanism": GAUSSIAN | {"place": {"name": "server"}}}, "mechanism: there is no round whose sum"),
+        ({"mechanism": GAUSSIAN, "arrival": {"name": "fedasync", "receive": False}}, "arrival.receive: false lets"),
+        ({"arrival": {"name": "fedasink"}}, "arrival.name: no 'fedasink'; did you mean \"fedasync\"?"),
+        ({"arrival": {"name": "fedasync", "mixing": 2.0}}, "arrival: mixing = 2.0 is no share"),
+        ({"data": {"name": "mq2007", "users": 3}}, "data.users: is a setting of a search log"),
+    ],
+)
+def test_what_does_not_go_together(log, changes, said):
+    with pytest.raises(ValueError) as problem:
+        from_tables(tables(log, **changes))
+    assert said in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"name": "mq2007"}, "data: has a log and something else"),
+        ({"folds": [2]}, "data.folds: no fold 2; a log is fold 1"),
+        ({"evaluate_on": "validation"}, "data.evaluate_on: a log has no validation queries"),
+        ({"test_share": 1.0}, "data.test_share: 1.0 cannot be used; give less than 1"),
+    ],
+)
+def test_what_cannot_be_asked_of_a_log(log, more, said):
+    with pytest.raises(ValueError) as problem:
+        from_tables(tables(log, data={"log": str(log)} | more))
+    assert said in str(problem.value)
