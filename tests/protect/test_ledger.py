@@ -430,6 +430,8 @@ class Lives(RuleBasedStateMachine):
         self.fsync, os.fsync = os.fsync, lambda handle: None
         self.slack, module.SLACK = module.SLACK, 1
         self.charged: list[list[int]] = []
+        self.records: list[int] = []  # rounds, in the order in which they were reserved
+        self.place: dict[int, int] = {}  # of the last reservation of each round
         self.pending: dict[int, list[int]] = {}
         self.begun: set[int] = set()
         self.kept: dict[int, tuple[list[int], bytes]] = {}
@@ -452,6 +454,9 @@ class Lives(RuleBasedStateMachine):
                 self.ledger.reserve(arrays)
             return
         self.ledger.reserve(arrays)
+        for round in block:
+            self.place[round] = len(self.records)
+            self.records.append(round)
         self.charged += block.values()
         self.pending |= block
         self.begun -= set(block)
@@ -499,6 +504,12 @@ class Lives(RuleBasedStateMachine):
             )
         self.ledger = Ledger.open(self.folder, self.clients)
         self.pending, self.begun, self.last = {}, set(), 0
+        for round in [*self.kept, *self.forgotten]:
+            if any(
+                later <= round for later in self.records[self.place[round] + 1 :]
+            ):  # it may follow from an old model
+                self.kept.pop(round, None)
+                self.forgotten.pop(round, None)
         for round, old in self.forgotten.items():  # `forget` may drop a change, but need not do it at once
             if self.ledger.kept(round) is not None:
                 self.kept[round] = old

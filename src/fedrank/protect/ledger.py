@@ -223,6 +223,8 @@ class Ledger:
         """Charge rounds to the clients that will take part; nothing of these rounds may be sent before this returns.
 
         Changes kept from the first of these rounds on no longer count: they followed from a model that is now replaced.
+        Rounds that were reserved before and come later may still be kept, but `open` cannot tell their changes from
+        such ones and drops them, so that they are charged again: too much, never too little. Reserve in order.
         """
         rounds = sorted(cohorts)
         for round in rounds:
