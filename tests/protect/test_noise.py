@@ -128,7 +128,6 @@ def test_every_probability_is_within_the_factor_that_is_said(name, scale):
     assert math.fsum(ours) == pytest.approx(1, abs=1e-15)
     assert np.array_equal(ours, ours[::-1])
     assert noise.log_error <= 2.0**-43
-    assert 0 < noise.total_variation <= 1.01 * noise.log_error
     most = int(13 * scale if "Gaussian" in name else 60 * scale) + 2
     assert most > m  # past the tables
     numbers = range(most) if scale < 100 else [0, 1, 4095, 4096, m - 1, m, m + 1, *range(5, most, most // 300)]

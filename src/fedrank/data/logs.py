@@ -236,7 +236,9 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
     if not (folder / FACTS).is_file():
         if (folder / BEGUN).is_file():
             raise ValueError(f"{folder} is half-built; run the same `fedrank logs build` again, and it continues")
-        raise FileNotFoundError(f"{folder} is no data set of a search log: it has no {FACTS}")
+        raise FileNotFoundError(
+            f"{folder} is no data set of a search log: it has no {FACTS}; make one with `fedrank logs build`"
+        )
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     if facts.get("format") != FORMAT:
         raise ValueError(f"{folder} has format {facts.get('format')}, and this fedrank reads {FORMAT}; build it again")

@@ -25,7 +25,7 @@ from fedrank import __version__
 from fedrank.experiment.families import describe
 from fedrank.experiment.findings import show
 from fedrank.experiment.privacy import card, summary
-from fedrank.experiment.run import SECONDS_BETWEEN_NEWS, _queries_csv, _start_weights, _write, clients_of, load_fold
+from fedrank.experiment.run import SECONDS_BETWEEN_NEWS, clients_of, load_fold, queries_csv, start_weights, write_whole
 from fedrank.experiment.spec import Experiment, read_experiment, to_toml
 from fedrank.experiment.store import Run, load_runs, working_on
 from fedrank.federate.quality import alike, quality_by_client
@@ -323,7 +323,7 @@ def _check_protection(asked: Experiment, unlearner: Unlearner) -> None:
 
 
 def _first(asked: Experiment, clients: Clients, seed: int) -> Weights:
-    weights = _start_weights(asked, clients, seed)
+    weights = start_weights(asked, clients, seed)
     return first_weights(asked.methods.learner.ranker, clients, seed) if weights is None else weights
 
 
@@ -433,7 +433,7 @@ def _forget(request: _Request, folder: Path, name: str, verify: bool, label: str
     files = {
         "spec.toml": to_toml(replace(asked, title=_title(run))),
         "rounds.csv": _rounds_csv(asked.measures, unlearned, curve, tallies),
-        "queries.csv": _queries_csv(evaluator, asked.measures, unlearned.weights, ranker),
+        "queries.csv": queries_csv(evaluator, asked.measures, unlearned.weights, ranker),
         "timing.csv": f"round,seconds,cpu_seconds\n{unlearned.rounds},{seconds[0]:.3f},{seconds[1]:.3f}\n",
         "privacy.json": _json(_card(request, counted, unlearned)),
         "receipt.json": _json(paper),
@@ -606,7 +606,7 @@ def _purge(result: Forgotten, leaving: Sequence[int]) -> Forgotten:
         "purged": list(dict.fromkeys([*result.receipt["purged"], *purged])),
         "remains": _remains(ancestors, sorted(set(leaving))),
     }
-    _write(result.folder / "receipt.json", _json(paper))
+    write_whole(result.folder / "receipt.json", _json(paper))
     return replace(result, receipt=paper)
 
 
@@ -616,7 +616,7 @@ def _appear(folder: Path, files: dict[str, str], model: Model) -> None:
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         for name, content in files.items():
-            _write(part / name, content)
+            write_whole(part / name, content)
         save_model(model, part / "model.json")
         mask = os.umask(0)
         os.umask(mask)

@@ -121,7 +121,7 @@ def perform(
 
 
 def _perform_or_fail(task: Task, threads: int, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
-    _write(task.folder / "spec.toml", to_toml(task.experiment))
+    write_whole(task.folder / "spec.toml", to_toml(task.experiment))
     facts = _facts(task)
     try:
         _write_facts(task.folder, facts | {"status": "running"})
@@ -186,7 +186,7 @@ def _perform(
     ):
         state, began, told = record.state, time.monotonic(), 0.0
         first, resumed = record.tally.interactions, 0 if state is None else state.round
-        start = _start_weights(asked, clients, task.seed) if state is None else None
+        start = start_weights(asked, clients, task.seed) if state is None else None
         history = _history(task, len(clients), ranker.size(fold.train.features.shape[1]), resumed)
         if rule is None:
             rounds = simulate(
@@ -260,13 +260,13 @@ def _perform(
         {"experiment": task.name, "variant": task.variant, "fold": task.fold, "seed": task.seed, "data": fold.name},
     )
     save_model(model, task.folder / "model.json")
-    _write(task.folder / "queries.csv", _queries_csv(evaluator, asked.measures, state.weights, ranker))
+    write_whole(task.folder / "queries.csv", queries_csv(evaluator, asked.measures, state.weights, ranker))
     qualities = _by_client(asked, state, clients, task.seed, threads)
     if qualities:
-        _write(task.folder / "clients.csv", _clients_csv(qualities, clients))
+        write_whole(task.folder / "clients.csv", _clients_csv(qualities, clients))
     if isinstance(asked.methods.attack, Promote):
         facts["promotion"] = promotion(state.weights, ranker, judged, asked.methods.attack.features)
-    _write(task.folder / "privacy.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    write_whole(task.folder / "privacy.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
     _write_facts(task.folder, facts | {"status": "finished", "round": state.round})
     (task.folder / "checkpoint.npz").unlink(missing_ok=True)
     return "finished"
@@ -359,7 +359,7 @@ class Record:
             **memory,
         )
         np.savez(content, **parts)
-        _write(self.folder / "checkpoint.npz", content.getvalue())
+        write_whole(self.folder / "checkpoint.npz", content.getvalue())
         now = time.monotonic()
         self.kept = now
         self.pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (now - clock))  # writing a large memory takes its time
@@ -467,7 +467,7 @@ def _keep(history: HistoryWriter | None) -> None:
         history.keep()
 
 
-def _start_weights(asked: Experiment, clients: Clients, seed: int) -> Weights | None:
+def start_weights(asked: Experiment, clients: Clients, seed: int) -> Weights | None:
     """What the federation begins with, if not with the ranker's own first weights."""
     learner, weights = asked.methods.learner, None
     if asked.start is not None:
@@ -484,7 +484,7 @@ def _start_weights(asked: Experiment, clients: Clients, seed: int) -> Weights | 
     return weights
 
 
-def _queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ranker: Ranker) -> str:
+def queries_csv(evaluator: Evaluator, measures: list[str], weights: Weights, ranker: Ranker) -> str:
     values = evaluator.per_query(weights, ranker)
     if weights.ndim == 2:
         values = average(np.moveaxis(values, 1, -1))
@@ -573,10 +573,10 @@ def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    _write(folder / "run.json", json.dumps(facts, indent=1) + "\n")
+    write_whole(folder / "run.json", json.dumps(facts, indent=1) + "\n")
 
 
-def _write(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file at once and durably: whoever reads it, even after a crash, finds the old or the new one whole."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with part.open("wb") as file:

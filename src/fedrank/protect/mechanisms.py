@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -129,7 +130,7 @@ PLACES: dict[str, type[Place]] = {"client": OnClient, "secure-sum": SecureSum, "
 
 
 @dataclass(frozen=True)
-class _Noise:
+class _Noise(ABC):
     """What Gaussian and Laplace noise have in common: clip, weigh, put on a grid, add."""
 
     clip: float  # S: largest length of an update, which is shortened to it; the unit of a weight
@@ -182,7 +183,7 @@ class _Noise:
 
     def reach(self, setting: Setting) -> float:
         """How far the sum moves if a client, or an interaction, is left out: the sensitivity, after rounding."""
-        step = self.step(setting.cohort(self))  # type: ignore[arg-type]
+        step = self.step(setting.cohort(self))
         spread = self._spread(setting)
         whole = self.clip + step * spread / 2
         if self.unit == "client":
@@ -204,7 +205,7 @@ class _Noise:
 
     def furthest(self, setting: Setting) -> float:
         """How far the sum moves if a client, or an interaction, is replaced by any other."""
-        step = self.step(setting.cohort(self))  # type: ignore[arg-type]
+        step = self.step(setting.cohort(self))
         return min(2 * self.clip + step * self._spread(setting), 2 * self.reach(setting))
 
     def _spread(self, setting: Setting) -> float:
@@ -234,7 +235,7 @@ class _Noise:
         return _NoisySum(step, cohort, self._law(scale), source)
 
     def promises(self, setting: Setting) -> list[Promise]:
-        cohort = setting.cohort(self)  # type: ignore[arg-type]
+        cohort = setting.cohort(self)
         step, reach = self.step(cohort), self.reach(setting)
         scale = self.noise * self.clip
         unit = "everything a client does" if self.unit == "client" else "one interaction, not all that a client does,"
@@ -268,19 +269,19 @@ class _Noise:
             Promise("public", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
         ]
 
+    @abstractmethod
     def _law(self, scale: float) -> GridNoise:
         """Noise in grid steps, for one place that adds all of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _share(self, scale: float, shares: int) -> GridNoise:
         """Noise in grid steps of which `shares` add up to the scale."""
-        raise NotImplementedError
 
-    def _event(self, multiplier: float, sampling: float = 1.0) -> Event:
-        raise NotImplementedError
+    @abstractmethod
+    def _event(self, multiplier: float, sampling: float = 1.0) -> Event: ...
 
-    def _event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> Event:
-        raise NotImplementedError
+    @abstractmethod
+    def _event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> Event: ...
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,6 @@ class GridNoise:
     fall: Callable[[float, Floats], Floats]  # (a, d): log P(a + d) / P(a) as the tail is drawn
     log_error: float  # every probability is within a factor exp(+-log_error) of the law that the noise is named after
 
-    @property
-    def total_variation(self) -> float:
-        """Upper bound on the distance of one draw from the law."""
-        return math.expm1(self.log_error)
-
     def draw(self, shape: int | tuple[int, ...], source: Source) -> Whole:
         """Independent values, in grid steps."""
         out = np.empty(shape, dtype=np.int64)
