@@ -16,7 +16,7 @@ from rich.console import Console
 from scipy import stats
 
 from fedrank.cli import main
-from fedrank.experiment.privacy import _enough, noise_needed, planned, promises_of, setting_of, show_privacy
+from fedrank.experiment.privacy import _enough, card, noise_needed, planned, promises_of, setting_of, show_privacy
 from fedrank.experiment.run import Record, Task, perform
 from fedrank.experiment.schedule import plan
 from fedrank.experiment.spec import PrivacySpec, from_tables, to_toml
@@ -437,3 +437,10 @@ def test_a_budget_that_will_end_a_run_is_announced(tmp_path):
     quiet = Console(file=io.StringIO(), width=200)
     show_privacy(dataclasses.replace(asked, privacy=PrivacySpec(budget=1e6)), quiet, [8.0])
     assert "will stop" not in quiet.file.getvalue()
+
+
+def test_queries_that_the_server_learns_from_itself_are_named_as_not_covered():
+    trusted = experiment(mechanism=LOCAL, aggregator={"name": "trust"})
+    plain = experiment(mechanism=LOCAL)
+    said = [" ".join(card(asked, planned(asked), 1, 1)["not_covered"]) for asked in (trusted, plain)]
+    assert ["the server learns from itself" in text for text in said] == [True, False]
