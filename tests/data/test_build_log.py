@@ -20,8 +20,9 @@ from fedrank.data import build_log as module
 from fedrank.data.build_log import Extractor, LogBuild, build_log, notes
 from fedrank.data.documents import read_documents
 from fedrank.data.lists import ListRules
-from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of, tokens
+from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of
 from fedrank.data.logs import as_ranking, load_log
+from fedrank.data.text import tokens
 
 pytest.importorskip("bm25s")
 

@@ -23,8 +23,8 @@ from fedrank.data.log_features import (
     features_for,
     features_of,
     idf,
-    tokens,
 )
+from fedrank.data.text import tokens
 from fedrank.kernels import log_features as kernel
 from tests.oracles import log_features as oracle
 
@@ -74,14 +74,6 @@ def test_names_are_103_feature_after_feature() -> None:
     assert {name: at[f"{name} of title"] for name in firsts} == firsts
     assert at["number of slashes in URL"] == 103
     assert all(feature.meaning.endswith(".") for feature in FEATURES)
-
-
-def test_tokens() -> None:
-    assert tokens("Don't PANIC: 42, foo_bar.") == ["don", "t", "panic", "42", "foo_bar"]
-    assert tokens("http://a-b.example/C?d=1") == ["http", "a", "b", "example", "c", "d", "1"]
-    assert tokens("STRASSE Straße") == ["strasse", "strasse"]
-    assert tokens("cafe\u0301 caf\u00e9 \uff21") == ["café", "café", "a"]  # accent apart or not; a wide A
-    assert tokens("\ud800 ... \n") == []
 
 
 def test_by_hand() -> None:

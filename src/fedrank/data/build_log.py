@@ -144,7 +144,8 @@ def progress_bar(console: Console) -> Iterator[Progress]:
 
 def _own_features(published: bool, threads: int) -> Callable[[Documents], Extractor]:
     def extractor(documents: Documents) -> Extractor:
-        from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_for, tokens
+        from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_for
+        from fedrank.data.text import tokens
 
         statistics = _once(lambda: Statistics.of(documents))
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedrank.data.text import tokens
+
 if TYPE_CHECKING:
     from fedrank.data.documents import Documents
 
@@ -26,18 +26,6 @@ B = 0.75  # BM25: how much long streams are held back, 0 .. 1
 FLOOR = 0.25  # published BM25 only: a term with negative idf gets this share of the list's mean idf
 DOCUMENTS_AT_ONCE = 4096  # counted in one go; bounds the memory for tokens
 PAIRS_AT_ONCE = 4096  # smallest share of a thread, and the distance between two reports of progress
-
-_WORD = re.compile(r"\w+")
-
-
-def tokens(text: str) -> list[str]:
-    """Words of a text in small letters: runs of letters, digits and underscores; no stop words, no stemming.
-
-    Text is brought to Unicode's NFKC first, so that one word written in two ways is one term.
-    """
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    return _WORD.findall(text.casefold())
 
 
 @dataclass(frozen=True)
