@@ -64,11 +64,11 @@ def run(
     from fedrank.experiment.report import show_table
     from fedrank.experiment.run import recorded_bytes
     from fedrank.experiment.schedule import run_experiment
-    from fedrank.experiment.spec import read_experiment
+    from fedrank.experiment.spec import read_question
     from fedrank.experiment.store import load_runs
     from fedrank.experiment.tables import amount
 
-    experiment = read_experiment(spec, set_ or [])
+    experiment = read_question(spec, set_ or [])
     label = _label(name, spec)
     for folder in (out / label, *(out / label).parents):
         if folder.is_file():
@@ -76,8 +76,8 @@ def run(
     runs = len(experiment.expand()) * len(experiment.repeats())
     console = _console()
     _say(console, experiment.title or label, style="bold")
-    _say(console, f"{_count(runs)} of {experiment.rounds:,} rounds, into {out / label}")
-    recorded = sum(recorded_bytes(variant.experiment) for variant in experiment.expand()) * len(experiment.repeats())
+    _say(console, f"{_count(runs)} of {experiment.extent}, into {out / label}")
+    recorded = sum(recorded_bytes(each.experiment) for each in experiment.expand()) * len(experiment.repeats())
     if recorded:
         _say(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
     results = run_experiment(
@@ -376,6 +376,7 @@ def logs_build(
     match: Annotated[
         str, typer.Option(help="Clicks name documents by id or url; auto: by url in AOL's format.")
     ] = "auto",
+    stem: Annotated[str, typer.Option(help="Stems of words instead of words: none, or english.")] = "none",
     published: Annotated[bool, typer.Option("--published", help="Features as the published code has them.")] = False,
     seed: Annotated[int, typer.Option(help="For what is drawn by chance.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="For features; one per core if not given.")] = None,
@@ -386,7 +387,7 @@ def logs_build(
 
     columns = dict(_pair(text) for text in column or [])
     how = LogBuild(
-        ListRules(window=window, short=short), users, least, tuple(exclude or ()), columns, match, published, seed
+        ListRules(window=window, short=short), users, least, tuple(exclude or ()), columns, match, published, seed, stem
     )
     console = _console()
     try:

@@ -31,7 +31,7 @@ from fedrank.experiment.store import Run, load_runs, working_on
 from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.round import Federation, State, first_weights, personal_models
 from fedrank.rank.measures import Evaluator
-from fedrank.rank.model import Model, load_model, save_model
+from fedrank.rank.model import Model, load_weights, save_model
 from fedrank.seeds import Chance
 from fedrank.types import Arrivals, Clients, Learner, Memory, Ranker, Weights
 from fedrank.unlearn.history import INDEX, History
@@ -276,7 +276,7 @@ def _checked_request(run: Run, leaving: Sequence[int], unlearner: Unlearner, thr
     )
     if not (run.path / "model.json").exists():
         raise ValueError("its model was purged, so nothing is left to unlearn; use the run that was made from it")
-    model = load_model(run.path)
+    model = load_weights(run.path)
     case = Case(
         federation=federation,
         clients=clients,

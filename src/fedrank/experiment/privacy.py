@@ -52,8 +52,9 @@ def setting_of(experiment: Experiment, features: int | None = None) -> Setting:
     if features is None:
         features = _features(experiment)
     searches = clients.interactions if isinstance(clients.interactions, list) else [clients.interactions]
+    gathered = 0 if methods.arrival is None else methods.arrival.gathers  # clients of one secure sum
     return Setting(
-        clients.count,
+        gathered or clients.count,
         methods.learner.ranker.size(features),
         clients.participation,
         tuple(searches[: clients.count]),
@@ -207,7 +208,9 @@ def card(experiment: Experiment, rows: Sequence[Price], participations: int, rou
     if _shares(experiment):
         facts["not_covered"].append("queries that the partition shares with everybody are not protected at all")
     if experiment.methods.arrival is not None:
-        facts["not_covered"].append("when a client sends tells when it searched; times are not protected")
+        facts["not_covered"].append(
+            "when a client sends, or says that it could, tells when it searched; times are not protected"
+        )
     if experiment.record_every:
         facts["kept_updates"] = f"every client's update of every {experiment.record_every}. round, in history/"
         facts["not_covered"].append("recorded updates in history/ are as the server received them; guard them like it")
@@ -237,7 +240,7 @@ def show_privacy(experiment: Experiment, console: Console, targets: Sequence[flo
     """Print what every variant would spend, and which noise would keep a target."""
     from rich.text import Text
 
-    groups: dict[str, list[Variant]] = {}  # variants that differ in nothing that matters here are told once
+    groups: dict[str, list[Variant[Experiment]]] = {}  # variants that differ in nothing that matters here are told once
     for variant in experiment.expand():
         one = variant.experiment
         what = None if one.methods.mechanism is None else (describe(one.methods.mechanism), planned(one))

@@ -29,7 +29,7 @@ from fedrank.attack.poison import Promote, promotion
 from fedrank.data.catalog import Fold, load, load_files
 from fedrank.data.log_fold import TEST_SHARE, log_fold
 from fedrank.experiment.privacy import Spent, setting_of, until_spent
-from fedrank.experiment.spec import Experiment, to_toml
+from fedrank.experiment.spec import Experiment, Question, to_toml
 from fedrank.experiment.store import working_on
 from fedrank.federate.asynchronous import schedule, simulate_arrivals
 from fedrank.federate.clients import make_clients
@@ -47,7 +47,7 @@ from fedrank.federate.round import (
 )
 from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
-from fedrank.rank.model import Model, load_model, save_model
+from fedrank.rank.model import Model, load_weights, save_model
 from fedrank.types import Arrivals, Clients, Ranker, Weights
 from fedrank.unlearn.history import HistoryWriter, size_beforehand
 
@@ -69,7 +69,7 @@ class Task:
     """One run to be done."""
 
     folder: Path  # the run folder
-    experiment: Experiment  # concrete: one variant, one fold, one seed
+    experiment: Question  # concrete: one variant, one fold, one seed
     name: str  # of the whole experiment
     variant: str
     settings: dict[str, Any]  # what this variant varies
@@ -124,23 +124,33 @@ def _perform_or_fail(task: Task, threads: int, tell: Callable[[News], None], sto
     write_whole(task.folder / "spec.toml", to_toml(task.experiment))
     facts = _facts(task)
     try:
-        _write_facts(task.folder, facts | {"status": "running"})
+        write_facts(task.folder, facts | {"status": "running"})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".* promises nothing where ")  # it stands in the notes
-            return _perform(task, facts, threads, tell, stop)
+            return _performer(task.experiment)(task, facts, threads, tell, stop)
     except Exception as problem:
         at = getattr(problem, "round", None)
         message = problem.message if isinstance(problem, RoundError) else f"{problem}"
         error = {"message": message or type(problem).__name__, "round": at, "client": getattr(problem, "client", None)}
         done = _read_round(task.folder)
-        _write_facts(task.folder, facts | {"status": "failed", "round": done, "error": error})
+        write_facts(task.folder, facts | {"status": "failed", "round": done, "error": error})
         return "failed"
 
 
-def _perform(
+Performer = Callable[[Task, dict[str, Any], int, Callable[[News], None], Callable[[], bool]], str]
+
+
+def _performer(asked: Question) -> Performer:
+    """What does a run of this kind."""
+    return perform_federated
+
+
+def perform_federated(
     task: Task, facts: dict[str, Any], threads: int, tell: Callable[[News], None], stop: Callable[[], bool]
 ) -> str:
     asked = task.experiment
+    assert isinstance(asked, Experiment)
+    facts["conventions"] |= _conventions(asked)
     fold = load_fold(asked.data, task.fold)
     ranker = asked.methods.learner.ranker
     federation = Federation(
@@ -170,7 +180,7 @@ def _perform(
         last = facts["rounds"] = min(last, schedule(clients, rule).rounds)
         if last < asked.rounds:
             facts["notes"].append(f"{last:,} of {asked.rounds:,} rounds: the log has no more complete updates")
-    _write_facts(task.folder, facts | {"status": "running", "round": _read_round(task.folder)})
+    write_facts(task.folder, facts | {"status": "running", "round": _read_round(task.folder)})
     judged = fold.test if asked.data.evaluate_on == "test" else fold.validation
     if judged is None:
         raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
@@ -187,7 +197,8 @@ def _perform(
         state, began, told = record.state, time.monotonic(), 0.0
         first, resumed = record.tally.interactions, 0 if state is None else state.round
         start = start_weights(asked, clients, task.seed) if state is None else None
-        history = _history(task, len(clients), ranker.size(fold.train.features.shape[1]), resumed)
+        parameters = ranker.size(fold.train.features.shape[1])
+        history = _history(task.folder, asked.record_every, len(clients), parameters, resumed)
         if rule is None:
             rounds = simulate(
                 federation,
@@ -229,7 +240,7 @@ def _perform(
                     _keep(history)
                     record.keep(state)
                     spent.stop(state.round)
-                    _write_facts(task.folder, facts | {"status": "interrupted", "round": outcome.round})
+                    write_facts(task.folder, facts | {"status": "interrupted", "round": outcome.round})
                     return "interrupted"
                 if now - record.kept >= record.pause:
                     _keep(history)
@@ -258,6 +269,7 @@ def _perform(
         fold.train.normalised,
         fold.train.feature_names,
         {"experiment": task.name, "variant": task.variant, "fold": task.fold, "seed": task.seed, "data": fold.name},
+        fold.train.ranges,
     )
     save_model(model, task.folder / "model.json")
     write_whole(task.folder / "queries.csv", queries_csv(evaluator, asked.measures, state.weights, ranker))
@@ -267,7 +279,7 @@ def _perform(
     if isinstance(asked.methods.attack, Promote):
         facts["promotion"] = promotion(state.weights, ranker, judged, asked.methods.attack.features)
     write_whole(task.folder / "privacy.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-    _write_facts(task.folder, facts | {"status": "finished", "round": state.round})
+    write_facts(task.folder, facts | {"status": "finished", "round": state.round})
     (task.folder / "checkpoint.npz").unlink(missing_ok=True)
     return "finished"
 
@@ -444,17 +456,16 @@ _load_files = lru_cache(maxsize=2)(load_files)
 _load_log = lru_cache(maxsize=2)(log_fold)
 
 
-def recorded_bytes(asked: Experiment) -> int:
+def recorded_bytes(asked: Question) -> int:
     """What the recorded updates of one run of a concrete experiment take on disk, at most."""
-    if not asked.record_every:
+    if not isinstance(asked, Experiment) or not asked.record_every:
         return 0
     return size_beforehand(asked.clients.count, setting_of(asked).parameters, asked.rounds, asked.record_every)
 
 
-def _history(task: Task, clients: int, parameters: int, round: int) -> HistoryWriter | None:
+def _history(folder: Path, every: int, clients: int, parameters: int, round: int) -> HistoryWriter | None:
     """Where updates are recorded, if they are to be."""
-    every = task.experiment.record_every
-    return HistoryWriter(task.folder / "history", clients, parameters, every, round) if every else None
+    return HistoryWriter(folder / "history", clients, parameters, every, round) if every else None
 
 
 def _remember(history: HistoryWriter, arrived: Arrivals) -> None:
@@ -471,7 +482,7 @@ def start_weights(asked: Experiment, clients: Clients, seed: int) -> Weights | N
     """What the federation begins with, if not with the ranker's own first weights."""
     learner, weights = asked.methods.learner, None
     if asked.start is not None:
-        model = load_model(asked.start)
+        model = load_weights(asked.start)
         if model.ranker.hidden != learner.ranker.hidden or model.weights.ndim != 1:
             raise ValueError(
                 f"start = {asked.start!r} is not a model of the same ranker as learner.ranker; choose the one it has"
@@ -526,18 +537,23 @@ def _clients_csv(qualities: dict[str, NDArray[np.float64]], clients: Clients) ->
     return "\n".join(lines) + "\n"
 
 
-def _facts(task: Task) -> dict[str, Any]:
-    conventions = {
-        str(one): f"{MEASURES[one.name]}; {EMPTY[one.empty]}" for one in map(measure, task.experiment.measures)
-    } | CONVENTIONS
-    if not hasattr(task.experiment.methods.learner, "reward"):
+def _conventions(asked: Experiment) -> dict[str, str]:
+    """How the numbers of a federation came about, beyond what its measures mean."""
+    conventions = dict(CONVENTIONS)
+    if not hasattr(asked.methods.learner, "reward"):
         del conventions["reward"]
-    rule = task.experiment.methods.arrival
+    rule = asked.methods.arrival
     if rule is not None:
         what = "the next update of every client that has one" if rule.together else "the arrival of one update"
         conventions["rounds"] = f"row r is the model after round r; a round is {what}"
-    if task.experiment.methods.mechanism is not None:
+    if asked.methods.mechanism is not None:
         conventions["noise"] = "from the system's secure source: a repeated run gives other numbers"
+    return conventions
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    measured = map(measure, task.experiment.measures)
+    conventions = {str(one): f"{MEASURES[one.name]}; {EMPTY[one.empty]}" for one in measured}
     return {
         "format": 1,
         "fedrank": __version__,
@@ -548,7 +564,7 @@ def _facts(task: Task) -> dict[str, Any]:
         "fold": task.fold,
         "seed": task.seed,
         "round": 0,
-        "rounds": task.experiment.rounds,
+        "rounds": task.experiment.rounds_asked,
         "data": {},
         "conventions": conventions,
         "pid": os.getpid(),
@@ -572,7 +588,7 @@ def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
+def write_facts(folder: Path, facts: dict[str, Any]) -> None:
     write_whole(folder / "run.json", json.dumps(facts, indent=1) + "\n")
 
 

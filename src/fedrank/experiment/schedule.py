@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedrank.data.catalog import require
 from fedrank.data.logs import load_log
 from fedrank.experiment.run import News, Task, perform
-from fedrank.experiment.spec import Experiment, to_toml
+from fedrank.experiment.spec import Question, to_toml
 from fedrank.experiment.store import duration, load_runs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Results:
     failed: list[tuple[Task, str]] = field(default_factory=list)
 
 
-def plan(experiment: Experiment, name: str, out: str | Path) -> list[Task]:
+def plan(experiment: Question, name: str, out: str | Path) -> list[Task]:
     """Every run of an experiment, in the order in which they are done: all variants of a repeat before the next."""
     folder = Path(out) / name
     tasks = []
@@ -52,7 +52,7 @@ def plan(experiment: Experiment, name: str, out: str | Path) -> list[Task]:
 
 
 def run_experiment(
-    experiment: Experiment,
+    experiment: Question,
     name: str,
     out: str | Path = "runs",
     *,
@@ -72,7 +72,7 @@ def run_experiment(
     for data in {task.experiment.data.name for task in waiting}:
         if data is not None:
             require(data)
-    for log in {task.experiment.data.log for task in waiting}:
+    for log in {getattr(task.experiment.data, "log", None) for task in waiting}:
         if log is not None:
             load_log(log)
     folder = Path(out) / name

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import Field
 
@@ -119,29 +119,84 @@ class Methods:
     arrival: ArrivalRule | None = None  # of kind "async"
 
 
+Q = TypeVar("Q", bound="Question")
+
+
 @dataclass(frozen=True)
-class Variant:
+class Variant(Generic[Q]):
     """One of the settings that an experiment compares."""
 
     name: str  # also its folder
     settings: Table  # what is varied, by dotted key
-    experiment: Experiment  # concrete: varies nothing
+    experiment: Q  # concrete: varies nothing
     given: str = ""  # its name in [variants]; empty where there are none
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """A question, as it stands in its TOML file."""
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What every experiment has, whatever its kind."""
+
+    title: str = ""
+    measures: Filled[str] = field(default_factory=lambda: ["ndcg@10"])
+    seeds: Annotated[tuple[int, ...], AtLeastOne] = (1,)
+    baseline: str | None = None  # variant that others are compared with
+    vary: dict[str, list[Any]] = field(default_factory=dict)  # dotted key -> values; every combination is a variant
+    variants: dict[str, Table] = field(default_factory=dict)  # name -> changes
+    published: tuple[Published, ...] = ()
+
+    readers: ClassVar[Mapping[str, Reader]]  # what reads the value of a key that is no plain value
+    sections: ClassVar[tuple[str, ...]]  # tables of settings, of which variants change single ones
+    if TYPE_CHECKING:  # fields of every kind, each with its own type
+        kind: str
+        data: Any  # a section with `name` and `folds`
+
+    @property
+    def extent(self) -> str:
+        """How long a run takes, in its own unit."""
+        raise NotImplementedError
+
+    @property
+    def rounds_asked(self) -> int:
+        """Rows that rounds.csv can have."""
+        raise NotImplementedError
+
+    @classmethod
+    def problems(cls, values: Table) -> list[str]:
+        """What is wrong with values that are each of the right kind, beyond what is wrong in any experiment."""
+        raise NotImplementedError
+
+    def repeats(self) -> list[tuple[int, int]]:
+        """(fold, seed) of every repeat."""
+        return list(itertools.product(self.data.folds, self.seeds))
+
+    def expand(self: Q) -> list[Variant[Q]]:
+        """Every variant as a concrete experiment: named ones times all combinations of [vary]."""
+        variants, problems = _expand(to_tables(self), _rows(self.vary, self.variants))
+        if problems:
+            raise SpecError(problems)
+        return variants
+
+    def single(self: Q, fold: int, seed: int) -> Q:
+        """The same on one fold with one seed, and with every setting written out, so that it can be read in years."""
+        return dataclasses.replace(
+            self, data=dataclasses.replace(self.data, folds=(fold,)), seeds=(seed,), **self.written_out()
+        )
+
+    def written_out(self) -> Table:
+        """The methods of a concrete experiment with all their settings, by key."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Question):
+    """A question to a federation of clients, as it stands in its TOML file."""
 
     rounds: Positive = field(metadata={"example": "rounds = 1000"})
     data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-mq2007"'})
     clients: ClientsSpec = field(metadata={"example": "[clients] with count = 10"})
     learner: str | Table = field(metadata={"example": '[learner] with name = "pdgd"'})
     kind: Literal["federated", "async"] = "federated"
-    title: str = ""
     evaluate_every: Positive = 10  # rounds
-    measures: Filled[str] = field(default_factory=lambda: ["ndcg@10"])
-    seeds: Annotated[tuple[int, ...], AtLeastOne] = (1,)
     aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
     server: str | Table = field(default_factory=lambda: {"name": "add"})
     arrival: str | Table | None = None  # of kind "async": what the server does with each update; None: "fedasync"
@@ -151,10 +206,16 @@ class Experiment:
     start: str | None = None  # a model to go on from
     record_every: Annotated[int, Field(ge=0)] = 0  # rounds between recordings of all updates, to unlearn from; 0: none
     fine_tune: Annotated[int, Field(ge=0)] = 0  # interactions with which every client adapts the final model to itself
-    baseline: str | None = None  # variant that others are compared with
-    vary: dict[str, list[Any]] = field(default_factory=dict)  # dotted key -> values; every combination is a variant
-    variants: dict[str, Table] = field(default_factory=dict)  # name -> changes
-    published: tuple[Published, ...] = ()
+
+    sections = ("data", "clients", "privacy")
+
+    @property
+    def extent(self) -> str:
+        return f"{self.rounds:,} rounds"
+
+    @property
+    def rounds_asked(self) -> int:
+        return self.rounds
 
     @cached_property
     def methods(self) -> Methods:
@@ -170,35 +231,38 @@ class Experiment:
             None if self.kind != "async" else build(ArrivalRule, self.arrival or "fedasync", "arrival"),
         )
 
-    def repeats(self) -> list[tuple[int, int]]:
-        """(fold, seed) of every repeat."""
-        return list(itertools.product(self.data.folds, self.seeds))
+    def written_out(self) -> Table:
+        def described(method: Any) -> Table | None:
+            return None if method is None else describe(method)
 
-    def expand(self) -> list[Variant]:
-        """Every variant as a concrete experiment: named ones times all combinations of [vary]."""
-        variants, problems = _expand(to_tables(self), _rows(self.vary, self.variants))
-        if problems:
-            raise SpecError(problems)
-        return variants
+        methods = self.methods
+        return {
+            "clients": dataclasses.replace(self.clients, partition=describe(methods.partition)),
+            "learner": describe(methods.learner),
+            "aggregator": describe(methods.aggregator),
+            "server": describe(methods.server),
+            "arrival": described(methods.arrival),
+            "attack": described(methods.attack),
+            "mechanism": described(methods.mechanism),
+        }
 
-    def single(self, fold: int, seed: int) -> Experiment:
-        """The same on one fold with one seed, and with every setting written out, so that it can be read in years."""
-        return dataclasses.replace(
-            self,
-            data=dataclasses.replace(self.data, folds=(fold,)),
-            clients=dataclasses.replace(self.clients, partition=describe(self.methods.partition)),
-            learner=describe(self.methods.learner),
-            aggregator=describe(self.methods.aggregator),
-            server=describe(self.methods.server),
-            arrival=None if self.methods.arrival is None else describe(self.methods.arrival),
-            attack=None if self.methods.attack is None else describe(self.methods.attack),
-            mechanism=None if self.methods.mechanism is None else describe(self.methods.mechanism),
-            seeds=(seed,),
-        )
+    @classmethod
+    def problems(cls, values: Table) -> list[str]:
+        return _federated_problems(values)
 
 
 def read_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """A TOML file, or a built-in experiment by its name; `overrides` such as "rounds=100" change single keys."""
+    """A TOML file, or a built-in experiment by its name, about a federation of clients."""
+    found = read_question(source, overrides)
+    if not isinstance(found, Experiment):
+        raise SpecError(
+            [f'kind: "{found.kind}" has no federation of clients to look at; `fedrank run` does it'], str(source)
+        )
+    return found
+
+
+def read_question(source: str | Path, overrides: Sequence[str] = ()) -> Question:
+    """An experiment of any kind from its TOML; `overrides` such as "rounds=100" change single keys."""
     text, folder = _text(source)
     changes = [parse_override(override) for override in overrides]
     try:
@@ -253,11 +317,20 @@ def builtin_names() -> list[str]:
     return sorted(below(_builtin_folder(), ""))
 
 
-def from_tables(tables: Mapping[str, Any]) -> Experiment:
+def kinds() -> dict[str, type[Question]]:
+    """What an experiment can be about."""
+    return {"federated": Experiment, "async": Experiment}
+
+
+def from_tables(tables: Mapping[str, Any]) -> Question:
     """An experiment from the tables of its TOML; all mistakes are reported together."""
     problems: list[str] = []
-    values = _read(Experiment, tables, "", problems)
-    problems += _problems(values)
+    kind = tables.get("kind", "federated")
+    if not isinstance(kind, str) or kind not in kinds():
+        raise SpecError([f"kind: {shown(kind)} cannot be used{nearest(str(kind), kinds())}"])
+    asked = kinds()[kind]
+    values = _read(asked, tables, "", problems, asked.readers)
+    problems += _problems(values) + asked.problems(values)
     rows = _rows(values.get("vary", {}), values.get("variants", {}))
     if values.get("vary") or values.get("variants"):
         # A mistake that all variants inherit has been noted already.
@@ -267,10 +340,10 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
         problems.append(f"baseline: no variant {baseline!r}{nearest(baseline, names)}")
     if problems:
         raise SpecError(problems)
-    return Experiment(**values)
+    return asked(**values)
 
 
-def to_tables(experiment: Experiment) -> Table:
+def to_tables(experiment: Question) -> Table:
     """The tables of an experiment; what is absent or empty is left out."""
     tables: Table = {}
     for each in dataclasses.fields(experiment):
@@ -287,12 +360,12 @@ def to_tables(experiment: Experiment) -> Table:
     return {key: tables[key] for key in (*first, *tables) if key in tables}
 
 
-def to_toml(experiment: Experiment) -> str:
+def to_toml(experiment: Question) -> str:
     """The experiment as TOML; `from_tables(tomllib.loads(...))` gives it back."""
     return write_toml(to_tables(experiment))
 
 
-def _read(kind: type, table: Any, place: str, problems: list[str]) -> Table:
+def _read(kind: type, table: Any, place: str, problems: list[str], readers: Mapping[str, Reader]) -> Table:
     """Those values of a table that can be used, by field; what is wrong with the others is noted."""
     if not isinstance(table, Mapping):
         problems.append(f"{place}: {shown(table)} is not a table; write [{place}]")
@@ -306,7 +379,7 @@ def _read(kind: type, table: Any, place: str, problems: list[str]) -> Table:
             problems.append(f"{at}: no such key{nearest(key, fields)}")
             continue
         with _noting(problems):
-            values[key] = _READERS[at](value, at, problems) if at in _READERS else checked(hints[key], value, at)
+            values[key] = readers[at](value, at, problems) if at in readers else checked(hints[key], value, at)
     for name, each in fields.items():
         if name not in table and is_required(each):
             at = f"{place}.{name}" if place else name
@@ -322,16 +395,20 @@ def _noting(problems: list[str], place: str = "") -> Iterator[None]:
         problems += [f"{place}: {line}" if place else line for line in str(problem).splitlines()]
 
 
-def _read_section(kind: type) -> Reader:
+def read_section(kind: type, readers: Mapping[str, Reader] | None = None) -> Reader:
+    """What reads a table of settings; `readers` are for its values that are no plain ones, by dotted key."""
+
     def read(table: Any, place: str, problems: list[str]) -> Any:
         before = len(problems)
-        values = _read(kind, table, place, problems)
+        values = _read(kind, table, place, problems, readers or {})
         return kind(**values) if len(problems) == before else None
 
     return read
 
 
-def _read_method(protocol: Any) -> Reader:
+def read_method(protocol: Any) -> Reader:
+    """What reads the name, or the table, of a method."""
+
     def read(given: Any, place: str, problems: list[str]) -> Any:
         build(protocol, given, place)
         return given
@@ -356,7 +433,7 @@ def _read_user(given: Any, place: str, problems: list[str]) -> Any:
 def _read_published(given: Any, place: str, problems: list[str]) -> Any:
     if not isinstance(given, list):
         raise ValueError(f"{place}: {shown(given)} is not a list of tables; write [[{place}]]")
-    read = _read_section(Published)
+    read = read_section(Published)
     return tuple(read(row, f"{place}[{i}]", problems) for i, row in enumerate(given))
 
 
@@ -399,12 +476,23 @@ def _problems(values: Table) -> list[str]:
     for i, text in enumerate(values.get("measures", ())):
         with _noting(found, f"measures[{i}]"):
             names.append(str(measure(text)))
-    data, clients = values.get("data"), values.get("clients")
+    data = values.get("data")
     for place, listed in (("measures", names), ("seeds", values.get("seeds", ())), ("data.folds", data and data.folds)):
         if twice := _twice(listed or ()):
             found.append(f"{place}: {shown(twice[0])} stands there twice; list each once")
+    for i, row in enumerate(values.get("published", ())):
+        if row is not None and row.measure not in ("online", "reward"):
+            with _noting(found, f"published[{i}].measure"):
+                measure(row.measure)
+    return found
+
+
+def _federated_problems(values: Table) -> list[str]:
+    """What is wrong with a federation of clients, or with updates that arrive out of step."""
+    found: list[str] = []
+    data, clients = values.get("data"), values.get("clients")
     if data is not None:
-        found += _data_problems(data)
+        found += data_problems(data)
     if clients is not None and 2 * clients.malicious >= clients.count and clients.malicious:
         found.append(
             f"clients.malicious: {clients.malicious} of {clients.count} clients decide as they like; use less than half"
@@ -414,10 +502,6 @@ def _problems(values: Table) -> list[str]:
             f"clients.malicious: {clients.malicious} would do no harm, no attack is set; use 0, or an attack such as "
             '{ name = "poisoned-clicks" }'
         )
-    for i, row in enumerate(values.get("published", ())):
-        if row is not None and row.measure not in ("online", "reward"):
-            with _noting(found, f"published[{i}].measure"):
-                measure(row.measure)
     if not found and "learner" in values and clients is not None:
         found += _contradictions({"aggregator": "mean", "server": "add"} | values)
     start = values.get("start")
@@ -470,6 +554,14 @@ def _arrival_problems(
     found = []
     if isinstance(partition, Users) and data is not None and data.log is None:
         found.append('clients.partition: "users" needs to know who asked what; set data.log to the folder of a log')
+    if getattr(learner, "lists", "drawn") == "logged":
+        if data is not None and data.log is None:
+            found.append('learner.lists: "logged" learns from what a search log says was shown; set data.log')
+        if clients.user != "perfect" or hasattr(_attack(values), "user"):
+            found.append(
+                'learner.lists: "logged" takes clicks from the log, so that nobody clicks in another way; use the user '
+                '"perfect" and no attack by clicks, or "drawn"'
+            )
     if values.get("kind") != "async":
         if values.get("arrival") is not None:
             found.append('arrival: would do nothing in a federation in step; set kind = "async", or leave it out')
@@ -495,10 +587,15 @@ def _arrival_problems(
         found.append("attack: clients that attack out of step are not simulated in this version; leave it out")
     if values.get("record_every"):
         found.append("record_every: updates that arrive out of step are not recorded in this version; use 0")
-    if mechanism is not None and not isinstance(getattr(mechanism, "place", None), OnClient):
+    place = getattr(mechanism, "place", None)
+    if mechanism is not None and isinstance(place, SecureSum) and rule.gathers:
+        with _noting(found, "mechanism"):
+            mechanism.promises(Setting(rule.gathers, 100, 1.0, (1,), learner, aggregator))
+    elif mechanism is not None and not isinstance(place, OnClient):
         found.append(
             "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
-            'laplace noise with place = { name = "client" }'
+            'laplace noise with place = { name = "client" }, or a secure sum with arrival = { name = "fedbuff", wait = '
+            "true }"
         )
     if mechanism is not None and not rule.receive:
         found.append(
@@ -550,7 +647,7 @@ def _privacy_problems(
     return found
 
 
-def _data_problems(data: DataSpec) -> list[str]:
+def data_problems(data: DataSpec) -> list[str]:
     found = []
     if data.normalise is not None and data.normalise not in NORMALISATIONS:
         found.append(f"data.normalise: no {data.normalise!r}{nearest(data.normalise, NORMALISATIONS)}")
@@ -624,16 +721,16 @@ def _rows(vary: dict[str, list[Any]], variants: dict[str, Table]) -> list[_Row]:
     return [_Row(*row, folder) for row, folder in zip(found, folders, strict=True)]
 
 
-def _expand(tables: Mapping[str, Any], rows: Sequence[_Row]) -> tuple[list[Variant], list[str]]:
+def _expand(tables: Mapping[str, Any], rows: Sequence[_Row]) -> tuple[list[Variant[Any]], list[str]]:
     """Variants of the experiment in `tables`, and what is wrong with them."""
     base = {key: value for key, value in tables.items() if key not in _ONLY_WHOLE}
-    found: list[Variant] = []
+    found: list[Variant[Any]] = []
     problems: list[str] = []
     for row in rows:
         changed = copy.deepcopy(base)
         changes: Table = {}
         try:
-            changes = flat(row.changes, _is_value)
+            changes = flat(row.changes, partial(_is_value, kinds()[base.get("kind", "federated")].sections))
             for key, value in (changes | row.settings).items():
                 if key in row.settings and key in changes:
                     raise ValueError(f"{key}: is set here and in [vary]; keep one of them")
@@ -660,9 +757,9 @@ def _advised(line: str, changes: Table) -> str:
     return line
 
 
-def _is_value(key: str, table: Table) -> bool:
+def _is_value(sections: Sequence[str], key: str, table: Table) -> bool:
     """Whether a change replaces this table as a whole: methods and users, not sections."""
-    return key == "clients.user" or (key not in ("data", "clients") and "name" in table)
+    return key == "clients.user" or (key not in sections and "name" in table)
 
 
 def _folder_names(rows: Sequence[tuple[str, Table]]) -> list[str]:
@@ -729,22 +826,18 @@ def _builtin_folder() -> Any:
 
 
 # Keys that name files.
-_FILES = re.compile(r"start|data\.(train|test|validation|log)|clients(\.partition)+\.(file|over)")
+_FILES = re.compile(r"start|data\.(train|test|validation|log|folder)|clients(\.partition)+\.(file|over)|split\.file")
 _ONLY_WHOLE = ("vary", "variants", "baseline", "published")  # keys of the whole experiment, not of a variant
 Reader = Callable[[Any, str, list[str]], Any]  # (value, its place, problems) -> value; ValueError is noted, too
-_READERS: dict[str, Reader] = {
-    "data": _read_section(DataSpec),
-    "clients": _read_section(ClientsSpec),
-    "clients.partition": _read_method(Partition),
-    "clients.user": _read_user,
-    "learner": _read_method(Learner),
-    "aggregator": _read_method(Aggregator),
-    "server": _read_method(ServerStep),
-    "arrival": _read_method(ArrivalRule),
+COMMON_READERS: dict[str, Reader] = {"vary": _read_vary, "variants": _read_variants, "published": _read_published}
+Experiment.readers = COMMON_READERS | {
+    "data": read_section(DataSpec),
+    "clients": read_section(ClientsSpec, {"clients.partition": read_method(Partition), "clients.user": _read_user}),
+    "learner": read_method(Learner),
+    "aggregator": read_method(Aggregator),
+    "server": read_method(ServerStep),
+    "arrival": read_method(ArrivalRule),
     "attack": _read_attack,
-    "mechanism": _read_method(PricedMechanism),
-    "privacy": _read_section(PrivacySpec),
-    "vary": _read_vary,
-    "variants": _read_variants,
-    "published": _read_published,
+    "mechanism": read_method(PricedMechanism),
+    "privacy": read_section(PrivacySpec),
 }

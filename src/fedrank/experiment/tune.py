@@ -23,6 +23,8 @@ from fedrank.experiment.store import Runs, load_runs
 if TYPE_CHECKING:
     from rich.console import Console
 
+_Variant = Variant[Experiment]
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -46,7 +48,7 @@ def tuning_of(experiment: Experiment, over: Mapping[str, Sequence[Any]]) -> Expe
     tables["title"] = f"Tuning of: {experiment.title}" if experiment.title else "Tuning"
     for key in ("baseline", "published"):
         tables.pop(key, None)
-    return from_tables(tables)
+    return _read(tables)
 
 
 def tune(
@@ -106,7 +108,13 @@ def tuned(experiment: Experiment, tried: Sequence[Tried]) -> Experiment:
         variants[variant.name] = changes | chosen[variant.name]
     tables.pop("vary", None)
     tables["variants"] = variants
-    return from_tables(tables)
+    return _read(tables)
+
+
+def _read(tables: dict[str, Any]) -> Experiment:
+    found = from_tables(tables)
+    assert isinstance(found, Experiment)  # as the one whose tables these are
+    return found
 
 
 def show_tried(tried: Sequence[Tried], measure: str, console: Console) -> None:
@@ -129,7 +137,7 @@ def show_tried(tried: Sequence[Tried], measure: str, console: Console) -> None:
     console.print(table)
 
 
-def _groups(experiment: Experiment, asked: Experiment) -> list[tuple[Variant, list[tuple[Variant, dict[str, Any]]]]]:
+def _groups(experiment: Experiment, asked: Experiment) -> list[tuple[_Variant, list[tuple[_Variant, dict[str, Any]]]]]:
     """For every variant of the experiment, the variants of its tuning that belong to it, with the values tried."""
     wide = asked.expand()
     groups = []

@@ -62,7 +62,7 @@ def describe_clients(experiment: Experiment, fold: int | None = None, seed: int 
     """
     fold = experiment.data.folds[0] if fold is None else fold
     seed = experiment.seeds[0] if seed is None else seed
-    alike: dict[str, list[Variant]] = {}
+    alike: dict[str, list[Variant[Experiment]]] = {}
     for variant in experiment.expand():
         one = variant.experiment
         # Everything that decides who holds what; learners and servers do not.
