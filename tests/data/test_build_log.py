@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrank.data import build_log as module
+from fedrank.data import log_folder
 from fedrank.data.build_log import Extractor, LogBuild, build_log, notes
 from fedrank.data.documents import read_documents
 from fedrank.data.lists import ListRules
@@ -241,7 +242,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
     files = write_log(tmp_path, many_entries(entries=30)), write_collection(tmp_path)
     how = LogBuild(FOUR, published=published)
     build(files, tmp_path / "whole", how)
-    write = module._write_durably
+    write = log_folder.write_durably
     for fatal in count():
         written = 0
 
@@ -256,7 +257,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
                 write(path, text)
 
         out = tmp_path / f"killed-{fatal}"
-        monkeypatch.setattr(module, "_write_durably", dies)
+        monkeypatch.setattr(log_folder, "write_durably", dies)
         try:
             build(files, out, how)
             break
@@ -265,10 +266,10 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
         if not (out / "facts.json").exists():
             with pytest.raises((ValueError, FileNotFoundError), match=r"half-built|no data set"):
                 load_log(out)
-        monkeypatch.setattr(module, "_write_durably", write)
+        monkeypatch.setattr(log_folder, "write_durably", write)
         build(files, out, how)
         assert contents(out) == contents(tmp_path / "whole"), f"killed at mark {fatal}"
-    assert fatal > 8, "a build has many marks"
+    assert fatal > 7, "a build has many marks"
 
 
 def test_work_that_was_done_is_not_done_again(tmp_path, monkeypatch):
@@ -308,6 +309,25 @@ def test_a_process_that_dies_leaves_what_another_continues(tmp_path):
     build(files, tmp_path / "out")  # in larger steps: how they are cut does not matter
     build(files, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_second_process_is_refused(files, tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.data import test_build_log as t\n"
+        "t.build((t.Path(sys.argv[2]), t.Path(sys.argv[3])), sys.argv[4])\n"
+    )
+    second = [sys.executable, "-c", code, str(Path(__file__).parents[2]), *map(str, files), str(tmp_path / "out")]
+    ends = []
+
+    def meanwhile(step, done, of):
+        if (step, done) == ("features", 0):
+            ends.append(subprocess.run(second, check=False, capture_output=True, text=True))
+
+    log = build(files, tmp_path / "out", progress=meanwhile)
+    assert [end.returncode for end in ends] == [1]
+    assert "is being made by another process; wait until it is done" in ends[0].stderr
+    assert len(log) == 6
 
 
 def test_a_folder_with_something_else_is_left_alone(files, tmp_path):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import shutil
+import time
+
 import numpy as np
 import pytest
 
+from fedrank.data import log_fold as module
 from fedrank.data.log_fold import log_fold
 from fedrank.data.logs import load_log
 from tests.made_up import made_up_log
@@ -57,3 +63,57 @@ def test_what_cannot_be(tmp_path):
         log_fold(folder, users=4)
     with pytest.raises(ValueError, match="10 to learn from and 0 to test on"):
         log_fold(folder, test_share=0.05)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("how", ["none", "query", "global"])
+@pytest.mark.parametrize("users", [None, 2])
+def test_features_of_a_large_log_are_the_same_and_stay_on_disk(tmp_path, monkeypatch, how, users, shuffled):
+    folder = made_up_log(tmp_path / "log", USERS)
+    if shuffled:  # lists of a log that was built name pairs in any order, some of them in common
+        rng = np.random.default_rng(1)
+        np.save(folder / "lists.npy", rng.integers(0, 120, size=(10, 12)))
+    expected = log_fold(folder, users, how=how)
+    monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "IN_MEMORY", 0)
+    monkeypatch.setattr(module, "_SOME", 3)
+    for fold in (log_fold(folder, users, how=how), log_fold(folder, users, how=how)):
+        for part, other in ((fold.train, expected.train), (fold.test, expected.test)):
+            assert np.array_equal(part.features, other.features)
+            assert np.array_equal(part.grades, other.grades)
+            assert np.array_equal(part.offsets, other.offsets)
+            assert np.array_equal(part.who, other.who)
+            assert part.query_ids.tolist() == other.query_ids.tolist()
+            assert part.normalised == other.normalised == how
+            assert np.array_equal(part.ranges, other.ranges) if how == "global" else part.ranges is None
+            assert on_disk(part.features)
+    written = sorted((tmp_path / "cache" / "logs").glob("*")) if (tmp_path / "cache").exists() else []
+    in_place = how == "none" and not shuffled  # the last entries of two users are not neighbours: 4, 5, 6, 7, 8
+    assert len(written) == (0 if in_place and users is None else 1 if in_place else 2)
+
+
+def on_disk(features) -> bool:
+    while isinstance(features.base, np.ndarray):
+        features = features.base
+    return isinstance(features.base, mmap.mmap)
+
+
+def test_files_of_the_cache_are_those_of_this_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "IN_MEMORY", 0)
+    folder = made_up_log(tmp_path / "log", USERS)
+    before = np.array(log_fold(folder).train.features)
+    shutil.rmtree(folder)
+    made_up_log(folder, USERS, seed=1)
+    after = log_fold(folder).train.features
+    assert not np.array_equal(before, after)
+    unfinished = tmp_path / "cache" / "logs" / "1.npy.7.unfinished"
+    for age, there in ((0, True), (2 * 24 * 3600, False)):
+        unfinished.write_text("half")
+        os.utime(unfinished, (time.time() - age, time.time() - age))
+        log_fold(folder, test_share=0.3 + 0.1 * there)
+        assert unfinished.exists() == there
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"must hold .* GB of features .* FEDRANK_CACHE"):
+        log_fold(folder)

@@ -237,7 +237,7 @@ def test_a_folder_that_is_no_data_set(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"it has no facts\.json"):
         load_log(tmp_path)
     (tmp_path / "begun.json").write_text("{}")
-    with pytest.raises(ValueError, match="half-built; run the same `fedrank logs build` again"):
+    with pytest.raises(ValueError, match="half-built; run the same command again"):
         load_log(tmp_path)
     (tmp_path / "facts.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="has format 99"):

@@ -1,8 +1,4 @@
-"""From a search log and its documents to a data set: result lists, features, users and times.
-
-The build goes in steps that are marked on disk when they are done. Killed at any moment, it continues where it was and
-writes the same bytes.
-"""
+"""From a search log and its documents to a data set: result lists, features, users and times."""
 
 from __future__ import annotations
 
@@ -10,21 +6,21 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from fedrank.data import from_ir_datasets
 from fedrank.data.documents import Documents, read_documents
 from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
+from fedrank.data.log_folder import Marks, begin, finish, is_complete, save, sync, table, working_on
 from fedrank.data.logs import (
     ARRAYS,
-    BEGUN,
-    FACTS,
     FORMAT,
     TEXTS,
     Clicks,
@@ -39,9 +35,12 @@ from fedrank.types import Features
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedrank.data.text import Tokeniser
+
 QUERIES = 500  # whose lists are made between two marks
 PAIRS = 20_000  # whose features are computed between two marks
 
+STEMS = ("none", "english")
 HEAVY_SHARE, HEAVY_TIMES = 0.5, 5.0  # of all entries; as many as the next user
 _DROPPED = (NOT_FOUND, TOO_SHORT)  # what the numbers in the file of reasons mean, from 1 on
 _FOUND, _WHY = "lists.unfinished.npy", "reasons.unfinished.npy"
@@ -70,12 +69,15 @@ class LogBuild:
     match: str = "auto"  # whether clicks name documents by "id" or "url"; see read_clicks
     published: bool = False  # the features as the published code computed them
     seed: int = 1
+    stem: str = "none"  # "english": stems instead of words, for lists and features alike
 
     def __post_init__(self) -> None:
         if self.users is not None and self.users < 1:
             raise ValueError(f"users = {self.users} leaves nobody; use 1 or more, or None for all")
         if self.least < 1:
             raise ValueError(f"least = {self.least}: a user without an entry is no user; use 1 or more")
+        if self.stem not in STEMS:
+            raise ValueError(f"stem = {self.stem!r}; choose {' or '.join(map(repr, STEMS))}")
 
 
 def build_log(
@@ -101,27 +103,37 @@ def build_log(
         "documents": _fingerprint(documents),
         "settings": _plain(how),
     }
-    marks = _begin(out, asked)
-    if marks is None:
-        _clear(out)
-        return load_log(out)
-    report = progress or _silent
+    if not is_complete(out, asked):
+        with working_on(out):
+            if not is_complete(out, asked):  # by another process in between
+                _build(log, documents, out, how, asked, threads, progress or _silent, extractor)
+    return load_log(out)
+
+
+def _build(
+    log: Path,
+    documents: Path,
+    out: Path,
+    how: LogBuild,
+    asked: dict[str, Any],
+    threads: int,
+    report: Progress,
+    extractor: Callable[[Documents], Extractor] | None,
+) -> None:
+    marks = begin(out, asked)
     report("read", 0, 1)
-    collection = read_documents(documents)
+    from_package = from_ir_datasets.is_there(documents)
+    collection = from_ir_datasets.documents_of(documents) if from_package else read_documents(documents)
     clicks = read_clicks(log, collection, how.columns, how.match)
     _check(log, clicks, how.exclude)
-    tools = (extractor or _own_features(how.published, threads))(collection)
+    tools = (extractor or _own_features(how, threads))(collection)
     report("read", 1, 1)
     if not marks.done:  # only now, so that files or settings that make no sense leave no folder behind
-        out.mkdir(parents=True, exist_ok=True)
         marks.set("begun", 1)
     kept = _make_lists(out, marks, clicks, collection, how, tools.tokens, report)
     _gather(out, marks, clicks, collection, kept, how)
     _compute_features(out, marks, tools, how, report)
-    facts = _facts(out, asked, log.name, documents.name, clicks, collection, how, tools.names)
-    _write_durably(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-    _clear(out)
-    return load_log(out)
+    finish(out, _facts(out, marks, asked, log.name, documents.name, clicks, collection, how, tools.names))
 
 
 @contextlib.contextmanager
@@ -131,7 +143,8 @@ def progress_bar(console: Console) -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
+    # Off a terminal even a bar that goes away leaves an empty line.
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
         def report(step: str, done: int, of: int) -> None:
@@ -142,62 +155,36 @@ def progress_bar(console: Console) -> Iterator[Progress]:
         yield report
 
 
-def _own_features(published: bool, threads: int) -> Callable[[Documents], Extractor]:
+def _own_features(how: LogBuild, threads: int) -> Callable[[Documents], Extractor]:
     def extractor(documents: Documents) -> Extractor:
         from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_for
-        from fedrank.data.text import tokens
+        from fedrank.data.text import Tokeniser
 
-        statistics = _once(lambda: Statistics.of(documents))
+        cut = Tokeniser("english" if how.stem == "english" else "none")
+        statistics = _once(lambda: Statistics.of(_stemmed(documents, cut)))
 
         def features(queries: Sequence[str], query: NDArray[np.int64], rows: NDArray[np.int64]) -> Features:
-            return features_for(queries, query, rows, statistics(), threads=threads, published=published)
+            asked = [_as_stems(text, cut) for text in queries]
+            return features_for(asked, query, rows, statistics(), threads=threads, published=how.published)
 
-        return Extractor(tuple(FEATURE_NAMES), features, tokens)
+        return Extractor(tuple(FEATURE_NAMES), features, cut)
 
     return extractor
 
 
-class _Marks:
-    """How far a build has come: a small file that is replaced after every step."""
-
-    def __init__(self, path: Path, asked: dict[str, Any], done: dict[str, int]) -> None:
-        self.path, self.asked, self.done = path, asked, done
-
-    def set(self, step: str, done: int) -> None:
-        self.done[step] = done
-        _write_durably(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n")
-
-
-def _begin(out: Path, asked: dict[str, Any]) -> _Marks | None:
-    """The marks of a new or a half-built folder; None if it is complete."""
-    for folder in (out, *out.parents):
-        if folder.is_file():
-            raise NotADirectoryError(f"{folder} is a file; the data set needs a folder")
-    path = out / BEGUN
-    if (out / FACTS).is_file():
-        found = json.loads((out / FACTS).read_text(encoding="utf-8"))
-        _same(
-            {"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, asked, out
-        )
-        return None
-    if path.is_file():
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        _same(begun["asked"], asked, out)
-        return _Marks(path, asked, begun["done"])
-    if out.is_dir() and any(name for name in os.listdir(out) if not name.endswith(".unfinished")):
-        raise FileExistsError(f"{out} holds something else; name a new folder, so that nothing is overwritten")
-    return _Marks(path, asked, {})
+def _stemmed(documents: Documents, cut: Tokeniser) -> Documents:
+    """With stems in place of words, so that features count them; lengths in characters are then those of stems."""
+    if cut.stem == "none":
+        return documents
+    title, text, url = (
+        [_as_stems(one, cut) for one in stream] for stream in (documents.title, documents.text, documents.url)
+    )
+    return replace(documents, title=title, text=text, url=url)
 
 
-def _same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
-    if before.get("settings") != now["settings"]:
-        changed = [key for key, value in now["settings"].items() if (before.get("settings") or {}).get(key) != value]
-        what = f"other settings ({', '.join(changed)})"
-    elif before != now:
-        what = "another version of these files, or of fedrank"
-    else:
-        return
-    raise FileExistsError(f"{out} was built or begun from {what}; name a new folder, or delete this one")
+def _as_stems(text: str, cut: Tokeniser) -> str:
+    """Every word replaced where it stands, so that the slashes of a url stay."""
+    return text if cut.stem == "none" else re.sub(r"\w+", lambda word: " ".join(cut(word[0])), text)
 
 
 def _check(log: Path, clicks: Clicks, exclude: Sequence[str]) -> None:
@@ -213,7 +200,7 @@ def _check(log: Path, clicks: Clicks, exclude: Sequence[str]) -> None:
 
 def _make_lists(
     out: Path,
-    marks: _Marks,
+    marks: Marks,
     clicks: Clicks,
     documents: Documents,
     how: LogBuild,
@@ -227,8 +214,8 @@ def _make_lists(
     if "gathered" in marks.done:
         return wanted
     done = marks.done.get("lists", 0)
-    found = _table(out / _FOUND, (len(clicks), how.lists.length), "<i4", new=not done)
-    why = _table(out / _WHY, (len(clicks),), "|i1", new=not done)
+    found = table(out / _FOUND, (len(clicks), how.lists.length), "<i4", new=not done)
+    why = table(out / _WHY, (len(clicks),), "|i1", new=not done)
     score = bm25(documents, tokens)
     for first in range(done, queries, QUERIES):
         report("lists", first, queries)
@@ -258,7 +245,7 @@ def _by_query(clicks: Clicks, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int
 
 
 def _gather(
-    out: Path, marks: _Marks, clicks: Clicks, documents: Documents, wanted: NDArray[np.bool_], how: LogBuild
+    out: Path, marks: Marks, clicks: Clicks, documents: Documents, wanted: NDArray[np.bool_], how: LogBuild
 ) -> None:
     """Choose users, number the distinct pairs of query and document, and write all but the features."""
     if "gathered" in marks.done:
@@ -280,7 +267,7 @@ def _gather(
     place = np.cumsum(kept) - 1  # of an entry among those that are kept
 
     shown = np.load(out / _FOUND, mmap_mode="r")
-    lists = _table(out / "lists.npy", (int(kept.sum()), how.lists.length), ARRAYS["lists"], new=True)
+    lists = table(out / "lists.npy", (int(kept.sum()), how.lists.length), ARRAYS["lists"], new=True)
     target = np.empty(len(lists), dtype=np.int8)
     pair_asker, pair_document = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
     pairs = 0
@@ -300,29 +287,25 @@ def _gather(
         pair_document.append((codes % len(documents)).astype(np.int32))
         pairs += len(codes)
     lists.flush()
-    _save(out / "target.npy", target)
-    _save(out / "user.npy", number[clicks.user[kept]])
-    _save(out / "time.npy", clicks.time[kept])
+    save(out / "target.npy", target)
+    save(out / "user.npy", number[clicks.user[kept]])
+    save(out / "time.npy", clicks.time[kept])
     group = np.empty(len(clicks), dtype=np.int32)
     group[order] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
-    _save(out / "query.npy", group[kept])
-    _save(out / "document.npy", np.concatenate(pair_document))
-    _save(out / _PAIR_ASKER, np.concatenate(pair_asker))
+    save(out / "query.npy", group[kept])
+    save(out / "document.npy", np.concatenate(pair_document))
+    save(out / _PAIR_ASKER, np.concatenate(pair_asker))
     write_names(out / "users.txt", [clicks.users[user] for user in ranking])
     write_names(out / "queries.txt", [clicks.queries[clicks.query[order[start]]] for start in starts[:-1]])
     write_names(out / "documents.txt", documents.ids)
     for name in (*(f"{name}.npy" for name in ARRAYS if name != "features"), *(f"{name}.txt" for name in TEXTS)):
-        _sync(out / name)
-    dropped = _dropped(why[wanted])
-    _write_durably(
-        out / "counts.unfinished.json", json.dumps({"dropped": dropped, "other_users": int((with_list & ~kept).sum())})
-    )
-    marks.set("gathered", 1)
+        sync(out / name)
+    marks.set("gathered", {"dropped": _dropped(why[wanted]), "other_users": int((with_list & ~kept).sum())})
 
 
 def _compute_features(
     out: Path,
-    marks: _Marks,
+    marks: Marks,
     tools: Extractor,
     how: LogBuild,
     report: Progress,
@@ -335,7 +318,7 @@ def _compute_features(
         queries = tuple(queries[query] for query in np.load(out / "query.npy"))
     size = PAIRS // how.lists.length * how.lists.length  # no list is divided
     done = marks.done.get("features", 0)
-    table = _table(out / "features.npy", (len(asker), width), ARRAYS["features"], new=not done)
+    rows_on_disk = table(out / "features.npy", (len(asker), width), ARRAYS["features"], new=not done)
     for start in range(done, len(asker), size):
         report("features", start, len(asker))
         rows = slice(start, min(start + size, len(asker)))
@@ -344,14 +327,15 @@ def _compute_features(
         values = tools.features(queries[first:last], asked - first, np.asarray(document[rows], dtype=np.int64))
         if values.shape != (rows.stop - rows.start, width) or not np.isfinite(values).all():
             raise ValueError(f"features {values.shape} of pairs {rows.start:,} .. {rows.stop - 1:,} are not sound")
-        table[rows] = values
-        table.flush()
+        rows_on_disk[rows] = values
+        rows_on_disk.flush()
         marks.set("features", rows.stop)
     report("features", len(asker), len(asker))
 
 
 def _facts(
     out: Path,
+    marks: Marks,
     asked: dict[str, Any],
     log: str,
     documents: str,
@@ -363,7 +347,7 @@ def _facts(
     """What a reader of the data set should know."""
     shapes = {name: list(np.load(out / f"{name}.npy", mmap_mode="r").shape) for name in ARRAYS}
     texts = {name: (out / f"{name}.txt").read_bytes().count(b"\n") for name in TEXTS}
-    counted = json.loads((out / "counts.unfinished.json").read_text(encoding="utf-8"))
+    counted = marks.done["gathered"]
     excluded = int(np.isin(clicks.user, [clicks.users.index(name) for name in how.exclude]).sum())
     return {
         "format": FORMAT,
@@ -433,6 +417,8 @@ def _dropped(why: NDArray[np.int8]) -> dict[str, int]:
 
 
 def _fingerprint(path: Path) -> str:
+    if from_ir_datasets.is_there(path):
+        return from_ir_datasets.size_of(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -440,45 +426,6 @@ def _fingerprint(path: Path) -> str:
 def _plain(how: LogBuild) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))  # as it will come back from a file
     return settings
-
-
-def _table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap[Any, Any]:
-    """An array in a file; what was written before is kept unless it is new."""
-    if new:
-        return open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
-    table = open_memmap(path, mode="r+")
-    if table.shape != shape or table.dtype.str != kind:
-        raise ValueError(
-            f"{path} is {table.dtype.str} {table.shape}; the folder is damaged: delete it and build it again"
-        )
-    return table
-
-
-def _save(path: Path, values: NDArray[Any]) -> None:
-    np.save(path, values, allow_pickle=False)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _write_durably(path: Path, text: str) -> None:
-    """The file has its old text or its new one, whatever happens."""
-    fresh = path.with_name(path.name + ".unfinished")
-    with open(fresh, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-
-
-def _clear(out: Path) -> None:
-    """Delete what only the build needed."""
-    for path in [*out.glob("*.unfinished*"), out / BEGUN]:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
 
 
 def _once(make: Callable[[], Any]) -> Callable[[], Any]:

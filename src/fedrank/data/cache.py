@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
 from fedrank.kernels.compile import cache_folder
 
@@ -91,11 +92,10 @@ def _fingerprint(path: Path) -> list[str | int]:
 def _open(path: Path, expected: Mapping[str, Any]) -> NDArray[Any]:
     if path.stat().st_size != expected["bytes"]:
         raise ValueError(f"{path} does not have {expected['bytes']} bytes")
-    # Copy-on-write rather than read-only: nothing reaches the disk, and kernels need no second, read-only signature.
-    array: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    array = open_mapped(path)
     if list(array.shape) != expected["shape"] or array.dtype.str != expected["type"]:
         raise ValueError(f"{path} is not {expected['type']} {expected['shape']}")
-    return np.asarray(array)
+    return array
 
 
 def _write(folder: Path, data: RankingData) -> None:

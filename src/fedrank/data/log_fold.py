@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+from numpy.lib.format import write_array_header_1_0
+from numpy.typing import NDArray
 
 from fedrank.data.catalog import Fold
-from fedrank.data.logs import as_ranking, load_log
-from fedrank.data.normalise import feature_ranges, normalise
+from fedrank.data.logs import SearchLog, as_ranking, load_log, stretch_of
+from fedrank.data.mapped import open_mapped
+from fedrank.data.normalise import Ranges, normalise, normalise_into
+from fedrank.data.ranking import RankingData
+from fedrank.types import Features
 
 TEST_SHARE = 0.2  # of the entries, the latest ones (AOL4FOLTR)
+IN_MEMORY = 1 << 30  # bytes of features; what is larger is kept in files of the cache folder
+FORMAT = 1  # raise it whenever the same entries would get other features
+
+_SOME = 4000  # entries whose features are in memory at a time
+_UNFINISHED = ".unfinished"
+_ABANDONED = 24 * 3600  # seconds after which an unfinished file has no living writer
 
 
 def log_fold(
@@ -20,7 +36,8 @@ def log_fold(
 ) -> Fold:
     """The entries of a log's most active users (None: of all) in order of time; the last of them are the test set.
 
-    The clicked document of an entry has grade 1, all others 0. Training queries know who asked them and when.
+    The clicked document of an entry has grade 1, all others 0. Training queries know who asked them and when. Features
+    of a large log stay on disk.
     """
     log = load_log(folder)
     chosen = np.arange(len(log))
@@ -38,13 +55,80 @@ def log_fold(
             f"a test share of {test_share:g} divides {len(chosen)} entries into {kept} to learn from and "
             f"{len(chosen) - kept} to test on; use a larger log, or another share"
         )
-    learn, check = (
-        replace(as_ranking(log, rows), who=np.asarray(log.user[rows]), when=np.asarray(log.time[rows]))
-        for rows in (chosen[:kept], chosen[kept:])
-    )
-    ranges = feature_ranges(learn) if how == "global" else None
+    ranges = _ranges(log, chosen[:kept]) if how == "global" else None
+    learn, check = (_part(log, rows, how, ranges) for rows in (chosen[:kept], chosen[kept:]))
     note = (
         f"temporal split: {kept:,} entries of {len(np.unique(learn.who)):,} users to learn from, "
         f"the latest {len(chosen) - kept:,} to test on"
     )
-    return Fold(normalise(learn, how, ranges), None, normalise(check, how, ranges), learn.name, 1, (note,))
+    return Fold(learn, None, check, learn.name, 1, (note,))
+
+
+def _part(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> RankingData:
+    if _bytes(log, rows) <= IN_MEMORY or (how == "none" and stretch_of(log, rows) is not None):
+        data = normalise(as_ranking(log, rows), how, ranges)
+    else:
+        data = replace(as_ranking(log, rows, _on_disk(log, rows, how, ranges)), normalised=how, ranges=ranges)
+    return replace(data, who=np.asarray(log.user[rows]), when=np.asarray(log.time[rows]))
+
+
+def _bytes(log: SearchLog, rows: NDArray[np.int64]) -> int:
+    size: int = len(rows) * log.lists.shape[1] * log.features.shape[1] * log.features.itemsize
+    return size
+
+
+def _blocks(log: SearchLog, rows: NDArray[np.int64]) -> Iterator[Features]:
+    """Features of the lists of some entries, one block after the other."""
+    for first in range(0, len(rows), _SOME):
+        yield log.features[log.lists[rows[first : first + _SOME]].ravel()]
+
+
+def _ranges(log: SearchLog, rows: NDArray[np.int64]) -> Ranges:
+    """Smallest and largest value of every feature, [2, features]."""
+    found = [(block.min(axis=0), block.max(axis=0)) for block in _blocks(log, rows)]
+    return np.stack([np.min([low for low, _ in found], axis=0), np.max([high for _, high in found], axis=0)])
+
+
+def _on_disk(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> Features:
+    """Normalised features of some entries in a file of the cache folder, which is written if it is not there."""
+    from fedrank.kernels.compile import cache_folder
+
+    path = cache_folder() / "logs" / f"{_key(log, rows, how, ranges)}.npy"
+    if not path.is_file():
+        try:
+            _write(path, log, rows, how, ranges)
+        except OSError as error:
+            raise OSError(
+                f"{path.parent} must hold {_bytes(log, rows) / 1e9:.1f} GB of features ({error}); make room, or let "
+                "FEDRANK_CACHE name another folder"
+            ) from error
+    features: Features = open_mapped(path)
+    return features
+
+
+def _key(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> str:
+    status = (log.folder / "features.npy").stat()
+    about = [FORMAT, str(log.folder.resolve()), status.st_size, status.st_mtime_ns, how]
+    digest = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
+    digest.update(rows.tobytes())
+    digest.update(b"" if ranges is None else ranges.tobytes())
+    return digest.hexdigest()
+
+
+def _write(path: Path, log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob(f"*{_UNFINISHED}"):
+        if time.time() - old.stat().st_mtime > _ABANDONED:
+            old.unlink(missing_ok=True)
+    length, width = log.lists.shape[1], log.features.shape[1]
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
+    try:
+        with open(unfinished, "wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows) * length, width)}
+            write_array_header_1_0(file, header)
+            for block in _blocks(log, rows):
+                normalise_into(block, block, np.arange(0, len(block) + 1, length), how, ranges)
+                file.write(block.data)
+        os.replace(unfinished, path)  # whoever sees it sees all of it
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Search logs: who searched when for what and clicked which document; and the data sets that are built from them.
 
-A data set is a folder of plain `.npy` and text files that `build_log` writes and `load_log` opens without reading it
-into memory. It is complete when it has its `facts.json`, which is written last.
+A data set is a folder of plain `.npy` and text files that `build_log` or `convert_published` writes and `load_log`
+opens without reading it into memory. It is complete when it has its `facts.json`, which is written last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data import from_ir_datasets
 from fedrank.data.documents import SHOWN, Documents, as_text, find_columns, is_name, kind_of, text_lines
+from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
 from fedrank.types import Features
 
@@ -90,10 +92,10 @@ class SearchLog:
     user: NDArray[np.int32]  # [entries]: a row of `users`
     time: NDArray[np.int64]  # [entries]: seconds since 1970
     query: NDArray[np.int32]  # [entries]: a row of `queries`
-    document: NDArray[np.int32]  # [pairs]: a row of `documents`
+    document: NDArray[np.int32]  # [pairs]: a row of `documents`; -1 where it is not known
     users: tuple[str, ...]  # most active first
     queries: tuple[str, ...]
-    documents: tuple[str, ...]  # ids of the whole collection
+    documents: tuple[str, ...]  # ids of the whole collection, or of all that is known of it
     facts: dict[str, Any]  # settings, seed, counts, and what was dropped and why
     folder: Path
 
@@ -134,6 +136,7 @@ def read_clicks(
 ) -> Clicks:
     """Read a log: TSV, CSV or JSON Lines with columns for user, time, query and clicked document, or AOL's own format.
 
+    A path such as `ir_datasets:aol-ia` names a log of that package instead, whose lines are its searches.
     `columns` says what they are called where it is not obvious. A time is a date as in ISO 8601, without a zone in UTC,
     or seconds since 1970. `match` says whether clicks name documents by id or by url; "auto" takes urls for AOL's
     format and ids otherwise. A row that cannot be used is counted with its reason, never guessed at.
@@ -235,7 +238,7 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
     folder = Path(folder)
     if not (folder / FACTS).is_file():
         if (folder / BEGUN).is_file():
-            raise ValueError(f"{folder} is half-built; run the same `fedrank logs build` again, and it continues")
+            raise ValueError(f"{folder} is half-built; run the same command again, and it continues")
         raise FileNotFoundError(
             f"{folder} is no data set of a search log: it has no {FACTS}; make one with `fedrank logs build`"
         )
@@ -250,21 +253,41 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
     return SearchLog(**arrays, **texts, facts=facts, folder=folder)
 
 
-def as_ranking(log: SearchLog, rows: NDArray[np.integer] | Sequence[int]) -> RankingData:
-    """Some entries as queries of 20 documents, of which the clicked one has grade 1; a query's id is its entry."""
+def as_ranking(
+    log: SearchLog, rows: NDArray[np.integer] | Sequence[int], features: Features | None = None
+) -> RankingData:
+    """Some entries as queries of 20 documents, of which the clicked one has grade 1; a query's id is its entry.
+
+    Features are those of the log unless they are given, [entries x 20, features]. They stay in their file where they
+    lie there one after the other, as those of published logs do; otherwise they are copied to memory.
+    """
     rows = np.asarray(rows, dtype=np.int64)
     length = log.lists.shape[1]
     grades = np.zeros((len(rows), length), dtype=np.int8)
     grades[np.arange(len(rows)), log.target[rows]] = 1
+    if features is None:
+        stretch = stretch_of(log, rows)
+        features = log.features[log.lists[rows].ravel() if stretch is None else stretch]
     return RankingData(
-        features=log.features[log.lists[rows].ravel()],
+        features=features,
         grades=grades.ravel(),
         offsets=np.arange(len(rows) + 1, dtype=np.int64) * length,
-        query_ids=rows.astype(str),
+        query_ids=rows.astype(f"<U{len(str(len(log)))}"),
         name=log.folder.name,
         top_grade=1,
         feature_names=log.feature_names,
     )
+
+
+def stretch_of(log: SearchLog, rows: NDArray[np.integer]) -> slice | None:
+    """Where the features of some entries lie, if they lie one after the other in the order of their lists."""
+    length = log.lists.shape[1]
+    start = int(log.lists[rows[0], 0]) if len(rows) else 0
+    for first in range(0, len(rows), _SOME):
+        some = log.lists[rows[first : first + _SOME]].ravel()
+        if not np.array_equal(some, start + first * length + np.arange(len(some))):
+            return None
+    return slice(start, start + len(rows) * length)
 
 
 def read_names(path: Path) -> tuple[str, ...]:
@@ -280,18 +303,18 @@ def write_names(path: Path, names: Sequence[str]) -> None:
 
 _DAMAGED = "the folder is damaged: delete it and build it again"
 _SEVERAL = -2
+_SOME = 100_000  # entries whose lists are in memory at a time
 
 
 def _open(folder: Path, name: str, kind: str, facts: dict[str, Any]) -> NDArray[Any]:
     path = folder / f"{name}.npy"
     try:
-        # Copy-on-write, not read-only: nothing reaches the disk, and kernels need no second, read-only signature.
-        found: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+        found = open_mapped(path)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be opened ({error}); {_DAMAGED}") from None
     if found.dtype.str != kind or list(found.shape) != facts["shapes"][name]:
         raise ValueError(f"{path} is {found.dtype.str} {list(found.shape)}, not {kind}; {_DAMAGED}")
-    return np.asarray(found)
+    return found
 
 
 _Cells = tuple[str, str, str, str]  # user, time, query, document
@@ -299,6 +322,10 @@ _Cells = tuple[str, str, str, str]  # user, time, query, document
 
 def _cells(path: Path, chosen: Mapping[str, str]) -> Iterator[tuple[int, _Cells | None, bool, str]]:
     """Line number, the four cells or None, whether this is AOL's format, and what is wrong where there are no cells."""
+    if from_ir_datasets.is_there(path):
+        for number, found in from_ir_datasets.clicks_of(path):
+            yield number, found, False, ""
+        return
     kind = kind_of(path)
     names: dict[str, str] = {}
     places: list[int] = []

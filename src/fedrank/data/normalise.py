@@ -32,9 +32,13 @@ def normalise(data: RankingData, how: str, ranges: Ranges | None = None) -> Rank
         )
     if how == "none":
         return data
+    if how == "global" and ranges is None:
+        ranges = feature_ranges(data)
     out = np.empty(data.features.shape, np.float32)
     normalise_into(out, data.features, data.offsets, how, ranges)
-    return replace(data, features=out, normalised=how)
+    # Ranges of features that had been normalised before would say nothing of the files.
+    known = ranges if data.normalised == "none" else None
+    return replace(data, features=out, normalised=how, ranges=known)
 
 
 def feature_ranges(data: RankingData) -> Ranges:

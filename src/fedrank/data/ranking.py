@@ -27,6 +27,8 @@ class RankingData:
     # Of a search log, whose queries stand in order of time; otherwise empty.
     who: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [queries]: user
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
+    # [2, features]: the smallest and largest values that "global" normalisation made 0 and 1; None: other, or not known
+    ranges: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         documents = len(self.features)
@@ -97,6 +99,14 @@ class RankingData:
             ),
             query_ids=np.concatenate([part.query_ids for part in parts]),
             top_grade=max(part.top_grade for part in parts),
+            ranges=_shared_ranges(parts),
             who=np.empty(0, np.int32),  # parts of different logs have nobody, and no order, in common
             when=np.empty(0, np.int64),
         )
+
+
+def _shared_ranges(parts: Sequence[RankingData]) -> NDArray[np.float32] | None:
+    first = parts[0].ranges
+    if first is None or any(part.ranges is None or not np.array_equal(part.ranges, first) for part in parts):
+        return None
+    return first

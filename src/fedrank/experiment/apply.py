@@ -18,7 +18,7 @@ from fedrank.data.letor import read_comments, read_letor
 from fedrank.data.ranking import RankingData
 from fedrank.experiment.families import nearest
 from fedrank.rank.measures import EMPTY, MEASURES, average, measure, per_query, ranking
-from fedrank.rank.model import Model, load_model
+from fedrank.rank.model import Model, Scorer, load_model
 from fedrank.types import Scores
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ def show_quality(quality: Quality, console: Console) -> None:
 
 def _scored(model_path: str | Path, data: str, client: int | None) -> tuple[RankingData, Scores]:
     model = load_model(model_path)
-    if client is not None and model.weights.ndim == 1:
+    if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
         raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
     read = _read(data, model)
     return read, model.score(read, client)
 
 
-def _read(data: str, model: Model) -> RankingData:
+def _read(data: str, model: Scorer) -> RankingData:
     """A file, or the test part of a set of the catalog (of the model's own fold), normalised as the model expects."""
     if model.normalised == "global":
         raise ValueError(

@@ -31,6 +31,7 @@ from fedrank.rank.learners import LEARNERS
 from fedrank.rank.measures import MEASURES
 from fedrank.rank.rankers import RANKERS
 from fedrank.rank.users import USER_MEANINGS
+from fedrank.silo.training import SILO_METHODS, SiloMethod
 from fedrank.types import Aggregator, Attack, Learner, Ranker, ServerStep
 from fedrank.unlearn.methods import UNLEARNERS, Unlearner
 
@@ -58,6 +59,7 @@ FAMILIES: dict[Any, Family] = {
     Place: Family("place", PLACES),
     Partition: Family("partition", PARTITIONS),
     Unlearner: Family("unlearner", UNLEARNERS),
+    SiloMethod: Family("silo-method", SILO_METHODS),
 }
 LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
 

@@ -141,7 +141,11 @@ Performer = Callable[[Task, dict[str, Any], int, Callable[[News], None], Callabl
 
 
 def _performer(asked: Question) -> Performer:
-    """What does a run of this kind."""
+    """What does a run of this kind; the others build on this module."""
+    if asked.kind == "silo":
+        from fedrank.experiment.silo_run import perform_silo
+
+        return perform_silo
     return perform_federated
 
 

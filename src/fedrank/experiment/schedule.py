@@ -15,8 +15,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.data.catalog import require
-from fedrank.data.logs import load_log
 from fedrank.experiment.run import News, Task, perform
 from fedrank.experiment.spec import Question, to_toml
 from fedrank.experiment.store import duration, load_runs
@@ -69,12 +67,8 @@ def run_experiment(
             results.skipped.append(task)
         else:
             waiting.append(task)
-    for data in {task.experiment.data.name for task in waiting}:
-        if data is not None:
-            require(data)
-    for log in {getattr(task.experiment.data, "log", None) for task in waiting}:
-        if log is not None:
-            load_log(log)
+    for asked in {task.experiment.data: task.experiment for task in waiting}.values():
+        asked.require_data()
     folder = Path(out) / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")

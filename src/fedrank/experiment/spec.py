@@ -22,6 +22,8 @@ from pydantic import Field
 
 from fedrank.attack.poison import ATTACKS
 from fedrank.data.catalog import describe as describe_data
+from fedrank.data.catalog import require
+from fedrank.data.logs import load_log
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiment.families import build, checked, describe, is_required, nearest
 from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml, write_value
@@ -165,6 +167,10 @@ class Question:
         """What is wrong with values that are each of the right kind, beyond what is wrong in any experiment."""
         raise NotImplementedError
 
+    def require_data(self) -> None:
+        """Refuse an experiment whose data are not here, before any of its runs begins."""
+        raise NotImplementedError
+
     def repeats(self) -> list[tuple[int, int]]:
         """(fold, seed) of every repeat."""
         return list(itertools.product(self.data.folds, self.seeds))
@@ -230,6 +236,9 @@ class Experiment(Question):
             _attack({"attack": self.attack, "aggregator": self.aggregator, "learner": self.learner}),
             None if self.kind != "async" else build(ArrivalRule, self.arrival or "fedasync", "arrival"),
         )
+
+    def require_data(self) -> None:
+        require_data(self.data)
 
     def written_out(self) -> Table:
         def described(method: Any) -> Table | None:
@@ -319,7 +328,9 @@ def builtin_names() -> list[str]:
 
 def kinds() -> dict[str, type[Question]]:
     """What an experiment can be about."""
-    return {"federated": Experiment, "async": Experiment}
+    from fedrank.experiment.silo_spec import SiloExperiment  # builds on this module
+
+    return {"federated": Experiment, "async": Experiment, "silo": SiloExperiment}
 
 
 def from_tables(tables: Mapping[str, Any]) -> Question:
@@ -645,6 +656,14 @@ def _privacy_problems(
         if budget is not None and all(promise.event is None for promise in promises):
             found.append(f"privacy.budget: {budget:g} cannot be kept; nothing can be claimed for this mechanism here")
     return found
+
+
+def require_data(data: DataSpec) -> None:
+    """Refuse data that are not here; files were looked for when the spec was read."""
+    if data.name is not None:
+        require(data.name)
+    if data.log is not None:
+        load_log(data.log)
 
 
 def data_problems(data: DataSpec) -> list[str]:

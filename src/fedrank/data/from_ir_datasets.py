@@ -1,0 +1,75 @@
+"""Logs and documents that the package ir_datasets provides, named as in `ir_datasets:aol-ia`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedrank.data.documents import Documents, is_name
+
+PREFIX = "ir_datasets:"
+
+
+def is_there(source: Path) -> bool:
+    """Whether this names a set of ir_datasets, not a file."""
+    return str(source).startswith(PREFIX)
+
+
+def documents_of(source: Path) -> Documents:
+    """All documents of a set, in its order; title, text and url are empty where it has none."""
+    with _explained(source) as data:
+        rows = [
+            [str(getattr(doc, name, "") or "") for name in _FIELDS] for doc in _offered(source, data, "docs_iter")()
+        ]
+    ids, title, text, url = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [], [])
+    if len(set(ids)) < len(ids) or not all(map(is_name, ids)):
+        raise ValueError(f"{source} holds two documents with one id, or one without; a click on them would be a guess")
+    if not ids:
+        raise ValueError(f"{source} holds no document")
+    return Documents(ids, title, text, [one.strip() for one in url])
+
+
+def clicks_of(source: Path) -> Iterator[tuple[int, tuple[str, str, str, str]]]:
+    """Number of a search from 1, and user, time, query and clicked document; once for every click, or without one."""
+    with _explained(source) as data:
+        for number, search in enumerate(_offered(source, data, "qlogs_iter")(), start=1):
+            clicked = [str(item.doc_id) for item in search.items if getattr(item, "clicked", True)]
+            for document in clicked or [""]:
+                yield number, (str(search.user_id), search.time.isoformat(), search.query, document)
+
+
+def size_of(source: Path) -> str:
+    """The name of a set and how large it is: by which it is known again."""
+    with _explained(source) as data:
+        counts = [getattr(data, f"{kind}_count")() for kind in ("docs", "qlogs") if hasattr(data, f"{kind}_iter")]
+    return f"{source}, {counts}"
+
+
+_FIELDS = ("doc_id", "title", "text", "url")
+
+
+@contextlib.contextmanager
+def _explained(source: Path) -> Iterator[Any]:
+    """The set; what ir_datasets says about a missing one becomes an error that a user can mend."""
+    try:
+        import ir_datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        raise ImportError(f"{source} needs the package ir_datasets: pip install 'fedrank[ir-datasets]'") from None
+    name = str(source).removeprefix(PREFIX)
+    try:
+        data = ir_datasets.load(name)
+    except KeyError:
+        raise ValueError(f"{source}: ir_datasets has no set {name!r}; see https://ir-datasets.com") from None
+    try:
+        yield data
+    except RuntimeError as error:  # such as documents that must be downloaded first
+        raise ValueError(f"{source}: {error}") from error
+
+
+def _offered(source: Path, data: Any, what: str) -> Any:
+    if not hasattr(data, what):
+        kind = {"docs_iter": "documents", "qlogs_iter": "log"}[what]
+        raise ValueError(f"{source} has no {kind}; choose another set, or give a file")
+    return getattr(data, what)

@@ -1,0 +1,163 @@
+"""The folder of a data set while it is being made: who works on it, how far it has come, when it is complete.
+
+Work goes in steps that are marked on disk when they are done. Killed at any moment, it continues at the last mark and
+writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from fedrank.data.logs import BEGUN, FACTS
+
+UNFINISHED = ".unfinished"  # in the names of files that only the work needs
+_LOCK = f"lock{UNFINISHED}"
+
+
+class Marks:
+    """How far the work has come: a small file that is replaced after every step."""
+
+    def __init__(self, path: Path, asked: dict[str, Any], done: dict[str, Any]) -> None:
+        self.path, self.asked, self.done = path, asked, done
+
+    def set(self, step: str, done: Any) -> None:
+        """Mark a step; what it wrote must be on disk already."""
+        self.done[step] = done
+        write_durably(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n")
+
+
+def is_complete(out: Path, asked: dict[str, Any]) -> bool:
+    """Whether the folder holds what is asked for; one that was made from something else is refused."""
+    if not (out / FACTS).is_file():
+        return False
+    found = json.loads((out / FACTS).read_text(encoding="utf-8"))
+    _same({"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, asked, out)
+    clear(out)  # it may have been killed just before
+    return True
+
+
+def begin(out: Path, asked: dict[str, Any]) -> Marks:
+    """The marks of a new or a half-made folder."""
+    path = out / BEGUN
+    if path.is_file():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        _same(begun["asked"], asked, out)
+        return Marks(path, asked, begun["done"])
+    if out.is_dir() and any(name for name in os.listdir(out) if not name.endswith(UNFINISHED)):
+        raise FileExistsError(f"{out} holds something else; name a new folder, so that nothing is overwritten")
+    return Marks(path, asked, {})
+
+
+def finish(out: Path, facts: dict[str, Any]) -> None:
+    """Make the folder complete."""
+    write_durably(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    clear(out)
+
+
+def clear(out: Path) -> None:
+    """Delete what only the work needed."""
+    for path in [*out.glob(f"*{UNFINISHED}*"), out / BEGUN]:
+        if path.name != _LOCK:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def working_on(out: Path) -> Iterator[None]:
+    """Make the folder and keep other processes out of it; a folder in which nothing was begun goes away again.
+
+    The lock ends with this process, however it ends.
+    """
+    for folder in (out, *out.parents):
+        if folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file; the data set needs a folder")
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with _locked(out / _LOCK, out):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # no longer empty
+            for folder in new:
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, out: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = _is_still(file, path)
+        except OSError:
+            mine = False
+        if not mine:
+            raise FileExistsError(
+                f"{out} is being made by another process; wait until it is done, stop it, or name another folder"
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _is_still(file: IO[str], path: Path) -> bool:
+    # Whoever had the lock before may have deleted the file between its opening and its locking here.
+    return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+
+
+def _same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
+    if before.get("settings") != now["settings"]:
+        changed = [key for key, value in now["settings"].items() if (before.get("settings") or {}).get(key) != value]
+        what = f"other settings ({', '.join(changed)})"
+    elif before != now:
+        what = "another version of these files, or of fedrank"
+    else:
+        return
+    raise FileExistsError(f"{out} was built or begun from {what}; name a new folder, or delete this one")
+
+
+def table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap[Any, Any]:
+    """An array in a file; what was written before is kept unless it is new."""
+    if new:
+        return open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
+    found = open_memmap(path, mode="r+")
+    if found.shape != shape or found.dtype.str != kind:
+        raise ValueError(
+            f"{path} is {found.dtype.str} {found.shape}; the folder is damaged: delete it and build it again"
+        )
+    return found
+
+
+def save(path: Path, values: NDArray[Any]) -> None:
+    """Write an array, for good."""
+    np.save(path, values, allow_pickle=False)
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """Return when what was written to a file is on disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def write_durably(path: Path, text: str) -> None:
+    """The file has its old text or its new one, whatever happens."""
+    fresh = path.with_name(path.name + UNFINISHED)
+    with open(fresh, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
