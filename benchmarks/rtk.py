@@ -1,0 +1,324 @@
+"""What does reverse top-K cost, and what does it find? Next to reading the sketches of all documents (NAIVE).
+
+    python benchmarks/rtk.py [--check]                        speed, size and building at the paper's size
+    python benchmarks/rtk.py --curves [--out FOLDER]          the same against n, K, alpha, w and z
+    python benchmarks/rtk.py --cover [--out FOLDER]           cover rate against rule, alpha, beta, K, w, z and noise
+    python benchmarks/rtk.py --cover --collection nfcorpus    the same for the words of real queries
+
+Made-up documents have 1,000 words drawn by Zipf's law from 50,000. 40 more words are asked for: each is the subject of
+300 documents, which hold it 1 + a geometric number of times (13 on average: --often), and is dropped once or twice into
+every twentieth of the others. Building is measured in CPU time of one core, a query on the clock (median of all), both
+in one process.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import csv
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedrank.data.synthetic_text import zipf_documents
+from fedrank.silo.rtk import PUBLISHED, ReverseTopK, TopKRule, build, cover_rate, naive
+from fedrank.silo.sketch import Sketcher, TermCounts
+
+DOCUMENTS, LENGTH, VOCABULARY, SUBJECTS, ABOUT = 36_400, 1_000, 50_000, 40, 300
+SLOWEST_QUERY, LEAST_RATIO, LONGEST_BUILD, LARGEST_SHARE = 1.0, 5.0, 120.0, 0.2  # ms, times, s, of the sketches
+KEY = bytes(range(32))
+Row = dict[str, str | float]
+
+
+def made_up(n: int, often: float = 13.0, seed: int = 1) -> tuple[TermCounts, list[str]]:
+    """Documents, and the words that are asked for."""
+    offsets, terms, counts = zipf_documents(n, LENGTH, VOCABULARY, seed)
+    rng = np.random.default_rng(seed)
+    where, which, repeats = [], [], []
+    for subject in range(SUBJECTS):
+        order = rng.permutation(n)
+        about, other = order[: min(ABOUT, n // 10)], order[ABOUT : ABOUT + n // 20]
+        where += [about, other]
+        which.append(np.full(len(about) + len(other), VOCABULARY + subject))
+        repeats += [1 + rng.geometric(1 / (often - 1), len(about)), 1 + (rng.random(len(other)) < 0.3)]
+    documents, new, times = np.concatenate(where), np.concatenate(which), np.concatenate(repeats)
+    order = np.argsort(documents, kind="stable")
+    at = offsets[documents[order] + 1]
+    grown = offsets + np.concatenate([[0], np.cumsum(np.bincount(documents, minlength=n))])
+    words = [f"w{i}" for i in range(VOCABULARY + SUBJECTS)]
+    counted = TermCounts(
+        grown,
+        np.insert(terms, at, new[order].astype(np.int32)),
+        np.insert(counts, at, times[order].astype(np.int32)),
+        words,
+    )
+    return counted, words[VOCABULARY:]
+
+
+def real(name: str) -> tuple[TermCounts, list[str]]:
+    """Documents of a collection (titles and texts), and up to 200 words of its queries that 10 documents hold."""
+    from fedrank.data.collection import load_collection
+
+    found = load_collection(name)
+    sketcher = Sketcher()
+    texts = [" ".join(parts) for parts in zip(found.documents.title, found.documents.text, strict=True)]
+    counted = sketcher.term_counts(texts)
+    held = dict(zip(counted.vocabulary, np.bincount(counted.terms), strict=True))
+    words = sorted({word for text in found.queries for word in sketcher.tokeniser(text) if held.get(word, 0) >= 10})
+    return counted, list(np.random.default_rng(1).permutation(words)[:200])
+
+
+def in_blocks(sketches: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(sketches), 512):
+        yield sketches[first : first + 512]
+
+
+def smaller(built: ReverseTopK, rule: TopKRule) -> ReverseTopK:
+    """What building with a smaller rule would have given: the best are a part of the best."""
+    size, whole = rule.capacity, built.rule.capacity
+    lost = built.lost if size == whole else np.where(built.sizes > size, built.values[..., size], built.lost)
+    return replace(
+        built,
+        rule=rule,
+        documents=built.documents[..., :size],
+        values=built.values[..., :size],
+        sizes=np.minimum(built.sizes, size),
+        lost=lost,
+    )
+
+
+def milliseconds(ask: Callable[..., object], places: tuple[np.ndarray, np.ndarray], repeats: int = 3) -> float:
+    ask(places[0][0], places[1][0])
+    times = []
+    for cells, signs in zip(*places, strict=True):
+        for _ in range(repeats):
+            began = time.perf_counter()
+            ask(cells, signs)
+            times.append(time.perf_counter() - began)
+    return 1e3 * float(np.median(times))
+
+
+def numpy_naive(columns: np.ndarray, cells: np.ndarray, signs: np.ndarray, k: int) -> np.ndarray:
+    """NAIVE in NumPy over columns [z, w, documents]."""
+    estimates = np.median(columns[np.arange(len(cells)), cells] * signs[:, None], axis=0)
+    return np.argpartition(-estimates, k)[:k]
+
+
+def measure(counts: TermCounts, words: list[str], sketcher: Sketcher, rule: TopKRule, with_numpy: bool = False) -> Row:
+    """Cost of one setting: the structure, and NAIVE over two layouts of the sketches."""
+    hashing = sketcher.hashing(KEY)
+    first = TermCounts(counts.offsets[:3], counts.terms, counts.counts, counts.vocabulary)
+    build(sketcher.blocks(first, hashing), rule, sketcher.kind, sketcher.depth, sketcher.width)  # compile
+    tracemalloc.start()
+    began = time.process_time()
+    built = build(sketcher.blocks(counts, hashing), rule, sketcher.kind, sketcher.depth, sketcher.width)
+    seconds = time.process_time() - began
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    places = sketcher.places(words, hashing)
+    quick = milliseconds(built.query, places, 10)
+    sketches = sketcher.sketch(counts, hashing)
+    slow = milliseconds(lambda c, s: naive(sketches, c, s, rule.k), places)
+    columns = np.ascontiguousarray(sketches.transpose(1, 2, 0))
+    column = milliseconds(lambda c, s: naive(columns.transpose(2, 0, 1), c, s, rule.k), places)
+    row: Row = {
+        "documents": len(counts),
+        "k": rule.k,
+        "alpha": rule.alpha,
+        "width": sketcher.width,
+        "depth": sketcher.depth,
+        "build_cpu_s": seconds,
+        "build_peak_mb": peak / 1e6,
+        "query_ms": quick,
+        "naive_by_document_ms": slow,
+        "naive_by_column_ms": column,
+        "times_faster": min(slow, column) / quick,
+        "rtk_mb": built.bytes / 1e6,
+        "sketches_mb": sketches.nbytes / 1e6,
+        "share": built.bytes / sketches.nbytes,
+        "answer_bytes": 8 * rule.k,
+        "naive_answer_bytes": 4 * len(counts),
+    }
+    if with_numpy:
+        row["naive_numpy_ms"] = milliseconds(lambda c, s: numpy_naive(columns, c, s, rule.k), places, 1)
+    return row
+
+
+def curves() -> Iterator[Row]:
+    """Cost against each setting, around 1/4 of the paper's documents so that nothing runs for hours."""
+    base = DOCUMENTS // 4
+    counts, words = made_up(base)
+    for n in (base // 4, base // 2, base, 2 * base, 4 * base):
+        yield {"against": "documents"} | measure(*made_up(n), Sketcher(), TopKRule())
+    for k in (50, 100, 300):
+        yield {"against": "k"} | measure(counts, words, Sketcher(), TopKRule(k=k))
+    for alpha in (1, 2, 10):
+        yield {"against": "alpha"} | measure(counts, words, Sketcher(), TopKRule(alpha=alpha))
+    for width in (50, 100, 400):
+        yield {"against": "width"} | measure(counts, words, Sketcher(width=width), TopKRule())
+    for depth in (10, 20, 50):
+        yield {"against": "depth"} | measure(counts, words, Sketcher(depth=depth), TopKRule())
+
+
+class Covers:
+    """Cover rates of one sketching of all documents; what was built largest answers for everything smaller."""
+
+    def __init__(self, counts: TermCounts, words: list[str], truth: list[np.ndarray], sketcher: Sketcher) -> None:
+        hashing = sketcher.hashing(KEY)
+        self.sketcher, self.truth = sketcher, truth
+        self.places = sketcher.places(words, hashing)
+        self.sketches = sketcher.sketch(counts, hashing)
+        self.built: dict[str, ReverseTopK] = {}
+
+    def mean(self, ask: Callable[..., tuple[np.ndarray, np.ndarray]], k: int) -> float:
+        found = [ask(cells, signs)[0] for cells, signs in zip(*self.places, strict=True)]
+        return float(np.mean([cover_rate(rows, counts, k) for rows, counts in zip(found, self.truth, strict=True)]))
+
+    def naive(self, k: int = 150) -> float:
+        return self.mean(lambda c, s: naive(self.sketches, c, s, k, self.sketcher.kind), k)
+
+    def rtk(self, rule: TopKRule, largest: int = 750) -> float:
+        known = self.built.get(rule.keep)
+        if known is None or known.rule.capacity < rule.capacity:
+            whole = TopKRule(alpha=1, k=max(largest, rule.capacity), keep=rule.keep)
+            s = self.sketcher
+            known = self.built[rule.keep] = build(in_blocks(self.sketches), whole, s.kind, s.depth, s.width)
+        return self.mean(smaller(known, rule).query, rule.k)
+
+
+def covers(counts: TermCounts, words: list[str]) -> Iterator[Row]:
+    """Rules, then figure 4: one setting at a time."""
+    truth = [counts.of(word) for word in words]
+
+    def row(against: str, value: object, cover: float) -> Row:
+        return {"against": against, "value": str(value), "cover": cover}
+
+    def sketched(**settings: float | str) -> Covers:
+        return Covers(counts, words, truth, Sketcher(**settings, exact_lengths=False))  # type: ignore[arg-type]
+
+    ends, threshold, absent = TopKRule(), TopKRule(missing="threshold"), TopKRule(missing="absent")
+    plain = sketched()
+    yield row("rule", "NAIVE", plain.naive())
+    for name, rule in {
+        "both ends, missing is 0": ends,
+        "both ends, missing is the threshold": threshold,
+        "both ends, missing is absent": absent,
+        "largest magnitude, missing is 0": TopKRule(keep="magnitude"),
+        "published": PUBLISHED,
+    }.items():
+        yield row("rule", name, plain.rtk(rule, 3000 if rule.keep == "ends" else 750))
+    for alpha in (1, 2, 3, 5, 10, 20):
+        yield row("alpha", alpha, plain.rtk(TopKRule(alpha=alpha)))
+    for k in (20, 50, 100, 150, 300):
+        yield row("k", k, plain.rtk(TopKRule(k=k)))
+    for beta in (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9):
+        for name, rule in (("zero", ends), ("threshold", threshold), ("published", PUBLISHED)):
+            yield row(f"beta, {name}", beta, plain.rtk(replace(rule, beta=beta)))
+    del plain
+    for noise in (0.25, 0.5, 1.0, 2.0, 4.0):
+        noised = sketched(noise=noise)
+        yield row("noise, NAIVE", noise, noised.naive())
+        for alpha in (20, 5):
+            yield row(f"noise, alpha = {alpha}", noise, noised.rtk(TopKRule(alpha=alpha)))
+        del noised
+    for width in (50, 100, 200, 400):
+        some = sketched(width=width)
+        yield row("width, NAIVE", width, some.naive())
+        yield row("width", width, some.rtk(ends))
+        del some
+    for depth in (10, 20, 30, 50, 70):
+        some = sketched(depth=depth)
+        yield row("depth, NAIVE", depth, some.naive())
+        yield row("depth", depth, some.rtk(ends))
+        del some
+    least = sketched(kind="count-min")
+    yield row("count-min", "NAIVE", least.naive())
+    for missing in ("zero", "threshold", "absent"):
+        yield row("count-min", missing, least.rtk(TopKRule(keep="largest", missing=missing)))
+
+
+def show(rows: Iterator[Row]) -> list[Row]:
+    kept = []
+    for row in rows:
+        kept.append(row)
+        print("  ".join(f"{name} {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in row.items()))
+        sys.stdout.flush()
+    return kept
+
+
+def write(rows: list[Row], folder: Path, name: str) -> None:
+    """The rows as a table, and every curve of them as a picture."""
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    groups = list(dict.fromkeys(str(row["against"]) for row in rows))
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups), 3), squeeze=False, layout="constrained")
+    for group, axis in zip(groups, axes[0], strict=True):
+        those = sorted((row for row in rows if row["against"] == group), key=lambda row: str(row.get("value", "")))
+        if name == "cover":
+            axis.bar([str(row["value"]) for row in those], [float(row["cover"]) for row in those])
+            axis.tick_params(axis="x", rotation=45 if group == "rule" else 0)
+            axis.set(title=group, ylim=(0, 1))
+        else:
+            x = np.array([float(row[group]) for row in those])
+            order = np.argsort(x)
+            for what in ("query_ms", "naive_by_column_ms", "build_cpu_s"):
+                axis.loglog(x[order], np.array([float(row[what]) for row in those])[order], marker="o", label=what)
+            axis.set(xlabel=group)
+            axis.legend()
+    figure.savefig(folder / f"{name}.png")
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--documents", type=int, default=DOCUMENTS)
+    arguments.add_argument(
+        "--often", type=float, default=13.0, help="how often a document holds its subject, on average"
+    )
+    arguments.add_argument("--curves", action="store_true")
+    arguments.add_argument("--cover", action="store_true")
+    arguments.add_argument("--collection", help="a collection of texts instead of made-up documents")
+    arguments.add_argument("--out", type=Path, help="folder for CSV and PNG")
+    arguments.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    asked = arguments.parse_args()
+    if asked.curves:
+        rows = show(curves())
+    else:
+        counts, words = real(asked.collection) if asked.collection else made_up(asked.documents, asked.often)
+        if asked.cover:
+            rows = show(covers(counts, words))
+        else:
+            rows = show(measure(counts, words, Sketcher(noise=n), TopKRule(), with_numpy=n == 0) for n in (0.0, 1.0))
+    if asked.out:
+        write(rows, asked.out, "cover" if asked.cover else "cost")
+    if not asked.check or asked.cover or asked.curves:
+        return 0
+    missed = [
+        f"{name} = {row[name]:.3g}, and {limit} was the target"
+        for row in rows
+        for name, limit, good in (
+            ("query_ms", SLOWEST_QUERY, row["query_ms"] < SLOWEST_QUERY),
+            ("times_faster", LEAST_RATIO, row["times_faster"] >= LEAST_RATIO),
+            ("build_cpu_s", LONGEST_BUILD, row["build_cpu_s"] < LONGEST_BUILD),
+            ("share", LARGEST_SHARE, row["share"] <= LARGEST_SHARE),
+        )
+        if not good
+    ]
+    print(*missed, sep="\n")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Text collections: documents, questions and who judged what, from a folder in the layout of BEIR."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.documents import Documents, read_documents, text_lines
+from fedrank.types import Grades, Offsets
+
+SYNTHETIC = "synthetic-silos"  # the collection that is always there
+_PACKED = ("", ".xz", ".gz")
+_TOP_GRADE = 127
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, questions, and a grade for each judged pair of them; query q was judged on the documents
+    judged[offsets[q] : offsets[q + 1]]."""
+
+    name: str
+    documents: Documents
+    query_ids: list[str]
+    queries: list[str]  # their texts
+    offsets: Offsets  # [queries + 1]
+    judged: NDArray[np.int64]  # rows of documents
+    grades: Grades  # of the same pairs; a pair that is not among them counts as 0
+    unknown: int = 0  # judgements left out because their query or document is not in the collection
+
+    @staticmethod
+    def of(
+        name: str,
+        documents: Documents,
+        query_ids: Sequence[str],
+        queries: Sequence[str],
+        grades: Sequence[Mapping[int, int]],  # for each query: row of a document -> grade
+        unknown: int = 0,
+    ) -> Collection:
+        """A collection from one table of grades a query."""
+        if not len(query_ids) == len(queries) == len(grades):
+            raise ValueError(
+                f"{len(query_ids)} ids, {len(queries)} texts and {len(grades)} tables of grades: give every query all "
+                "three; a query that nobody judged has an empty table"
+            )
+        rows = [sorted(table) for table in grades]
+        return Collection(
+            name,
+            documents,
+            list(query_ids),
+            list(queries),
+            np.cumsum([0, *map(len, rows)], dtype=np.int64),
+            np.array([row for one in rows for row in one], dtype=np.int64),
+            np.array([table[row] for table, one in zip(grades, rows, strict=True) for row in one], dtype=np.int8),
+            unknown,
+        )
+
+    @property
+    def top_grade(self) -> int:
+        return int(self.grades.max(initial=0))
+
+    def judgements(self, query: int) -> tuple[NDArray[np.int64], Grades]:
+        """The judged documents of a query, and their grades."""
+        here = slice(int(self.offsets[query]), int(self.offsets[query + 1]))
+        return self.judged[here], self.grades[here]
+
+
+def load_collection(name: str) -> Collection:
+    """The collection of that name: a folder, one below FEDRANK_DATA, or `synthetic-silos`, which needs no file."""
+    folder = find_collection(name)
+    if folder is None:
+        from fedrank.data.synthetic_text import synthetic_collection
+
+        return synthetic_collection()
+    return read_collection(folder)
+
+
+def read_collection(folder: str | os.PathLike[str]) -> Collection:
+    """Read `corpus.jsonl`, `queries.jsonl` and every `qrels*.tsv` of a folder; any of them may be `.gz` or `.xz`.
+
+    A line of qrels is query, document, grade; its first line names the columns. A pair that is judged twice keeps the
+    higher grade, and grades below 0 (spam, in some sets) count as 0.
+    """
+    folder = Path(folder)
+    documents = read_documents(_file(folder, "corpus.jsonl"))
+    asked = read_documents(_file(folder, "queries.jsonl"))  # the same layout: an id and a text
+    row_of = {key: row for row, key in enumerate(documents.ids)}
+    query_of = {key: row for row, key in enumerate(asked.ids)}
+    grades: list[dict[int, int]] = [{} for _ in asked.ids]
+    unknown = 0
+    for path in _judgements(folder):
+        for number, line in list(text_lines(path))[1:]:
+            query, document, grade = _judgement(line, path, number)
+            if query not in query_of or document not in row_of:
+                unknown += 1
+                continue
+            table, row = grades[query_of[query]], row_of[document]
+            table[row] = max(table.get(row, 0), grade)
+    return Collection.of(folder.name, documents, asked.ids, asked.text, grades, unknown)
+
+
+def _judgement(line: bytes, path: Path, number: int) -> tuple[str, str, int]:
+    cells = line.decode("utf-8", errors="replace").split("\t")
+    try:
+        if len(cells) != 3:
+            raise ValueError
+        grade = int(cells[2])
+        if grade > _TOP_GRADE:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"{path}, line {number}: {cells!r} is no judgement; write query, document and a grade from 0 to "
+            f"{_TOP_GRADE} with tabs between them"
+        ) from None
+    return cells[0].strip(), cells[1].strip(), max(grade, 0)
+
+
+def _file(folder: Path, name: str) -> Path:
+    for ending in _PACKED:
+        if (folder / (name + ending)).is_file():
+            return folder / (name + ending)
+    raise FileNotFoundError(f"{folder} holds no {name} (nor .xz, .gz), so it is no text collection; put it there")
+
+
+def _judgements(folder: Path) -> list[Path]:
+    found = sorted(path for ending in _PACKED for path in folder.glob(f"qrels*.tsv{ending}"))
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} holds no qrels*.tsv (nor .xz, .gz), so nobody says what answers a query; put it there"
+        )
+    return found
+
+
+def find_collection(name: str) -> Path | None:
+    """Where a collection lies; None for the one that needs no file."""
+    if name == SYNTHETIC:
+        return None
+    if Path(name).is_dir():
+        return Path(name)
+    root = os.environ.get("FEDRANK_DATA")
+    if root and not Path(name).is_absolute():
+        for pattern in (name, f"*/{name}"):
+            for path in sorted(Path(root).glob(pattern)):
+                if path.is_dir():
+                    return path
+    where = f"below FEDRANK_DATA = {root}" if root else "and FEDRANK_DATA, the folder of your data sets, is not set"
+    raise FileNotFoundError(
+        f"no text collection {name!r}: it is no folder {where}; name a folder with corpus.jsonl, queries.jsonl and "
+        f'qrels.tsv, or "{SYNTHETIC}"'
+    )

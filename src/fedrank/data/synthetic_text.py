@@ -1,0 +1,110 @@
+"""Made-up documents and questions: words by Zipf's law, topics, titles, and who answers what.
+
+A real collection has a few words that stand everywhere and many that stand in a handful of documents, and a question
+is answered by documents that share its topic even where they share few of its words. So does this one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.collection import Collection
+from fedrank.data.documents import Documents
+from fedrank.seeds import rng_for
+
+_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+_BLOCK = 1024  # documents drawn together, so that memory stays bounded
+_GENERAL, _ABOUT = 2000, 60  # words of no topic, and of each topic
+_ON_TOPIC = 0.4  # share of a text's words that are about its topics
+
+
+def zipf_documents(
+    n: int, terms: int, vocabulary: int, seed: int, *, exponent: float = 1.0
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """How often each of n documents of so many words holds each word: (offsets, terms, counts).
+
+    Document d holds terms[offsets[d] : offsets[d + 1]], in ascending order. The word of rank r, counted from 1, is
+    drawn with a chance that goes as 1 / r^exponent.
+    """
+    for name, value in (("n", n), ("terms", terms), ("vocabulary", vocabulary)):
+        if value < 1:
+            raise ValueError(f"{name} = {value} leaves nothing to draw; use 1 or more")
+    edges = np.cumsum(np.arange(1, vocabulary + 1, dtype=np.float64) ** -exponent)
+    sizes, words, counts = [], [], []
+    for first in range(0, n, _BLOCK):
+        rows = min(_BLOCK, n - first)
+        rng = rng_for(seed, "zipf", first)
+        drawn = np.searchsorted(edges, rng.random(rows * terms) * edges[-1], side="right")
+        cells = np.repeat(np.arange(rows) * vocabulary, terms) + np.minimum(drawn, vocabulary - 1)
+        cells, times = np.unique(cells, return_counts=True)
+        sizes.append(np.bincount(cells // vocabulary, minlength=rows))
+        words.append((cells % vocabulary).astype(np.int32))
+        counts.append(times.astype(np.int32))
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
+    return offsets, np.concatenate(words), np.concatenate(counts)
+
+
+def synthetic_collection(
+    documents: int = 1200, queries: int = 240, seed: int = 1, *, topics: int = 24, length: int = 60
+) -> Collection:
+    """Documents of one or two topics, and questions with graded answers.
+
+    A document that is mainly about the question's topic has grade 2, one that touches it has 1; either loses one where
+    it holds none of the question's words.
+    """
+    for name, value in (("documents", documents), ("queries", queries), ("topics", topics), ("length", length)):
+        if value < 1:
+            raise ValueError(f"{name} = {value} leaves nothing to write; use 1 or more")
+    rng = rng_for(seed, "synthetic silos")
+    general, about = _words(topics, rng)
+    main = rng.integers(topics, size=documents)
+    side = rng.integers(topics, size=documents)
+    titles, texts = [], []
+    for first, second in zip(main, side, strict=True):
+        titles.append(" ".join(_draw(about[first], int(rng.integers(2, 5)), rng)))
+        size = int(rng.lognormal(np.log(length), 0.4)) + 5
+        own = int(rng.binomial(size, _ON_TOPIC))
+        other = own // 4
+        words = [
+            *_draw(about[first], own - other, rng),
+            *_draw(about[second], other, rng),
+            *_draw(general, size - own, rng),
+        ]
+        texts.append(" ".join(rng.permutation(words)))
+    kept = [set(f"{title} {text}".split()) for title, text in zip(titles, texts, strict=True)]
+    asked, grades = [], []
+    for topic in rng.integers(topics, size=queries):
+        words = [*_draw(about[topic], int(rng.integers(1, 4)), rng), *_draw(general, 1, rng)]
+        asked.append(" ".join(words))
+        found = {}
+        on_topic = (main == topic).astype(int) + ((main == topic) | (side == topic))
+        for row in np.flatnonzero(on_topic):
+            grade = int(on_topic[row]) - (0 if kept[row] & set(words[:-1]) else 1)
+            if grade > 0:
+                found[int(row)] = grade
+        grades.append(found)
+    return Collection.of(
+        "synthetic-silos",
+        Documents([f"d{row}" for row in range(documents)], titles, texts, [""] * documents),
+        [f"q{row}" for row in range(queries)],
+        asked,
+        grades,
+    )
+
+
+def _words(topics: int, rng: np.random.Generator) -> tuple[list[str], list[list[str]]]:
+    """Words of no topic, and of each topic; frequent ones first, and none twice."""
+    wanted = _GENERAL + topics * _ABOUT
+    spelled: dict[str, None] = {}
+    while len(spelled) < wanted:
+        sizes, parts = rng.integers(2, 5, size=wanted), rng.integers(len(_SYLLABLES), size=(wanted, 4))
+        spelled |= {"".join(_SYLLABLES[i] for i in row[:size]): None for row, size in zip(parts, sizes, strict=True)}
+    words = list(spelled)
+    return words[:_GENERAL], [words[start : start + _ABOUT] for start in range(_GENERAL, wanted, _ABOUT)]
+
+
+def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
+    """Words by Zipf's law, roughly: the word of rank r about as often as 1 / r."""
+    ranks = np.exp(rng.random(count) * np.log(len(words))).astype(int) - 1
+    return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]

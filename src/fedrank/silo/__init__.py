@@ -1,0 +1,1 @@
+"""WHOSE DOCUMENTS: sketches of texts, reverse top-K, and how organisations use them together."""

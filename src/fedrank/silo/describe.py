@@ -1,0 +1,138 @@
+"""What a sketch file is: for its owner before it is sent, and for a querier who got it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from math import isinf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrank.silo.files import SketchFile, open_sketch, release_multiplier
+from fedrank.silo.spending import SUFFIX, Spending
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DELTA = 1e-5  # where no ledger says another
+OCCURRENCES = (1, 2, 5, 10)  # of a word: what they cost is told
+CHANCE = 0.05  # of an error that is larger than the one told
+
+
+def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
+    """A sketch in words: what it holds, how far off its counts may be, what it gives away, what may still be spent."""
+    from fedrank.protect.promises import up
+
+    file = open_sketch(path)
+    sketcher, rule = file.sketcher, file.fields["body"].rule
+    ledger = _ledger(file.path)
+    delta = DELTA if ledger is None else ledger.limits.delta
+    size = os.path.getsize(file.path)
+    told = {
+        "kind": f"{sketcher.kind}, {sketcher.depth} rows of {sketcher.width} cells",
+        "noise": _noise(file),
+        "held by": "its owner, with ids: send a copy only" if file.ids is not None else "a querier, under pseudonyms",
+        "documents": f"{len(file):,}",
+        "fields": ", ".join(file.fields),
+        "tokeniser": sketcher.tokeniser.name,
+        "key": f"fingerprint {file.fingerprint.hex()} (of key, rows and cells)",
+        "kept": f"{rule.capacity:,} documents at each of {rule.ends} ends of a cell (α = {rule.alpha:g}, K = {rule.k})",
+        "size": f"{size / 1e6:,.1f} MB, {size / max(1, _full_size(file)):.0%} of the sketches of all documents",
+    }
+    for name, top in file.fields.items():
+        told[f"error in {name}"] = _error(file, name)
+        if top.holes:
+            due = f"; {top.short_cells:,} ends keep fewer than K, make it anew" if top.short_cells else ""
+            told[f"holes in {name}"] = f"{top.holes:,} places left by removed documents{due}"
+    multiplier = release_multiplier(sketcher)
+    if multiplier is None:
+        told["privacy"] = "none: whoever has this file and the key reads all counts"
+    else:
+        costs = [(k, up(epsilon_of(multiplier, delta, k))) for k in OCCURRENCES]
+        told["privacy"] = (
+            f"ε = {costs[0][1]} at δ = {delta:g} for one occurrence of a word in one field of one document"
+        )
+        told["for more"] = ", ".join(f"{k} times: {cost}" for k, cost in costs[1:])
+        told["holds for"] = "all queries of all queriers together; that a document exists is not protected"
+    if ledger is not None:
+        told |= _spent(ledger)
+    return told
+
+
+def epsilon_of(multiplier: float, delta: float, occurrences: int = 1) -> float:
+    """ε of a word that occurs so often in one field of one document, at this noise (deviation / sensitivity)."""
+    from fedrank.protect.accounting import GaussianEvent, epsilon
+    from fedrank.silo.spending import SLACK
+
+    return epsilon(GaussianEvent(multiplier / occurrences), 1, delta) + SLACK
+
+
+def show_sketch(description: Mapping[str, str], console: Console) -> None:
+    """Print a description as two columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in description.items():
+        table.add_row(name, Text(value, style="red" if value.startswith(("none", "SECRET")) else ""))
+    console.print(table)
+
+
+def _ledger(path: Path) -> Spending | None:
+    """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
+    path = path.with_suffix(SUFFIX)
+    return Spending(path) if path.exists() else None
+
+
+def _noise(file: SketchFile) -> str:
+    sketcher = file.sketcher
+    if not file.noised:
+        return "SECRET, no noise: as secret as the documents, never send it"
+    lengths = "exact lengths" if sketcher.exact_lengths else "noised lengths"
+    return f"noised: σ1 = {sketcher.noise:g}, a deviation of {sketcher.deviation:.3g} in every cell, {lengths}"
+
+
+def _full_size(file: SketchFile) -> int:
+    sketcher = file.sketcher
+    return 4 * len(file) * len(file.fields) * sketcher.depth * sketcher.width
+
+
+def _error(file: SketchFile, field: str) -> str:
+    """The error of a count in a document of usual length; without the secret squares, as if no word were repeated."""
+    if not len(file):
+        return "no documents"
+    length = float(np.maximum(file.lengths[field], 0).mean())
+    squares = length if file.squares is None else float(file.squares[field].mean())
+    bound = file.sketcher.error_bound(CHANCE, length, squares)
+    repeated = ", if no word is repeated" if file.squares is None else ""
+    return f"at most ±{bound:.1f} in {1 - CHANCE:.0%} of counts in a document of {length:,.0f} words{repeated}"
+
+
+def _spent(ledger: Spending) -> dict[str, str]:
+    from fedrank.protect.promises import up
+
+    spent, left = ledger.spent(), ledger.left()
+    told = {"spent so far": "none can be claimed" if isinf(spent) else f"ε = {up(spent)} towards all queriers together"}
+    limits = []
+    if left is not None:
+        limits.append(f"ε = {_down(left)} of {ledger.limits.total:g} towards all queriers together")
+    if ledger.limits.querier is not None:
+        for row in ledger.totals()[:-1]:
+            name = str(row["querier"])
+            limits.append(f"ε = {_down(ledger.left(name) or 0.0)} towards {name!r}")
+        limits.append(f"at most {ledger.limits.querier:g} towards each querier")
+    told["budget left"] = "; ".join(limits) or "no limit was set"
+    return told
+
+
+def _down(epsilon: float) -> str:
+    """What may be spent, rounded down.
+
+    >>> _down(0.129), _down(2.0)
+    ('0.12', '2.00')
+    """
+    return f"{int(epsilon * 100 + 1e-9) / 100:,.2f}"

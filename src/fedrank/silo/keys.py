@@ -1,0 +1,190 @@
+"""Keys of silos: the one that all silos share and hash words with, and those by which two of them talk in private.
+
+The shared key decides into which cells a word falls. Whoever holds it can look words up in a sketch, so that the relay
+must not. One silo makes it and sends it to every other, wrapped under a key that only the two can compute (X25519).
+
+Public keys must reach the others unchanged: read their fingerprints to each other over the telephone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+KEY = "fedrank-silo-key-1"  # first word of a file; the key follows in hexadecimal
+SECRET = "fedrank-silo-secret-1"
+PUBLIC = "fedrank-silo-public-1"
+WRAPPED = b"fedrank-wrapped1"  # 16 bytes: format and version
+SIZE = 32  # bytes of every key
+NONCE = 12  # bytes
+_HEAD = struct.Struct(f"<16s{NONCE}s")
+
+
+def new_key(path: str | os.PathLike[str]) -> bytes:
+    """Make the key that all silos will share and write it where only its owner can read it."""
+    key = os.urandom(SIZE)
+    _write(Path(path), KEY, key, private=True)
+    return key
+
+
+def read_key(path: str | os.PathLike[str]) -> bytes:
+    """The shared key of a file."""
+    return _read(Path(path), KEY, private=True)
+
+
+def new_identity(path: str | os.PathLike[str]) -> Path:
+    """Make a silo's own pair of keys: the secret one into `path`, the public one beside it, to be given to others."""
+    x25519 = _x25519()
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    path = Path(path)
+    public = path.with_suffix(".public")
+    if public == path:
+        raise ValueError(f"{path}: the public key would get this name; call the secret one otherwise, as a.secret")
+    secret = x25519.generate()
+    _refuse_existing(public)
+    _write(path, SECRET, secret.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()), private=True)
+    _write(public, PUBLIC, secret.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), private=False)
+    return public
+
+
+def read_secret(path: str | os.PathLike[str]) -> bytes:
+    """The secret key of a silo."""
+    return _read(Path(path), SECRET, private=True)
+
+
+def read_public(path: str | os.PathLike[str]) -> bytes:
+    """The public key of a silo."""
+    return _read(Path(path), PUBLIC, private=False)
+
+
+def fingerprint(key: bytes) -> str:
+    """What two people compare to see that they hold the same key; it does not give the key away.
+
+    >>> fingerprint(bytes(32))
+    '795e-e52f-14d0-5db6'
+    """
+    digest = hashlib.blake2b(key, digest_size=8, person=b"fedrank finger").hexdigest()
+    return "-".join(digest[i : i + 4] for i in range(0, 16, 4))
+
+
+def pair_key(secret: bytes, public: bytes) -> bytes:
+    """The key that a silo shares with one other, the same at either end (X25519, then HKDF-SHA256)."""
+    return _derive(secret, public, b"pair")
+
+
+def agree_key(secret: str | os.PathLike[str], public: str | os.PathLike[str], out: str | os.PathLike[str]) -> bytes:
+    """The shared key of exactly two silos, without sending it: both call this and write the same file."""
+    key = _derive(read_secret(secret), read_public(public), b"shared key of two silos")
+    _write(Path(out), KEY, key, private=True)
+    return key
+
+
+def wrap_key(key: bytes, secret: bytes, public: bytes) -> bytes:
+    """The shared key, so that only the holder of the other secret key can open it and knows from whom it came."""
+    outer = _derive(secret, public, b"wrap")
+    nonce = os.urandom(NONCE)
+    closed = aead(outer).encrypt(nonce, _checked(key, "the shared key"), WRAPPED)
+    return _HEAD.pack(WRAPPED, nonce) + closed
+
+
+def open_key(wrapped: bytes, secret: bytes, public: bytes, out: str | os.PathLike[str]) -> bytes:
+    """Open a key that another silo wrapped for this one, and write it to a file of its own."""
+    _x25519()
+    from cryptography.exceptions import InvalidTag
+
+    if len(wrapped) != _HEAD.size + SIZE + 16 or not wrapped.startswith(WRAPPED):
+        raise ValueError(f"{len(wrapped)} bytes that are no wrapped key of this version; ask for the file again")
+    _, nonce = _HEAD.unpack_from(wrapped)
+    try:
+        key = aead(_derive(secret, public, b"wrap")).decrypt(nonce, wrapped[_HEAD.size :], WRAPPED)
+    except InvalidTag:
+        raise ValueError(
+            "the wrapped key does not open: it was damaged, is for another silo, or comes from another one than the "
+            "public key says; compare fingerprints"
+        ) from None
+    _write(Path(out), KEY, key, private=True)
+    return key
+
+
+def aead(key: bytes) -> ChaCha20Poly1305:
+    """The cipher that keeps contents secret and tells whether they were changed."""
+    _x25519()
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    return ChaCha20Poly1305(key)
+
+
+def _derive(secret: bytes, public: bytes, purpose: bytes) -> bytes:
+    made = _x25519().from_private_bytes(_checked(secret, "the secret key"))
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    mine = made.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    if mine == public:
+        raise ValueError("both keys are of the same silo, so that nobody else could read; give the other's public key")
+    try:
+        common = made.exchange(X25519PublicKey.from_public_bytes(_checked(public, "the public key")))
+    except ValueError as error:
+        raise ValueError(f"no key can be agreed on with this public key ({error}); ask for it again") from None
+    # Both public keys go in, in one order for both ends, so that a key belongs to this pair and no other.
+    info = b"fedrank silo 1 " + purpose + b"".join(sorted((mine, public)))
+    return HKDF(algorithm=SHA256(), length=SIZE, salt=None, info=info).derive(common)
+
+
+def _x25519() -> type[X25519PrivateKey]:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    except ImportError as error:
+        raise ImportError("keys between silos need the package cryptography; pip install 'fedrank[privacy]'") from error
+    return X25519PrivateKey
+
+
+def _checked(key: bytes, what: str) -> bytes:
+    if len(key) != SIZE:
+        raise ValueError(f"{what} has {len(key)} bytes and should have {SIZE}; make or ask for a new one")
+    return key
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(
+            f"{path} exists, and a key that is overwritten is lost with all that was made with it; choose another name"
+        )
+
+
+def _write(path: Path, kind: str, key: bytes, private: bool) -> None:
+    _refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # With its rights from the beginning: changed afterwards, it could have been read in between.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    try:
+        with open(handle, "w", encoding="ascii") as file:
+            file.write(f"{kind} {key.hex()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _read(path: Path, kind: str, private: bool) -> bytes:
+    if private and os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise PermissionError(f"{path} can be read by others, so the key may be known; chmod 600 it, or make a new one")
+    words: list[Any] = path.read_bytes()[:200].decode("ascii", errors="replace").split()
+    if len(words) != 2 or words[0] != kind or len(words[1]) != 2 * SIZE or set(words[1]) - set("0123456789abcdef"):
+        started = words[0] if words and words[0] in (KEY, SECRET, PUBLIC) else "something else"
+        raise ValueError(f"{path} should hold {kind!r} and a key, and holds {started}; give the right file")
+    return bytes.fromhex(words[1])

@@ -1,0 +1,253 @@
+"""Reverse top-K: which documents hold a term most often, from the few best documents of every cell of a sketch.
+
+The paper's rule (CS-F-LTR, algorithms 4 and 5) is kept as `PUBLISHED`; it finds little, because half of the signs make
+the largest values of a cell the worst ones, and because it takes the median over the rows in which a document survived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEEP = ("ends", "largest", "magnitude")
+MISSING = ("zero", "threshold", "absent")
+NONE = np.iinfo(np.int32).min  # in `lost`: every document that was ever put into this cell is still there, or deleted
+
+Rows = NDArray[np.int32]  # documents by their row numbers
+Estimates = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TopKRule:
+    """What is kept of every cell, and how a query reads it."""
+
+    alpha: float = 5.0  # α k documents are kept at each end of a cell
+    beta: float = 0.1  # an answer is found in this share of the rows; below 1/2 no limit where what is missing is 0
+    k: int = 150  # documents that a query may ask for
+    keep: str = "ends"  # largest and smallest values; or only the "largest"; or those of largest "magnitude"
+    missing: str = "zero"  # what a row counts in which a document is missing; "absent": the row is left out
+
+    def __post_init__(self) -> None:
+        if not self.alpha >= 1:
+            raise ValueError(f"alpha = {self.alpha} keeps fewer documents than are asked for; use 1 or more")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"beta = {self.beta} is no share of the rows; use 0 .. 1, such as 0.1")
+        if self.k < 1:
+            raise ValueError(f"k = {self.k} asks for no document; use 1 or more")
+        for name, value, known in (("keep", self.keep, KEEP), ("missing", self.missing, MISSING)):
+            if value not in known:
+                raise ValueError(f"{name} = {value!r}; choose {' or '.join(map(repr, known))}")
+        if self.keep == "magnitude" and self.missing == "threshold":
+            raise ValueError("a magnitude says nothing about the sign of what is missing; choose missing = 'zero'")
+
+    @property
+    def capacity(self) -> int:
+        """Documents that one end of a cell keeps."""
+        return ceil(self.alpha * self.k)
+
+    @property
+    def ends(self) -> int:
+        return 2 if self.keep == "ends" else 1
+
+
+PUBLISHED = TopKRule(keep="largest", missing="absent")  # algorithms 4 and 5 as printed
+COUNT_MIN = TopKRule(keep="largest", missing="threshold")  # no signs: one end is enough, and a missing row is no 0
+
+
+@dataclass(frozen=True, eq=False)
+class ReverseTopK:
+    """The best documents of every cell: what takes the place of the sketches of all documents.
+
+    An end of a cell holds its `sizes` best documents in order, equal values by their rows; no document that is missing
+    is better than `lost`. A deletion leaves a hole: who had been pushed out before cannot come back, and a new document
+    enters only if it is better than all who were lost.
+    """
+
+    rule: TopKRule
+    kind: str  # "count-sketch" or "count-min"
+    documents: Rows  # [ends, z, w, capacity]: rows, best first; -1 where nothing is kept
+    values: NDArray[np.int32]  # [ends, z, w, capacity]: what the cell of that document's sketch holds
+    sizes: NDArray[np.int32]  # [ends, z, w]: documents that are kept
+    lost: NDArray[np.int32]  # [ends, z, w]: best value that was pushed out; `NONE`: none was
+    present: NDArray[np.bool_]  # [rows]: False where a document was deleted; rows are never used again
+
+    def __post_init__(self) -> None:
+        ends, depth, width, capacity = self.documents.shape
+        if (ends, capacity) != (self.rule.ends, self.rule.capacity):
+            raise ValueError(
+                f"{ends} ends of {capacity} documents, and the rule keeps {self.rule.ends} of {self.rule.capacity}; "
+                "build it again"
+            )
+        if self.values.shape != self.documents.shape or not self.sizes.shape == self.lost.shape == (ends, depth, width):
+            raise ValueError("values, sizes and thresholds do not fit the documents; build it again")
+
+    def __len__(self) -> int:
+        """Documents that can be found."""
+        return int(np.count_nonzero(self.present))
+
+    @property
+    def depth(self) -> int:
+        return int(self.documents.shape[1])
+
+    @property
+    def width(self) -> int:
+        return int(self.documents.shape[2])
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays together."""
+        return sum(array.nbytes for array in (self.documents, self.values, self.sizes, self.lost, self.present))
+
+    @property
+    def holes(self) -> int:
+        """Places that deletions left and that lost documents might have taken, over all cells."""
+        return int(np.sum((self.rule.capacity - self.sizes) * (self.lost != NONE), dtype=np.int64))
+
+    @property
+    def short_cells(self) -> int:
+        """Ends of cells that lost documents and keep fewer than k: from 1 on a rebuild is due."""
+        return int(np.count_nonzero((self.sizes < self.rule.k) & (self.lost != NONE)))
+
+    def insert(self, sketches: NDArray[np.int32]) -> ReverseTopK:
+        """With more documents [new, z, w]; they get the rows from `len(present)` on, in their order."""
+        grown = replace(
+            self,
+            documents=np.array(self.documents),
+            values=np.array(self.values),
+            sizes=np.array(self.sizes),
+            lost=np.array(self.lost),
+            present=np.concatenate([self.present, np.ones(len(sketches), dtype=np.bool_)]),
+        )
+        _merge(grown, sketches, len(self.present))
+        return grown
+
+    def delete(self, rows: Sequence[int] | NDArray[Any]) -> ReverseTopK:
+        """Without these documents; one that is not there is refused."""
+        from fedrank.kernels.sketch import remove_rows
+
+        gone = np.unique(np.asarray(rows, dtype=np.int64))
+        inside = (gone >= 0) & (gone < len(self.present))
+        inside[inside] = self.present[gone[inside]]
+        if not inside.all():
+            raise ValueError(f"document {gone[~inside][0]} is not there, so that nothing was deleted; check its row")
+        present = np.array(self.present)
+        present[gone] = False
+        documents, values, sizes = np.array(self.documents), np.array(self.values), np.array(self.sizes)
+        remove_rows(documents, values, sizes, present)
+        return replace(self, documents=documents, values=values, sizes=sizes, present=present)
+
+    def query(self, cells: NDArray[Any], signs: NDArray[Any], k: int | None = None) -> tuple[Rows, Estimates]:
+        """The documents that hold a term most often, and how often, best first; equal counts in the order of rows.
+
+        `cells` and `signs` [z] are those of the term (`Sketcher.places`). At most k, and only those with an estimate
+        above 0: for a term that nobody holds there is nothing to find.
+        """
+        from fedrank.kernels.sketch import query_top
+
+        k = self.rule.k if k is None else k
+        if not 1 <= k <= self.rule.k:
+            raise ValueError(f"k = {k}, and cells are kept for 1 .. {self.rule.k}; build with a larger k")
+        cells, signs = _place(cells, signs, self.depth, self.width)
+        end = np.where(signs < 0, self.rule.ends - 1, 0)
+        row = np.arange(self.depth)
+        fill = np.zeros(self.depth, dtype=np.int32)
+        if self.rule.missing == "threshold":
+            lost = self.lost[end, row, cells].astype(np.int64)
+            fill[:] = np.where(lost == NONE, 0, lost * signs)
+        answer: tuple[Rows, Estimates] = query_top(
+            self.documents[end, row, cells],
+            self.values[end, row, cells],
+            self.sizes[end, row, cells],
+            signs,
+            fill,
+            len(self.present),
+            self._fewest(),
+            k,
+            self.rule.missing == "absent",
+            self.kind == "count-min",
+        )
+        return answer
+
+    def _fewest(self) -> int:
+        """Rows in which a document must be found."""
+        fewest = max(1, ceil(self.rule.beta * self.depth))
+        if self.rule.missing != "zero":
+            return fewest
+        # Where more than half of the rows count 0, so does the median, and the minimum where a single one does.
+        return self.depth if self.kind == "count-min" else max(fewest, ceil(self.depth / 2))
+
+
+def build(blocks: Iterable[NDArray[np.int32]], rule: TopKRule, kind: str, depth: int, width: int) -> ReverseTopK:
+    """Keep the best documents of every cell; `blocks` are sketches [some, z, w] (`Sketcher.blocks`), in order of rows.
+
+    Memory is that of the result and of one block.
+    """
+    shape = (rule.ends, depth, width)
+    made = ReverseTopK(
+        rule,
+        kind,
+        documents=np.full((*shape, rule.capacity), -1, dtype=np.int32),
+        values=np.zeros((*shape, rule.capacity), dtype=np.int32),
+        sizes=np.zeros(shape, dtype=np.int32),
+        lost=np.full(shape, NONE, dtype=np.int32),
+        present=np.empty(0, dtype=np.bool_),
+    )
+    rows = 0
+    for block in blocks:
+        _merge(made, block, rows)
+        rows += len(block)
+    return replace(made, present=np.ones(rows, dtype=np.bool_))
+
+
+def naive(
+    sketches: NDArray[np.int32], cells: NDArray[Any], signs: NDArray[Any], k: int, kind: str = "count-sketch"
+) -> tuple[Rows, Estimates]:
+    """What `ReverseTopK.query` approximates: the best k by the estimates of all documents [documents, z, w]."""
+    from fedrank.kernels.sketch import naive_top
+
+    cells, signs = _place(cells, signs, *sketches.shape[1:])
+    answer: tuple[Rows, Estimates] = naive_top(sketches, cells, signs, k, kind == "count-min")
+    return answer
+
+
+def cover_rate(found: NDArray[Any], counts: NDArray[Any], k: int) -> float:
+    """Share of the k best places that were found; `counts` [documents] are the true ones.
+
+    Documents that tie with the last place are as good as it. Where fewer than k hold the term, there are as many
+    places as hold it, and 1 is returned where none does.
+    """
+    places = min(k, int(np.count_nonzero(counts > 0)))
+    if places == 0:
+        return 1.0
+    last = np.partition(counts, -places)[-places]
+    return float(np.count_nonzero(counts[found[:k]] >= last) / places)
+
+
+def _place(cells: NDArray[Any], signs: NDArray[Any], depth: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    cells, signs = np.asarray(cells, dtype=np.int64), np.asarray(signs, dtype=np.int64)
+    if cells.shape != (depth,) or signs.shape != (depth,):
+        raise ValueError(f"cells {cells.shape} and signs {signs.shape} of a term; this sketch has {depth} rows")
+    if cells.min() < 0 or cells.max() >= width or not np.all(np.abs(signs) == 1):
+        raise ValueError(f"a cell outside 0 .. {width - 1} or a sign that is not 1 or -1; use `Sketcher.places`")
+    return cells, signs
+
+
+def _merge(into: ReverseTopK, sketches: NDArray[np.int32], first: int) -> None:
+    from fedrank.kernels.sketch import merge_block
+
+    if sketches.shape[1:] != (into.depth, into.width):
+        raise ValueError(f"sketches of {sketches.shape[1:]} cells; these are of {into.depth} x {into.width}")
+    merge_block(
+        np.ascontiguousarray(sketches, dtype=np.int32),
+        first,
+        KEEP.index(into.rule.keep),
+        into.documents,
+        into.values,
+        into.sizes,
+        into.lost,
+    )

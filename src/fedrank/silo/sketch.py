@@ -1,0 +1,226 @@
+"""Sketches of documents: term counts that are folded into a small table, with noise where others shall see it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil, inf, isfinite, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.text import Tokeniser
+from fedrank.protect.accounting import GaussianEvent, epsilon
+from fedrank.silo.hashing import Cells, Hashing, Signs
+from fedrank.types import Source
+
+KINDS = ("count-sketch", "count-min")
+LONGEST = 1 << 29  # terms of a document
+LOUDEST = float(1 << 20)  # deviation of the noise of a cell
+BLOCK = 1 << 22  # cells that are made at a time, 16 MiB of counts and 32 MiB of noise
+
+Sketches = NDArray[np.int32]  # [documents, z, w]
+
+
+@dataclass(frozen=True)
+class TermCounts:
+    """How often each document holds each of its terms."""
+
+    offsets: NDArray[np.int64]  # [documents + 1]: document d holds entries offsets[d] .. offsets[d + 1] - 1
+    terms: NDArray[np.int32]  # [entries]: places in the vocabulary, each once a document
+    counts: NDArray[np.int32]  # [entries], 1 or more
+    vocabulary: list[str]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[documents]: terms of each, repeats included."""
+        lengths = np.zeros(len(self), dtype=np.int64)
+        some = np.diff(self.offsets) > 0
+        if some.any():
+            entries = self.counts[: self.offsets[-1]]
+            lengths[some] = np.add.reduceat(entries, self.offsets[:-1][some], dtype=np.int64)
+        return lengths
+
+    def of(self, term: str) -> NDArray[np.int64]:
+        """[documents]: how often each holds this term."""
+        found = np.zeros(len(self), dtype=np.int64)
+        if term in self.vocabulary:
+            entries = np.flatnonzero(self.terms == self.vocabulary.index(term))
+            found[np.searchsorted(self.offsets, entries, side="right") - 1] = self.counts[entries]
+        return found
+
+
+@dataclass(frozen=True)
+class Sketcher:
+    """How documents are sketched; silos that work together use the same settings.
+
+    Noise is drawn once, when a document is sketched, and every later answer about it costs nothing more (Pagh and
+    Thorup 2022). It lies on whole numbers: rounding follows the noise, so the promise of the Gaussian mechanism holds.
+    A sketch without noise is as secret as its documents.
+    """
+
+    kind: str = "count-sketch"  # or "count-min", which has no signs and never estimates too little, unless noised
+    width: int = 200  # w, columns
+    depth: int = 30  # z, rows
+    tokeniser: Tokeniser = field(default_factory=Tokeniser)
+    noise: float = 0.0  # sigma_1: deviation by what one occurrence of a term can change; 0: none
+    exact_lengths: bool = True  # published as they are; a neighbour replaces a term, which changes twice as much
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind = {self.kind!r}; choose {' or '.join(map(repr, KINDS))}")
+        Hashing(bytes(32), self.width, self.depth)
+        if not (isfinite(self.noise) and self.noise >= 0):
+            raise ValueError(f"noise = {self.noise} is no deviation; use 0 for none or a number above, such as 1")
+        if self.noise and not 0.5 <= self.deviation <= LOUDEST:
+            raise ValueError(
+                f"noise = {self.noise} is a deviation of {self.deviation:.3g} in every cell, and cells are whole "
+                f"numbers; use one between {self.noise * 0.5 / self.deviation:.2g} and "
+                f"{self.noise * LOUDEST / self.deviation:.3g}, or 0 for none"
+            )
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise in one cell."""
+        return self.noise * self.sensitivity
+
+    @property
+    def sensitivity(self) -> float:
+        """How far, at most, one occurrence of one term moves a sketch (L2)."""
+        return sqrt(self.depth) * (2 if self.exact_lengths else 1)
+
+    def hashing(self, key: bytes) -> Hashing:
+        return Hashing(key, self.width, self.depth)
+
+    def places(self, terms: Sequence[str], hashing: Hashing) -> tuple[Cells, Signs]:
+        """Cells and signs [terms, z] under which terms are counted here; Count-Min has no signs but 1."""
+        self._check(hashing)
+        cells, signs = hashing.places(terms)
+        return cells, np.ones_like(signs) if self.kind == "count-min" else signs
+
+    def term_counts(self, texts: Iterable[str]) -> TermCounts:
+        """Count the terms of every text; one without terms has no entries."""
+        known: dict[str, int] = {}
+        offsets, terms, counts = [0], [], []
+        for text in texts:
+            found = Counter(self.tokeniser(text))
+            terms.append(np.array([known.setdefault(term, len(known)) for term in found], dtype=np.int32))
+            counts.append(np.fromiter(found.values(), dtype=np.int32, count=len(found)))
+            offsets.append(offsets[-1] + len(found))
+        nothing = [np.empty(0, dtype=np.int32)]
+        return TermCounts(
+            np.array(offsets, dtype=np.int64),
+            np.concatenate(nothing + terms),
+            np.concatenate(nothing + counts),
+            list(known),
+        )
+
+    def sketch(self, counts: TermCounts, hashing: Hashing, source: Source | None = None) -> Sketches:
+        """Sketches of all documents at once: four bytes a cell, 24 kB a document at the usual size."""
+        out = np.empty((len(counts), self.depth, self.width), dtype=np.int32)
+        first = 0
+        for block in self.blocks(counts, hashing, source):
+            out[first : first + len(block)] = block
+            first += len(block)
+        return out
+
+    def blocks(self, counts: TermCounts, hashing: Hashing, source: Source | None = None) -> Iterator[Sketches]:
+        """Sketches of the documents in their order, some at a time, so that memory stays bounded.
+
+        `source` gives the noise and is the operating system's, except in tests.
+        """
+        from fedrank.kernels.sketch import add_counts
+        from fedrank.protect.noise import SecureSource, rounded_gaussian
+
+        if len(counts) and counts.lengths.max() >= LONGEST:
+            raise ValueError(f"a document of {counts.lengths.max()} terms; sketches count up to {LONGEST}: split it")
+        cells, signs = self.places(counts.vocabulary, hashing)
+        law = rounded_gaussian(self.deviation) if self.noise else None
+        source = source or SecureSource()
+        step = max(1, BLOCK // (self.depth * self.width))
+        for first in range(0, len(counts), step):
+            offsets = counts.offsets[first : first + step + 1]
+            block = np.zeros((len(offsets) - 1, self.depth, self.width), dtype=np.int32)
+            add_counts(offsets, counts.terms, counts.counts, cells, signs, block)
+            if law:
+                block += law.draw(block.shape, source).astype(np.int32)
+            yield block
+
+    def estimate(self, values: NDArray[np.int32], signs: Signs) -> NDArray[np.float64]:
+        """Counts of a term [...] from its cells [..., z] and their signs: the signed median, or Count-Min's minimum."""
+        signed = np.asarray(values, dtype=np.float64) * signs
+        found: NDArray[np.float64] = signed.min(axis=-1) if self.kind == "count-min" else np.median(signed, axis=-1)
+        return found
+
+    def privacy(self, delta: float, occurrences: int = 1) -> float:
+        """ε at this delta for so many occurrences of a term in one field of one document; inf without noise."""
+        if not self.noise:
+            return inf
+        from fedrank.protect.noise import rounded_gaussian
+
+        if occurrences < 1:
+            raise ValueError(f"occurrences = {occurrences} protects nothing; use 1 or more")
+        # Only the cells that differ count: those of the term, and of the one that takes its place.
+        slack = 2 * 2 * self.depth * rounded_gaussian(self.deviation).log_error
+        return epsilon(GaussianEvent(self.noise / occurrences), 1, delta) + slack
+
+    def error_chance(self, error: float, length: float, squares: float) -> float:
+        """How likely an estimate is off by more than `error`, at most.
+
+        `length` is the number of terms of the document, `squares` the sum of its squared counts. It is a bound over
+        keys for any document: by Cantelli (Count Sketch) or Markov (Count-Min) for the terms that share a cell, exact
+        for the noise, and binomial for the rows, which are independent.
+        """
+        from scipy.stats import binom
+
+        if error <= 0:
+            return 1.0
+        if self.kind == "count-sketch":
+            variance = squares / self.width
+            one = self._row_chance(error, lambda t: variance / (variance + t * t) if variance else 0.0 * t)
+            return min(1.0, 2 * float(binom.sf(ceil(self.depth / 2) - 1, self.depth, one)))
+        mean = length / self.width
+        above = self._row_chance(error, lambda t: np.minimum(1.0, mean / t))
+        below = self.depth * self._tail(np.array([error]))[0]
+        return min(1.0, above**self.depth + float(below))
+
+    def error_bound(self, chance: float, length: float, squares: float) -> float:
+        """The error that an estimate exceeds with at most this chance."""
+        if not 0 < chance < 1:
+            raise ValueError(f"chance = {chance} is no chance of a larger error; use one between 0 and 1, such as 0.05")
+        low, high = 0.0, 1.0
+        exceeds = partial(self.error_chance, length=length, squares=squares)
+        while exceeds(high) > chance:
+            low, high = high, 2 * high
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if exceeds(middle) > chance else (low, middle)
+        return high
+
+    def _row_chance(self, error: float, shared: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> float:
+        """Chance that one row exceeds `error`: other terms give t or more, or the noise gives the rest."""
+        if not self.noise:
+            return float(shared(np.array([error]))[0])
+        t = error * np.linspace(0.001, 1, 1000)
+        return min(1.0, float((shared(t) + self._tail(error - t)).min()))
+
+    def _tail(self, error: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Chance that the noise of a cell is this large, on one side; the 1/2 is its rounding."""
+        from scipy.special import ndtr
+
+        if not self.noise:
+            return np.zeros_like(error)
+        tail: NDArray[np.float64] = ndtr(-np.maximum(error - 0.5, 0) / self.deviation)
+        return tail
+
+    def _check(self, hashing: Hashing) -> None:
+        if (hashing.width, hashing.depth) != (self.width, self.depth):
+            raise ValueError(
+                f"hashes for {hashing.depth} x {hashing.width} cells and sketches of {self.depth} x {self.width}: "
+                "counts would land elsewhere; make the hashing by `Sketcher.hashing`"
+            )

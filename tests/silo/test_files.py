@@ -1,0 +1,456 @@
+"""Sketch files: what is read back, what is refused, what a copy does not tell."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedrank.data.documents import Documents
+from fedrank.data.text import Tokeniser
+from fedrank.protect.noise import SecureSource
+from fedrank.silo import array_file, files
+from fedrank.silo.array_file import SketchFileError
+from fedrank.silo.describe import describe_sketch, epsilon_of, show_sketch
+from fedrank.silo.files import (
+    add_documents,
+    check_alike,
+    check_sendable,
+    export_sketch,
+    open_sketch,
+    remove_documents,
+    sketch_collection,
+)
+from fedrank.silo.rtk import TopKRule
+from fedrank.silo.sketch import Sketcher
+from fedrank.silo.spending import Limits, Spending
+
+KEY = bytes(range(32))
+RULE = TopKRule(alpha=2, k=3)
+PLAIN = Sketcher(width=50, depth=6)
+NOISED = replace(PLAIN, noise=1.0)
+
+
+def collection(many: int = 8, first: int = 0) -> Documents:
+    """Document d holds "flu" d times in its body, and "common" once in its title."""
+    numbers = range(first, first + many)
+    return Documents(
+        [f"d{d}" for d in numbers],
+        ["common title" for _ in numbers],
+        [f"word{d} " + "flu " * d for d in numbers],
+        ["" for _ in numbers],
+    )
+
+
+def made(tmp_path, sketcher=PLAIN, documents=None, name="a.sketch", **more):
+    return sketch_collection(documents or collection(), KEY, sketcher, tmp_path / name, rule=RULE, **more)
+
+
+def best(file, term="flu", field="body"):
+    cells, signs = file.sketcher.places([term], file.hashing(KEY))
+    rows, counts = file.fields[field].query(cells[0], signs[0])
+    return [file.ids[row] for row in rows], counts.tolist()
+
+
+def same(one, other):
+    for field, top in one.fields.items():
+        for part in files.TOP_PARTS:
+            np.testing.assert_array_equal(getattr(top, part), getattr(other.fields[field], part))
+        np.testing.assert_array_equal(one.lengths[field], other.lengths[field])
+
+
+def test_a_file_is_read_back_as_it_was_made(tmp_path):
+    file = made(tmp_path)
+    assert best(file) == (["d7", "d6", "d5"], [7, 6, 5])
+    assert best(file, "common", "title")[1] == [1, 1, 1]
+    assert file.lengths["body"].tolist() == [1 + d for d in range(8)]
+    assert file.squares["body"].tolist() == [1 + d * d for d in range(8)]
+    again = open_sketch(tmp_path / "a.sketch")
+    same(file, again)
+    assert (again.sketcher, again.ids, again.fields["body"].rule) == (PLAIN, file.ids, RULE)
+
+
+def test_only_its_owner_can_read_the_owners_file(tmp_path):
+    made(tmp_path)
+    assert stat.S_IMODE((tmp_path / "a.sketch").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a.spending").stat().st_mode) == 0o600
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_progress_is_told_for_every_field(tmp_path):
+    told = []
+    made(tmp_path, progress=lambda *each: told.append(each))
+    assert told == [("body", 8, 8), ("title", 8, 8)]
+
+
+def test_a_collection_without_titles_has_no_field_of_them(tmp_path):
+    documents = replace(collection(), title=[""] * 8)
+    file = made(tmp_path, documents=documents)
+    assert list(file.fields) == ["body"]
+    with pytest.raises(ValueError, match="made without titles"):
+        add_documents(tmp_path / "a.sketch", collection(1, 8), KEY)
+    assert len(add_documents(tmp_path / "a.sketch", replace(collection(1, 8), title=[""]), KEY)) == 9
+
+
+def test_empty_documents_are_documents(tmp_path):
+    file = made(tmp_path, documents=Documents(["x", "y"], ["", ""], ["", "flu"], ["", ""]))
+    assert file.lengths["body"].tolist() == [0, 1]
+    assert best(file) == (["y"], [1])
+
+
+def test_a_document_of_a_million_words_is_counted(tmp_path):
+    file = made(tmp_path, documents=Documents(["long", "short"], ["", ""], ["flu " * 1_000_000, "flu"], ["", ""]))
+    assert file.lengths["body"].tolist() == [1_000_000, 1]
+    assert best(file) == (["long", "short"], [1_000_000, 1])
+
+
+def test_added_documents_are_as_if_they_had_always_been_there(tmp_path):
+    made(tmp_path, documents=collection(5))
+    grown = add_documents(tmp_path / "a.sketch", collection(3, 5), KEY)
+    whole = made(tmp_path, name="b.sketch")
+    same(grown, whole)
+    assert grown.ids == whole.ids
+    assert grown.squares["body"].tolist() == whole.squares["body"].tolist()
+
+
+def test_removed_documents_leave_neither_id_nor_length(tmp_path):
+    made(tmp_path, documents=collection(5))
+    left = remove_documents(tmp_path / "a.sketch", ["d4", "d1"])
+    assert left.ids == ["d0", "d2", "d3"]
+    assert left.lengths["body"].tolist() == [1, 3, 4]
+    assert best(left) == (["d3", "d2"], [3, 2])
+    assert array_file.read_arrays(left.path, files.TYPES)[1]["ids"].tobytes() == b"d0\nd2\nd3"
+    same(left, made(tmp_path, documents=pick(collection(5), [0, 2, 3]), name="b.sketch"))
+
+
+def pick(documents, rows):
+    columns = (documents.ids, documents.title, documents.text, documents.url)
+    return Documents(*([column[row] for row in rows] for column in columns))
+
+
+def test_all_documents_can_be_removed_and_others_added(tmp_path):
+    made(tmp_path, documents=collection(2))
+    assert len(remove_documents(tmp_path / "a.sketch", ["d0", "d1"])) == 0
+    assert describe_sketch(tmp_path / "a.sketch")["error in body"] == "no documents"
+    assert best(add_documents(tmp_path / "a.sketch", collection(2, 2), KEY)) == (["d3", "d2"], [3, 2])
+
+
+def test_removing_a_document_that_is_not_there_changes_nothing(tmp_path):
+    made(tmp_path)
+    before = (tmp_path / "a.sketch").read_bytes()
+    with pytest.raises(ValueError, match=r"no document 'd9' \(1 of 2 are not there\)"):
+        remove_documents(tmp_path / "a.sketch", ["d1", "d9"])
+    assert (tmp_path / "a.sketch").read_bytes() == before
+
+
+def test_a_document_that_is_there_already_is_refused(tmp_path):
+    made(tmp_path)
+    before = (tmp_path / "a.sketch").read_bytes()
+    with pytest.raises(ValueError, match="'d7' is there already"):
+        add_documents(tmp_path / "a.sketch", collection(2, 7), KEY)
+    twice = replace(collection(2, 8), ids=["new", "new"])
+    with pytest.raises(ValueError, match="given twice"):
+        add_documents(tmp_path / "a.sketch", twice, KEY)
+    assert (tmp_path / "a.sketch").read_bytes() == before
+
+
+def test_ids_that_cannot_stand_in_a_line_are_refused(tmp_path):
+    for name in ("", "two\nlines"):
+        with pytest.raises(ValueError, match="cannot name a document"):
+            made(tmp_path, documents=replace(collection(1), ids=[name]))
+    with pytest.raises(ValueError, match="given twice"):
+        made(tmp_path, documents=replace(collection(2), ids=["same", "same"]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_key_is_named_and_refused(tmp_path):
+    made(tmp_path)
+    with pytest.raises(ValueError, match="made with another key"):
+        add_documents(tmp_path / "a.sketch", collection(1, 8), bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("other", "key", "named"),
+    [
+        (replace(PLAIN, width=40), KEY, "width"),
+        (replace(PLAIN, depth=5), KEY, "depth"),
+        (replace(PLAIN, kind="count-min"), KEY, "kind"),
+        (replace(PLAIN, tokeniser=Tokeniser("english")), KEY, "tokeniser"),
+        (PLAIN, bytes(32), "fingerprint of the key"),
+    ],
+)
+def test_sketches_of_other_settings_are_told_apart(tmp_path, other, key, named):
+    one = made(tmp_path)
+    two = sketch_collection(collection(), key, other, tmp_path / "b.sketch")
+    with pytest.raises(ValueError, match=named):
+        check_alike(one, two)
+    check_alike(one, one)
+
+
+def test_a_sketch_is_not_overwritten(tmp_path):
+    made(tmp_path)
+    with pytest.raises(FileExistsError, match="costs as much again"):
+        made(tmp_path)
+
+
+@pytest.mark.parametrize("sketcher", [PLAIN, NOISED])
+def test_every_damaged_byte_is_noticed(tmp_path, sketcher):
+    file = made(tmp_path, sketcher, documents=collection(2))
+    content = bytearray((tmp_path / "a.sketch").read_bytes())
+    rng = np.random.default_rng(1)
+    padding = 0
+    places = [*range(array_file.BEGIN.size), *rng.integers(0, len(content), 60).tolist(), len(content) - 1]
+    for place in places:
+        content[place] ^= 0x10
+        (tmp_path / "bad.sketch").write_bytes(content)
+        content[place] ^= 0x10
+        try:
+            same(open_sketch(tmp_path / "bad.sketch"), file)
+            padding += 1  # between two parts: nothing depends on it
+        except SketchFileError:
+            pass
+    assert padding <= 3
+
+
+def test_every_cut_is_noticed(tmp_path):
+    made(tmp_path, documents=collection(2))
+    content = (tmp_path / "a.sketch").read_bytes()
+    for length in [0, 10, array_file.BEGIN.size, 100, len(content) // 2, len(content) - 1]:
+        (tmp_path / "bad.sketch").write_bytes(content[:length])
+        with pytest.raises(SketchFileError, match=r"cut short|damaged"):
+            open_sketch(tmp_path / "bad.sketch")
+
+
+def test_another_version_and_another_file_are_named(tmp_path):
+    made(tmp_path)
+    content = bytearray((tmp_path / "a.sketch").read_bytes())
+    content[16] = 2
+    (tmp_path / "new.sketch").write_bytes(content)
+    with pytest.raises(SketchFileError, match="version 2, and this fedrank reads version 1"):
+        open_sketch(tmp_path / "new.sketch")
+    (tmp_path / "other.sketch").write_bytes(b"x" * 100)
+    with pytest.raises(SketchFileError, match="no sketch file"):
+        open_sketch(tmp_path / "other.sketch")
+
+
+def forged(file, path, **parts):
+    """A file with right checksums and wrong contents."""
+    changed = {**files._parts(file), **parts}
+    settings = {
+        "sketcher": {**vars(file.sketcher), "tokeniser": file.sketcher.tokeniser.name},
+        "rule": vars(file.fields["body"].rule),
+        "fingerprint": "00",
+        "fields": list(file.fields),
+    }
+    array_file.write_arrays(path, settings, changed, files.TYPES, private=True)
+
+
+def test_a_forged_file_cannot_lead_compiled_code_astray(tmp_path):
+    file = made(tmp_path)
+    forged(file, tmp_path / "fine.sketch")
+    open_sketch(tmp_path / "fine.sketch")
+    top = file.fields["body"]
+    for name, wrong in {
+        "body.documents": np.where(top.documents >= 0, 10**6, -1),
+        "body.sizes": np.full_like(top.sizes, 10**6),
+        "body.lengths": file.lengths["body"][:-1],
+        "title.lengths": file.lengths["title"][:-1],
+        "ids": np.frombuffer(b"only one", dtype=np.uint8),
+    }.items():
+        forged(file, tmp_path / "bad.sketch", **{name: wrong})
+        with pytest.raises(SketchFileError):
+            open_sketch(tmp_path / "bad.sketch")
+    forged(file, tmp_path / "bad.sketch", **{"body.sizes": np.zeros_like(top.sizes)})
+    with pytest.raises(SketchFileError, match="another number of documents"):
+        open_sketch(tmp_path / "bad.sketch")
+
+
+def test_a_tokeniser_that_we_do_not_have_is_named(tmp_path, monkeypatch):
+    made(tmp_path)
+    monkeypatch.setattr("fedrank.data.text.VERSION", 2)
+    with pytest.raises(SketchFileError, match="'words-1'"):
+        open_sketch(tmp_path / "a.sketch")
+
+
+def test_a_file_without_noise_is_never_sent(tmp_path):
+    made(tmp_path)
+    raw = (tmp_path / "a.sketch").read_bytes()
+    length = array_file.BEGIN.unpack_from(raw)[2]
+    assert json.loads(raw[array_file.BEGIN.size :][:length])["secret"] is True
+    with pytest.raises(ValueError, match="as secret as the documents"):
+        export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    with pytest.raises(ValueError, match="as secret as the documents"):
+        check_sendable(tmp_path / "a.sketch")
+    assert not (tmp_path / "for-b.sketch").exists()
+
+
+def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path):
+    file = made(tmp_path, NOISED)
+    with pytest.raises(ValueError, match="holds the ids"):
+        check_sendable(tmp_path / "a.sketch")
+    copy = export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    check_sendable(tmp_path / "for-b.sketch")
+    raw = (tmp_path / "for-b.sketch").read_bytes()
+    assert all(secret not in raw for secret in (b"d1\nd2", b"squares", b"pseudonym-key", file.pseudonym_key))
+    names = dict(zip(file.pseudonyms_for("b", np.arange(8)).tolist(), file.ids, strict=True))
+    assert np.all(np.diff(copy.pseudonyms.astype(object)) > 0)
+    for term in ("flu", "word3", "common"):
+        cells, signs = copy.sketcher.places([term], copy.hashing(KEY))
+        rows, counts = copy.fields["body"].query(cells[0], signs[0])
+        told = {names[int(copy.pseudonyms[row])]: count for row, count in zip(rows, counts, strict=True)}
+        mine = dict(zip(*best(file, term), strict=True))
+        # Of equal counts another document may be the last.
+        assert sorted(told.values()) == sorted(mine.values())
+        last = min(mine.values(), default=0)
+        assert {n: c for n, c in told.items() if c > last} == {n: c for n, c in mine.items() if c > last}
+    assert [copy.lengths["body"][i] for i, p in enumerate(copy.pseudonyms) if names[int(p)] == "d7"] == [8]
+
+
+def test_equal_values_of_a_copy_stand_in_the_order_of_its_rows(tmp_path):
+    made(tmp_path, NOISED)
+    copy = export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    for top in copy.fields.values():
+        for cell in np.ndindex(top.sizes.shape):
+            pairs = list(zip(top.values[cell], top.documents[cell], strict=True))[: top.sizes[cell]]
+            assert pairs == sorted(pairs, key=lambda pair: (pair[0] if cell[0] else -pair[0], pair[1]))
+
+
+def test_two_queriers_get_names_that_cannot_be_matched(tmp_path):
+    file = made(tmp_path, NOISED)
+    rows = np.arange(8)
+    b, c = file.pseudonyms_for("b", rows), file.pseudonyms_for("c", rows)
+    assert not set(b.tolist()) & set(c.tolist())
+    assert np.argsort(b).tolist() != rows.tolist()
+    other = made(tmp_path, NOISED, name="other.sketch")
+    assert not set(b.tolist()) & set(other.pseudonyms_for("b", rows).tolist())
+
+
+def test_a_copy_is_neither_changed_nor_passed_on(tmp_path):
+    made(tmp_path, NOISED)
+    copy = export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    for refused in (
+        lambda: add_documents(copy.path, collection(1, 8), KEY),
+        lambda: remove_documents(copy.path, ["d1"]),
+        lambda: export_sketch(copy.path, "c", tmp_path / "for-c.sketch"),
+        lambda: copy.rows,
+        lambda: copy.pseudonyms_for("c", np.arange(2)),
+    ):
+        with pytest.raises(ValueError, match="a copy for a querier"):
+            refused()
+    with pytest.raises(FileExistsError):
+        export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+
+
+def test_noise_is_fresh_for_every_file(tmp_path):
+    one, two = made(tmp_path, NOISED), made(tmp_path, NOISED, name="b.sketch")
+    assert not np.array_equal(one.fields["body"].values, two.fields["body"].values)
+
+
+def test_lengths_are_exact_or_noised_as_the_settings_say(tmp_path):
+    exact = made(tmp_path, NOISED)
+    assert exact.lengths["body"].tolist() == [1 + d for d in range(8)]
+    hidden = made(tmp_path, replace(NOISED, exact_lengths=False), name="b.sketch", source=SecureSource(bytes(32)))
+    away = hidden.lengths["body"] - exact.lengths["body"]
+    assert 5 < np.sqrt(np.mean(away**2.0)) < 30  # a deviation of 15 times σ1 = 1
+
+
+def test_the_ledger_pays_for_sketching_and_for_changed_documents(tmp_path):
+    made(tmp_path, NOISED, owner="a", limits=Limits(total=7.0))
+    ledger = Spending(tmp_path / "a.spending")
+    assert ledger.spent() == pytest.approx(4.377, abs=1e-3)
+    add_documents(tmp_path / "a.sketch", collection(1, 8), KEY)
+    assert Spending(tmp_path / "a.spending").spent() == ledger.spent()
+    remove_documents(tmp_path / "a.sketch", ["d1"])
+    add_documents(tmp_path / "a.sketch", collection(1, 1), KEY)  # d1 comes back with new noise
+    twice = Spending(tmp_path / "a.spending").spent()
+    assert twice == pytest.approx(epsilon_of(1 / np.sqrt(2), 1e-5))
+    remove_documents(tmp_path / "a.sketch", ["d1"])
+    with pytest.raises(ValueError, match="budget is ε = 7"):
+        add_documents(tmp_path / "a.sketch", collection(1, 1), KEY)
+    assert "d1" not in open_sketch(tmp_path / "a.sketch").rows
+
+
+def test_a_sketch_too_dear_is_not_made(tmp_path):
+    with pytest.raises(ValueError, match="budget is ε = 1"):
+        made(tmp_path, NOISED, limits=Limits(total=1.0))
+    assert not (tmp_path / "a.sketch").exists()
+
+
+def test_the_price_of_a_word_that_occurs_more_often():
+    assert epsilon_of(1.0, 1e-5) == pytest.approx(4.377, abs=1e-3)
+    assert epsilon_of(2.0, 1e-5, 2) == epsilon_of(1.0, 1e-5)
+    assert epsilon_of(1.0, 1e-5, 5) > 5 * epsilon_of(1.0, 1e-5)  # Gaussian: more than five times as much
+
+
+def test_noised_lengths_cost_as_much_as_they_tell():
+    hidden = replace(NOISED, exact_lengths=False)
+    # Cells and length are two Gaussian releases of the same occurrence: shifts 1 / σ1 and 1 / (15 σ1).
+    assert files.release_multiplier(hidden) ** -2 == pytest.approx(1 + 1 / 15**2)
+    assert files.release_multiplier(NOISED) == 1.0
+    assert files.release_multiplier(PLAIN) is None
+
+
+def test_describe_tells_what_a_noised_file_costs_and_what_is_left(tmp_path):
+    made(tmp_path, NOISED, owner="a", limits=Limits(querier=6.0, total=9.0))
+    told = describe_sketch(tmp_path / "a.sketch")
+    assert told["noise"].startswith("noised: σ1 = 1, a deviation of 4.9")  # 2 sqrt(6)
+    assert told["privacy"].startswith("ε = 4.4 at δ = 1e-05 for one occurrence of a word")
+    assert told["for more"].startswith("2 times: 10")
+    assert told["documents"] == "8"
+    assert told["tokeniser"] == "words-1"
+    assert PLAIN.hashing(KEY).fingerprint.hex() in told["key"]
+    assert told["budget left"].startswith("ε = 4.62 of 9 towards all queriers together")  # 9 - 4.377, rounded down
+    assert told["spent so far"].startswith("ε = 4.4")
+    Spending(tmp_path / "a.spending").charge_terms("b", "body", 2, 0.5)
+    assert "ε = 0.62 towards 'b'" in describe_sketch(tmp_path / "a.sketch")["budget left"]
+
+
+def test_describe_promises_nothing_without_noise(tmp_path):
+    made(tmp_path)
+    told = describe_sketch(tmp_path / "a.sketch")
+    assert told["noise"].startswith("SECRET")
+    assert told["privacy"].startswith("none")
+    assert "for more" not in told
+    assert told["budget left"] == "no limit was set"
+
+
+def test_describe_tells_of_noise_that_protected_nothing(tmp_path):
+    made(tmp_path, NOISED)
+    Spending(tmp_path / "a.spending").charge_terms("b", "body", 1, None)
+    assert describe_sketch(tmp_path / "a.sketch")["spent so far"] == "none can be claimed"
+
+
+def test_describe_of_a_copy_makes_no_ledger(tmp_path):
+    made(tmp_path, NOISED)
+    export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    told = describe_sketch(tmp_path / "for-b.sketch")
+    assert told["held by"] == "a querier, under pseudonyms"
+    assert "budget left" not in told
+    assert not (tmp_path / "for-b.spending").exists()
+
+
+def test_describe_says_when_a_rebuild_is_due(tmp_path):
+    made(tmp_path, documents=collection(30))
+    assert "holes in body" not in describe_sketch(tmp_path / "a.sketch")
+    remove_documents(tmp_path / "a.sketch", [f"d{d}" for d in range(5, 30)])
+    assert "make it anew" in describe_sketch(tmp_path / "a.sketch")["holes in body"]
+
+
+def test_the_error_that_is_told_is_that_of_the_sketcher(tmp_path):
+    made(tmp_path, NOISED)
+    length, squares = 1 + 28 / 8, 1 + (49 + 36 + 25 + 16 + 9 + 4 + 1) / 8
+    bound = NOISED.error_bound(0.05, length, squares)
+    assert f"±{bound:.1f} " in describe_sketch(tmp_path / "a.sketch")["error in body"]
+
+
+def test_show_prints_every_row(tmp_path):
+    made(tmp_path)
+    told = describe_sketch(tmp_path / "a.sketch")
+    out = io.StringIO()
+    show_sketch(told, Console(file=out, width=200))
+    assert all(name in out.getvalue() and value in out.getvalue() for name, value in told.items())

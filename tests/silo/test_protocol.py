@@ -1,0 +1,447 @@
+"""Questions and answers between silos: what comes through, what is refused, what the relay sees."""
+
+from __future__ import annotations
+
+import multiprocessing
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedrank.data.documents import Documents
+from fedrank.data.text import Tokeniser
+from fedrank.protect.noise import SecureSource
+from fedrank.silo import keys, messages, protocol
+from fedrank.silo.files import export_sketch, open_sketch, sketch_collection
+from fedrank.silo.messages import Party, padded, read_address, relay, seal, unseal
+from fedrank.silo.protocol import Owner, answer, ask, choose_decoys, read_answer
+from fedrank.silo.rtk import TopKRule
+from fedrank.silo.sketch import Sketcher
+from fedrank.silo.spending import Limits, Spending
+
+KEY = bytes(range(32))
+PLAIN = Sketcher(width=50, depth=7)
+NOISED = replace(PLAIN, noise=0.5)
+WORDS = [f"decoy{i}" for i in range(100)]
+
+
+def texts(many: int = 12) -> list[str]:
+    """Document d holds "flu" ten times d times."""
+    return [f"word{d} " + "flu " * 10 * d for d in range(many)]
+
+
+def collection(many: int = 12) -> Documents:
+    return Documents([f"d{d}" for d in range(many)], ["a title"] * many, texts(many), [""] * many)
+
+
+@pytest.fixture(scope="session")
+def parties(tmp_path_factory):
+    """Silos a and b, who know each other, and c, whom only b knows."""
+    folder = tmp_path_factory.mktemp("keys")
+    public = {name: keys.read_public(keys.new_identity(folder / f"{name}.secret")) for name in "abc"}
+    secret = {name: keys.read_secret(folder / f"{name}.secret") for name in "abc"}
+    known = {"a": "b", "b": "ac", "c": "b"}
+    return {name: Party(name, secret[name], {other: public[other] for other in known[name]}) for name in "abc"}
+
+
+@pytest.fixture
+def owner_of(tmp_path, parties):
+    """An owner with the files of a."""
+
+    def make(noise: str = "sketch", sketcher: Sketcher | None = None, limits: Limits | None = None, **more) -> Owner:
+        sketcher = sketcher or (NOISED if noise == "sketch" else PLAIN)
+        rule = TopKRule(alpha=2, k=5)
+        file = sketch_collection(
+            collection(), KEY, sketcher, tmp_path / "a.sketch", rule=rule, owner="a", limits=limits
+        )
+        sketches = None
+        if noise != "sketch":
+            plain = replace(sketcher, noise=0.0)
+            fields = {"body": texts(), "title": ["a title"] * 12}
+            hashing = sketcher.hashing(KEY)
+            sketches = {name: plain.sketch(plain.term_counts(field), hashing) for name, field in fields.items()}
+        return Owner(parties["a"], file, Spending(tmp_path / "a.spending"), noise, sketches=sketches, **more)
+
+    return make
+
+
+def question(parties, terms=("flu",), sketcher=PLAIN, key=KEY, **more):
+    return ask(terms, "a", parties["b"], sketcher, sketcher.hashing(key), **{"k": 5, **more})
+
+
+def exchange(owner, parties, **more):
+    asked = question(parties, **more)
+    return read_answer(answer(asked.letter, owner), asked, parties["b"])
+
+
+def named(owner, found, querier="b"):
+    """What was found, by id."""
+    names = owner.file.pseudonyms_for(querier, np.arange(len(owner.file)))
+    ids = dict(zip(names.tolist(), owner.file.ids, strict=True))
+    return {ids[int(name)]: count for name, count in zip(found.documents, found.counts, strict=True)}
+
+
+# --- letters
+
+
+def test_a_letter_opens_for_its_addressee_only(parties):
+    letter = seal(b"hello", "question", parties["b"], "a")
+    assert unseal(letter, "question", parties["a"]) == ("b", b"hello")
+    assert b"hello" not in letter
+    with pytest.raises(ValueError, match="a letter to 'a' came to 'c'"):
+        unseal(letter, "question", parties["c"])
+    impostor = Party("a", parties["c"].secret, parties["c"].others)
+    with pytest.raises(ValueError, match="does not open"):
+        unseal(letter, "question", impostor)
+
+
+def test_every_changed_byte_of_a_letter_is_noticed(parties):
+    letter = bytearray(seal(b"hello", "question", parties["b"], "a"))
+    for place in [*range(messages.ENVELOPE.size + 20), len(letter) - 1]:
+        letter[place] ^= 1
+        with pytest.raises(ValueError):
+            unseal(bytes(letter), "question", parties["a"])
+        letter[place] ^= 1
+    assert unseal(bytes(letter), "question", parties["a"])[1] == b"hello"
+
+
+def test_an_answer_cannot_be_sent_back_as_a_question(parties):
+    letter = seal(b"hello", "question", parties["b"], "a")
+    with pytest.raises(ValueError, match="expected a letter of kind answer"):
+        unseal(letter, "answer", parties["a"])
+    assert parties["a"].key("question", "b", "a") == parties["b"].key("question", "b", "a")
+    directions = {parties["a"].key(kind, *way) for kind in messages.KINDS for way in (("a", "b"), ("b", "a"))}
+    assert len(directions) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda letter: letter[:20], "cut short"),
+        (lambda letter: letter[:-1], "cut short or damaged"),
+        (lambda letter: letter + b"x", "cut short or damaged"),
+        (lambda letter: b"HTTP" + letter[4:], "no letter between silos"),
+        (lambda letter: letter[:4] + b"\x02" + letter[5:], "version 2, and this fedrank reads version 1; update this"),
+        (lambda letter: letter[:4] + b"\x00" + letter[5:], "version 0, and this fedrank reads version 1; update the s"),
+        (lambda letter: letter[:5] + b"\x09" + letter[6:], "unknown kind 9"),
+        (lambda letter: letter + bytes(messages.LONGEST["question"]), "longer than 1,048,576 and was not read"),
+        (lambda letter: letter[:6] + b"\xff" * 32 + letter[38:], "no name of a silo"),
+    ],
+)
+def test_a_letter_that_cannot_be_right_is_named(parties, change, told):
+    letter = change(seal(b"hello", "question", parties["b"], "a"))
+    with pytest.raises(ValueError, match=told):
+        read_address(letter)
+
+
+def test_a_letter_too_long_is_not_even_written(parties):
+    with pytest.raises(ValueError, match="longer than 1,048,576"):
+        seal(bytes(1 << 20), "question", parties["b"], "a")
+
+
+def test_letters_to_strangers_and_bad_names_are_refused(parties):
+    with pytest.raises(ValueError, match="no public key of 'c'"):
+        seal(b"", "question", parties["a"], "c")
+    for name in ("", "x" * 33, "a\0b"):
+        with pytest.raises(ValueError, match="cannot name a silo"):
+            Party(name, bytes(32), {})
+
+
+@given(st.integers(0, 1 << 28))
+@settings(max_examples=200, deadline=None)
+def test_padding_tells_lengths_roughly_and_costs_little(length):
+    assert padded(length) >= max(length, 1024)
+    assert padded(length) <= max(1.12 * length, 1024)
+    assert padded(padded(length)) == padded(length)
+
+
+def test_few_lengths_are_ever_seen():
+    assert len({padded(length) for length in range(1, 1 << 16)}) < 120
+
+
+def test_the_relay_sees_who_and_how_much_and_nothing_else(parties):
+    short = seal(b"flu", "question", parties["b"], "a")
+    long = seal(b"influenza " * 50, "question", parties["b"], "a")
+    seen = [relay(letter, {"a": 1, "b": 2}) for letter in (short, long)]
+    assert seen[0] == seen[1] == messages.Address("question", "b", "a", len(short))
+    with pytest.raises(ValueError, match="'a' is not known here"):
+        relay(short, {"b": 1})
+    assert short[messages.ENVELOPE.size :] != seal(b"flu", "question", parties["b"], "a")[messages.ENVELOPE.size :]
+
+
+# --- questions and answers
+
+
+def test_the_best_documents_come_back_under_pseudonyms(owner_of, parties):
+    owner = owner_of()
+    got = exchange(owner, parties)
+    assert got.refused is None
+    found = got.found["flu"]
+    assert set(named(owner, found)) == {"d11", "d10", "d9", "d8", "d7"}
+    rows, counts = owner.file.fields["body"].query(
+        *(each[0] for each in NOISED.places(["flu"], NOISED.hashing(KEY))), 5
+    )
+    assert found.counts.tolist() == counts.tolist()
+    assert found.lengths.tolist() == [1 + 10 * row for row in rows]
+    assert owner.spending.totals()[-1]["terms answered"] == 0  # paid when it was sketched
+
+
+@given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=9, unique=True))
+@settings(max_examples=25, deadline=None)
+def test_cells_and_signs_arrive_as_they_were_sent(quiet, parties, terms):
+    asked = question(parties, terms, decoys=["decoy"])
+    _, content = unseal(asked.letter, "question", parties["a"])
+    where, k, cells, signs = protocol._read_question(content, quiet)
+    mine = PLAIN.places(terms, PLAIN.hashing(KEY))
+    assert (where, k, len(cells)) == ("body", 5, len({*terms, "decoy"}))
+    np.testing.assert_array_equal(cells[list(asked.places)], mine[0])
+    np.testing.assert_array_equal(signs[list(asked.places)], mine[1])
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    return sketch_collection(collection(), KEY, PLAIN, tmp_path_factory.mktemp("quiet") / "a.sketch")
+
+
+def test_a_copy_of_the_sketch_tells_the_same_as_its_owner(owner_of, parties, tmp_path):
+    owner = owner_of()
+    found = exchange(owner, parties).found["flu"]
+    copy = export_sketch(owner.file.path, "b", tmp_path / "for-b.sketch")
+    rows, counts = copy.fields["body"].query(*(each[0] for each in NOISED.places(["flu"], copy.hashing(KEY))), 5)
+    assert dict(zip(copy.pseudonyms[rows].tolist(), counts.tolist(), strict=True)) == dict(
+        zip(found.documents.tolist(), found.counts.tolist(), strict=True)
+    )
+
+
+def test_decoys_are_answered_and_dropped(owner_of, parties):
+    owner = owner_of("lookup")
+    decoys = choose_decoys(["flu"], 3, WORDS, b"secret")
+    asked = question(parties, ["flu", "word3"], decoys=decoys)
+    got = read_answer(answer(asked.letter, owner), asked, parties["b"])
+    assert set(got.found) == {"flu", "word3"}
+    assert "d11" in named(owner, got.found["flu"])
+    assert owner.spending.spent("b") == pytest.approx((2 + 3) * 0.5)  # an owner cannot tell decoys from terms
+    assert asked.places != (0, 1) or question(parties, ["flu", "word3"], decoys=WORDS[:50]).places != (0, 1)
+
+
+def test_decoys_of_a_term_are_the_same_every_time_and_secret():
+    once = choose_decoys(["flu", "cold"], 4, WORDS, b"secret")
+    assert once == choose_decoys(["flu", "cold"], 4, WORDS, b"secret")
+    assert once[:4] == choose_decoys(["flu"], 4, WORDS, b"secret")
+    assert once != choose_decoys(["flu", "cold"], 4, WORDS, b"another")
+    assert len(set(once[:4])) == 4
+    assert "flu" not in choose_decoys(["flu"], 3, ["flu", "a", "b", "c"], b"secret")
+    assert choose_decoys(["flu"], 0, WORDS, b"secret") == []
+
+
+@pytest.mark.parametrize(("exact", "sensitivity"), [(True, 2), (False, 1)])
+def test_lookup_noise_has_the_scale_that_is_paid_for(exact, sensitivity):
+    counts = np.arange(20_000) % 7 / 2
+    told = protocol.noised_counts(counts, 0.5, exact, SecureSource(bytes(32)))
+    away = np.abs(told - counts)
+    scale = sensitivity / 0.5
+    assert away.mean() == pytest.approx(scale, rel=4 / np.sqrt(20_000))  # mean of |Laplace| is its scale
+    assert np.mean(away > 2 * scale) == pytest.approx(np.exp(-2), abs=4 * np.sqrt(np.exp(-2) / 20_000))
+
+
+def test_lookup_answers_the_best_of_noised_counts_and_pays_for_every_term(owner_of, parties):
+    owner = owner_of("lookup", epsilon=2.0)
+    got = exchange(owner, parties, terms=["flu", "word1"], k=12)
+    counts = named(owner, got.found["flu"])
+    assert len(counts) == 12
+    assert all(abs(counts[f"d{d}"] - 10 * d) < 30 for d in range(12))  # scale 1: exp(-20) or so
+    assert list(counts.values()) == sorted(counts.values(), reverse=True)
+    assert owner.spending.spent("b") == 2 * 2.0
+    again = exchange(owner, parties, terms=["flu"], k=12)
+    assert sorted(named(owner, again.found["flu"]).values()) != sorted(counts.values())  # fresh noise
+
+
+def test_past_the_budget_the_owner_answers_that_it_refuses(owner_of, parties):
+    owner = owner_of("lookup", limits=Limits(querier=1.0))
+    assert exchange(owner, parties, terms=["flu", "word1"]).refused is None
+    got = exchange(owner, parties)
+    assert got.found == {}
+    assert "refused: towards querier 'b' ε would come to 1.50, and the budget is ε = 1" in got.refused
+    assert owner.spending.spent("b") == 1.0
+
+
+def test_a_repeated_letter_tells_nothing_more(owner_of, parties):
+    owner = owner_of("lookup")
+    asked = question(parties)
+    assert read_answer(answer(asked.letter, owner), asked, parties["b"]).refused is None
+    assert "answered before" in read_answer(answer(asked.letter, owner), asked, parties["b"]).refused
+    assert owner.spending.spent() == 0.5
+
+
+def test_published_noise_is_one_draw_for_all_rows(owner_of, parties):
+    owner = owner_of("paper")
+    values = np.arange(24.0).reshape(4, 6)
+    told = protocol.published_answers(values, 0.5, SecureSource(bytes(32)))
+    assert np.ptp(told - values, axis=1).tolist() == [0] * 4
+    assert len(set((told - values)[:, 0])) == 4
+    got = exchange(owner, parties)
+    assert "d11" in named(owner, got.found["flu"])
+    assert owner.spending.totals()[0]["epsilon"] == "none"
+
+
+def test_lengths_that_are_not_published_are_not_told(owner_of, parties):
+    owner = owner_of("lookup", replace(PLAIN, exact_lengths=False))
+    assert exchange(owner, parties).found["flu"].lengths is None
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"key": bytes(32)}, "key or width"),
+        ({"sketcher": replace(PLAIN, width=49)}, "key or width"),
+        ({"sketcher": replace(PLAIN, depth=8)}, "count-sketch of 8 rows"),
+        ({"sketcher": replace(PLAIN, kind="count-min")}, "count-min of 7 rows"),
+        ({"sketcher": replace(PLAIN, tokeniser=Tokeniser("english"))}, "'words-1-english', this owner's by 'words-1'"),
+        ({"k": 6}, "up to 5"),
+        ({"k": 0}, "k = 0"),
+    ],
+)
+def test_a_question_with_other_settings_is_refused_by_letter(owner_of, parties, more, told):
+    assert told in exchange(owner_of(), parties, **more).refused
+
+
+def test_an_answer_that_would_be_too_long_is_refused_and_not_charged(owner_of, parties, monkeypatch):
+    owner = owner_of("lookup")
+    monkeypatch.setitem(messages.LONGEST, "answer", 2 * (12 * 16 - 1))  # 12 documents take 16 bytes each
+    asked = question(parties, k=12)
+    monkeypatch.setattr(protocol, "seal", lambda content, *_: content)
+    assert b"an answer of 192 bytes is too long" in answer(asked.letter, owner)
+    assert owner.spending.spent() == 0
+
+
+def test_a_field_that_is_not_there_is_refused_by_letter(owner_of, parties, tmp_path):
+    owner = owner_of()
+    assert exchange(owner, parties, terms=["title"], field="title").refused is None
+    bodies = replace(collection(), title=[""] * 12)
+    file = sketch_collection(bodies, KEY, NOISED, tmp_path / "bodies.sketch")
+    assert "has no such field; it has body" in exchange(replace(owner, file=file), parties, field="title").refused
+
+
+def test_a_question_of_nonsense_is_refused_by_letter(owner_of, parties):
+    owner = owner_of()
+    asked = question(parties)
+    _, content = unseal(asked.letter, "question", parties["a"])
+    cell = protocol.QUESTION.size
+    for wrong in (
+        b"",
+        content[:30],
+        content[:-1],
+        content[:cell] + struct.pack("<I", 50) + content[cell + 4 :],  # a cell beyond the width
+    ):
+        letter = answer(seal(wrong, "question", parties["b"], "a"), owner)
+        _, back = unseal(letter, "answer", parties["b"])
+        assert protocol.ANSWER.unpack_from(back)[1] == protocol.REFUSED
+
+
+def test_a_query_without_words_is_not_sent_and_one_of_unknown_words_finds_nothing(owner_of, parties):
+    with pytest.raises(ValueError, match="nothing to ask"):
+        question(parties, [])
+    with pytest.raises(ValueError, match="at most 1000"):
+        question(parties, [f"w{i}" for i in range(1001)])
+    owner = replace(owner_of("lookup"), epsilon=1000.0)
+    unknown = exchange(owner, parties, terms=["unheard"]).found["unheard"]
+    assert np.all(unknown.counts <= 1)
+    quiet = exchange(owner_of_plain(owner), parties, terms=["unheard"])
+    assert quiet.refused is None
+    assert len(quiet.found["unheard"].documents) <= 5
+
+
+def owner_of_plain(owner):
+    """The same owner with next to no noise."""
+    path = owner.file.path.with_name("quiet.sketch")
+    file = sketch_collection(collection(), KEY, replace(PLAIN, noise=0.1), path, rule=TopKRule(alpha=2, k=5))
+    return replace(owner, file=file, noise="sketch", sketches=None)
+
+
+def test_an_answer_to_another_question_is_refused(owner_of, parties):
+    owner = owner_of()
+    one, two = question(parties), question(parties)
+    with pytest.raises(ValueError, match="another question"):
+        read_answer(answer(one.letter, owner), two, parties["b"])
+
+
+def test_a_short_answer_is_noticed(owner_of, parties):
+    owner = owner_of()
+    asked = question(parties)
+    _, content = unseal(answer(asked.letter, owner), "answer", parties["b"])
+    for wrong in (content[:-1], content[: protocol.ANSWER.size + 3], content[:16]):
+        with pytest.raises(ValueError, match="ends too early"):
+            read_answer(seal(wrong, "answer", parties["a"], "b"), asked, parties["b"])
+    empty = protocol.ANSWER.pack(asked.id, protocol.ANSWERED, 0, 0)
+    with pytest.raises(ValueError, match="fewer than were asked"):
+        read_answer(seal(empty, "answer", parties["a"], "b"), asked, parties["b"])
+
+
+def test_an_owner_without_noise_or_sketches_does_not_start(owner_of, parties, tmp_path):
+    owner = owner_of("lookup")
+    with pytest.raises(ValueError, match="give the documents away"):
+        replace(owner, noise="sketch")
+    with pytest.raises(ValueError, match="needs the sketches"):
+        replace(owner, sketches=None)
+    with pytest.raises(ValueError, match="allows no answer"):
+        replace(owner, epsilon=0.0)
+    with pytest.raises(ValueError, match="'sketch' or 'lookup' or 'paper'"):
+        replace(owner, noise="loud")
+    sketch_collection(collection(), KEY, NOISED, tmp_path / "b.sketch")
+    copy = export_sketch(tmp_path / "b.sketch", "b", tmp_path / "copy.sketch")
+    with pytest.raises(ValueError, match="a copy for a querier"):
+        replace(owner, file=copy)
+
+
+# --- three processes
+
+
+def run_owner(pipe, secret, others, path):
+    owner = Owner(Party("a", secret, others), open_sketch(path), Spending(path.with_suffix(".spending")))
+    while (letter := pipe.recv_bytes()) != b"":
+        pipe.send_bytes(answer(letter, owner))
+
+
+def run_relay(querier, owner, seen):
+    doors = {"a": owner, "b": querier}
+    while (letter := querier.recv_bytes()) != b"":
+        for _ in range(2):  # there and back
+            address = relay(letter, doors)
+            seen.send((address.kind, address.sender, address.addressee, address.size))
+            doors[address.addressee].send_bytes(letter)
+            if address.kind == "question":
+                letter = doors[address.addressee].recv_bytes()
+    owner.send_bytes(b"")
+
+
+def test_owner_relay_and_querier_are_three_processes(owner_of, parties):
+    file = owner_of().file
+    context = multiprocessing.get_context("spawn")
+    to_relay, at_relay = context.Pipe()
+    relay_owner, at_owner = context.Pipe()
+    told, seen = context.Pipe(duplex=False)
+    a = parties["a"]
+    processes = [
+        context.Process(target=run_owner, args=(at_owner, a.secret, a.others, file.path)),
+        context.Process(target=run_relay, args=(at_relay, relay_owner, seen)),
+    ]
+    for process in processes:
+        process.start()
+    try:
+        asked = question(parties, ["flu", "word3"], decoys=WORDS[:4])
+        to_relay.send_bytes(asked.letter)
+        assert to_relay.poll(60)
+        got = read_answer(to_relay.recv_bytes(), asked, parties["b"])
+        to_relay.send_bytes(b"")
+        log = [told.recv(), told.recv()]
+    finally:
+        for process in processes:
+            process.join(20)
+            process.kill()
+    assert got.refused is None
+    assert len(got.found["flu"].documents) == 5
+    assert [each[:3] for each in log] == [("question", "b", "a"), ("answer", "a", "b")]
+    assert all(process.exitcode == 0 for process in processes)
