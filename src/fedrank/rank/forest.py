@@ -1,0 +1,220 @@
+"""A forest of regression trees as one ordinary LightGBM text model.
+
+A file that LightGBM wrote is taken as it is; trees that were grown by several boosters are joined into one. Whatever
+fedrank writes, any LightGBM loads, scores in the same way, and can use up to its first k trees.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.rank.model import FORMAT, VERSION, write_replacing
+
+NAME = "forest"  # of the ranker, in model.json
+END = "end of trees"
+
+
+def lightgbm() -> Any:
+    """The package, or an error that says how to get it."""
+    try:
+        import lightgbm as engine
+    except ImportError:
+        raise ImportError("trees need LightGBM: pip install 'fedrank[trees]'") from None
+    return engine
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Regression trees whose outputs add up to a document's score."""
+
+    text: str  # LightGBM's text format
+    normalised: str = "none"  # how the features were normalised that it was trained on
+    feature_names: tuple[str, ...] = ()  # [features], or empty; LightGBM's own names allow no blanks
+    notes: dict[str, Any] = field(default_factory=dict)  # where it comes from
+    ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or not known
+
+    def __post_init__(self) -> None:
+        _check(self.text)
+        if len(self.feature_names) not in (0, self.features):
+            raise ValueError(
+                f"{len(self.feature_names)} feature names for a forest that reads {self.features} features"
+            )
+
+    @cached_property
+    def features(self) -> int:
+        """How many columns it reads."""
+        return int(_header(self.text, "max_feature_idx")) + 1
+
+    @cached_property
+    def trees(self) -> tuple[str, ...]:
+        """Every tree as LightGBM writes it, without its number."""
+        body = self.text[: self.text.index(f"\n{END}")]
+        return tuple(part.split("\n", 1)[1].strip("\n") for part in re.split(r"^Tree=", body, flags=re.MULTILINE)[1:])
+
+    def __len__(self) -> int:
+        return len(_header(self.text, "tree_sizes").split())
+
+    def score(self, data: RankingData, client: int | None = None) -> NDArray[np.float64]:
+        """[documents]: higher is better. A forest is the same for every client."""
+        if data.feature_names and self.feature_names and data.feature_names != self.feature_names:
+            pairs = zip(self.feature_names, data.feature_names, strict=False)
+            mine, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("a name", "none"))
+            raise ValueError(
+                f"the forest reads the feature {mine!r} where the data have {theirs!r}; use data with the features "
+                "that it was trained on"
+            )
+        return self.raw(fitting(data, self.features))
+
+    def raw(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """[documents] from a matrix of as many columns as the forest reads."""
+        if not len(self):
+            return np.zeros(len(features))
+        return np.asarray(self._booster.predict(features, raw_score=True), dtype=np.float64)
+
+    def truncated(self, trees: int) -> Forest:
+        """The forest of the first trees: what training would have ended with, had it stopped there."""
+        if not 0 <= trees <= len(self):
+            raise ValueError(f"cannot keep the first {trees} trees of {len(self)}; choose from 0 to {len(self)}")
+        return replace(self, text=joined(self.text, self.trees[:trees]))
+
+    @cached_property
+    def _booster(self) -> Any:
+        engine = lightgbm()
+        try:
+            return engine.Booster(model_str=self.text)
+        except engine.basic.LightGBMError as problem:
+            raise ValueError(f"LightGBM cannot read this forest: {problem}; the file is damaged") from None
+
+
+def fitting(data: RankingData, features: int) -> NDArray[np.float32]:
+    """The features of some data for a model that reads so many of them.
+
+    Sparse files may leave out their last features, which are then 0.
+    """
+    columns = data.features.shape[1]
+    if columns > features:
+        raise ValueError(
+            f"the model reads {features} features, the data have {columns}; use data with the features that it was "
+            "trained on"
+        )
+    rows = np.ascontiguousarray(data.features, dtype=np.float32)
+    return rows if columns == features else np.pad(rows, ((0, 0), (0, features - columns)))
+
+
+def joined(text: str, trees: Sequence[str]) -> str:
+    """A LightGBM text with the header of another one and these trees.
+
+    The header keeps the length of every tree in bytes: LightGBM finds the trees by it.
+    """
+    head = text[: text.index("\ntree_sizes=")]
+    tail = text[text.index(f"\n{END}") + 1 + len(END) :]
+    tail = tail[tail.find("\nparameters:") :] if "\nparameters:" in tail else "\n"  # importances are those of before
+    blocks = [f"Tree={number}\n{tree}\n\n\n" for number, tree in enumerate(trees)]
+    sizes = " ".join(str(len(block.encode())) for block in blocks)
+    return f"{head}\ntree_sizes={sizes}\n\n{''.join(blocks)}{END}\n{tail}"
+
+
+def planted(trees: Sequence[str], data: RankingData, notes: dict[str, Any] | None = None) -> Forest:
+    """A forest of trees, as they stand in text models, that were grown on these data."""
+    low = np.fmin.reduce(data.features, axis=0, dtype=np.float64)
+    high = np.fmax.reduce(data.features, axis=0, dtype=np.float64)
+    head = {
+        "version": "v4",
+        "num_class": 1,
+        "num_tree_per_iteration": 1,
+        "label_index": 0,
+        "max_feature_idx": len(low) - 1,
+        "objective": "lambdarank",
+        "feature_names": " ".join(f"Column_{column}" for column in range(len(low))),
+        "feature_infos": " ".join(
+            f"[{float(a)!r}:{float(b)!r}]" if a < b else "none" for a, b in zip(low, high, strict=True)
+        ),
+        "tree_sizes": "",
+    }
+    empty = "\n".join(["tree", *(f"{key}={value}" for key, value in head.items())]) + f"\n\n{END}\n"
+    return Forest(joined(empty, trees), data.normalised, data.feature_names, notes or {}, data.ranges)
+
+
+def save_forest(forest: Forest, path: str | Path) -> None:
+    """Write `model.json`, which says what it is, and beside it `model.txt`, which any LightGBM reads."""
+    path = Path(path)
+    beside = path.with_suffix(".txt")
+    write_replacing(beside, forest.text)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "ranker": {"name": NAME, "file": beside.name, "trees": len(forest)},
+        "features": forest.features,
+        "normalised": forest.normalised,
+        "feature_names": list(forest.feature_names),
+        "notes": forest.notes,
+        "ranges": None if forest.ranges is None else forest.ranges.tolist(),
+    }
+    write_replacing(path, json.dumps(content) + "\n")
+
+
+def load_forest(path: str | Path) -> Forest:
+    """Read a model that `save_forest` wrote, or a text model of LightGBM."""
+    path = Path(path)
+    if path.suffix != ".json":
+        return Forest(_read_text(path))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    beside = path.with_name(content["ranker"]["file"])
+    forest = Forest(
+        _read_text(beside),
+        content.get("normalised", "none"),
+        tuple(content.get("feature_names", ())),
+        content.get("notes", {}),
+        None if content.get("ranges") is None else np.array(content["ranges"], dtype=np.float32),
+    )
+    if (len(forest), forest.features) != (content["ranker"]["trees"], content["features"]):
+        raise ValueError(
+            f"{beside.name} holds {len(forest)} trees on {forest.features} features, {path.name} speaks of "
+            f"{content['ranker']['trees']} on {content['features']}; copy both files of a model together"
+        )
+    return forest
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no {path.name} in {path.parent}; the trees of model.json lie beside it") from None
+
+
+def _header(text: str, key: str) -> str:
+    end = text.find("\nTree=")
+    found = re.search(rf"^{key}=(.*)$", text if end < 0 else text[:end], flags=re.MULTILINE)
+    if found is None:
+        raise ValueError(f"it has no line {key}=; it is not a text model of LightGBM")
+    return found.group(1)
+
+
+def _check(text: str) -> None:
+    """Refuse what LightGBM would read as fewer trees, or crash on."""
+    if not text.startswith("tree\n"):
+        raise ValueError("it does not begin with the line 'tree', as LightGBM's text models do")
+    if f"\n{END}" not in text:
+        raise ValueError(f"the line {END!r} is missing: the file was cut short; copy or train it again")
+    if _header(text, "num_tree_per_iteration") != "1":
+        raise ValueError("it has several classes; a ranking model has one tree an iteration")
+    starts = [found.start() for found in re.finditer("^Tree=", text, flags=re.MULTILINE)]
+    starts.append(text.index(f"\n{END}") + 1)
+    lengths = [len(text[a:b].encode()) for a, b in pairwise(starts)]
+    promised = [int(size) for size in _header(text, "tree_sizes").split()]
+    if lengths != promised:
+        raise ValueError(
+            f"its header promises {len(promised)} trees of {sum(promised):,} bytes, {len(lengths)} of {sum(lengths):,} "
+            "follow; the file is damaged, copy or train it again"
+        )

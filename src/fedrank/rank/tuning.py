@@ -1,0 +1,111 @@
+"""Settings of a booster by trial: Optuna looks for those that rank the validation queries best.
+
+The study is an SQLite file that Optuna's own tools read. It can be stopped at any time and goes on where it was: what
+is tried next depends on the trials that were completed and on the seed, not on interruptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedrank.data.ranking import RankingData
+from fedrank.rank.trees import Lambdamart, NothingToSplit, best_size
+from fedrank.seeds import key_for
+
+NAME = "booster"  # of the study, in its file
+RATES = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.3)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting that was tried."""
+
+    settings: dict[str, float | int]
+    quality: float  # nDCG@10 of the validation queries, after the best number of trees
+    trees: int  # that number
+
+
+def tune(
+    booster: Lambdamart,
+    train: RankingData,
+    validation: RankingData,
+    trials: int,
+    study: str | Path,  # SQLite file; what it holds already is not tried again
+    seed: int,
+    threads: int = 1,
+    tell: Callable[[int, Trial], None] = lambda done, best: None,  # after every trial: how many, and the best so far
+    stop: Callable[[], bool] = lambda: False,  # asked after every tree
+) -> tuple[Lambdamart, list[Trial]] | None:
+    """The booster with the best of the settings that were tried, and all trials; None if it was stopped before."""
+    optuna = _optuna()
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return _tune(optuna, booster, train, validation, trials, Path(study), seed, threads, tell, stop)
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _tune(
+    optuna: Any,
+    booster: Lambdamart,
+    train: RankingData,
+    validation: RankingData,
+    trials: int,
+    file: Path,
+    seed: int,
+    threads: int,
+    tell: Callable[[int, Trial], None],
+    stop: Callable[[], bool],
+) -> tuple[Lambdamart, list[Trial]] | None:
+    if trials < 1:
+        raise ValueError(f"{trials} trials choose nothing; ask for 1 or more")
+    study = optuna.create_study(
+        storage=f"sqlite:///{file.resolve()}", study_name=NAME, direction="maximize", load_if_exists=True
+    )
+    for left in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # by a process that was killed
+        study.tell(left.number, state=optuna.trial.TrialState.FAIL)
+    while len(done := _done(optuna, study)) < trials:
+        study.sampler = optuna.samplers.TPESampler(seed=int(key_for(seed, "tune", len(done))) % 2**32)
+        asked = study.ask()
+        curve: list[float] = []
+        try:
+            for step in replace(booster, **_suggested(asked)).grow(train, validation, seed, threads):
+                curve.append(step.validation)
+                if stop():
+                    study.tell(asked, state=optuna.trial.TrialState.FAIL)
+                    return None
+        except NothingToSplit:  # a setting like any other, only a bad one
+            curve = []
+        asked.set_user_attr("trees", best_size(curve))
+        study.tell(asked, max(curve, default=0.0))
+        done = _done(optuna, study)
+        tell(len(done), max(done, key=lambda trial: trial.quality))
+    best = max(done, key=lambda trial: trial.quality)
+    return replace(booster, **best.settings), done  # type: ignore[arg-type]
+
+
+def _suggested(trial: Any) -> dict[str, Any]:
+    """The space of the paper on merging (see methods of LambdaMART there), as fields of a booster."""
+    return {
+        "rate": trial.suggest_categorical("rate", RATES),
+        "leaves": trial.suggest_int("leaves", 15, 255),
+        "min_data_in_leaf": trial.suggest_int("min_data_in_leaf", 10, 500, step=5),
+        "min_sum_hessian": trial.suggest_float("min_sum_hessian", 1.0, 100.0),
+    }
+
+
+def _done(optuna: Any, study: Any) -> list[Trial]:
+    complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    return [Trial(dict(one.params), float(one.value), int(one.user_attrs["trees"])) for one in complete]
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError("tuning needs Optuna: pip install 'fedrank[trees]'") from None
+    return optuna
