@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from fedrank.data.normalise import normalise as normalise
     from fedrank.data.ranking import RankingData as RankingData
     from fedrank.data.synthetic import synthetic as synthetic
+    from fedrank.experiment.federated_spec import Experiment as Experiment
+    from fedrank.experiment.federated_spec import read_experiment as read_experiment
     from fedrank.experiment.report import write_report as write_report
     from fedrank.experiment.schedule import run_experiment as run_experiment
-    from fedrank.experiment.spec import Experiment as Experiment
-    from fedrank.experiment.spec import read_experiment as read_experiment
     from fedrank.experiment.store import load_runs as load_runs
     from fedrank.federate.aggregate import Apart as Apart
     from fedrank.federate.aggregate import Mean as Mean
@@ -118,7 +118,7 @@ _HOMES = {
     "EsRandomisedResponse": "protect.mechanisms",
     "Evaluator": "rank.measures",
     "Evolution": "rank.evolution",
-    "Experiment": "experiment.spec",
+    "Experiment": "experiment.federated_spec",
     "Fang": "attack.poison",
     "FedAsync": "federate.asynchronous",
     "FedBuff": "federate.asynchronous",
@@ -189,7 +189,7 @@ _HOMES = {
     "personal_models": "federate.round",
     "promotion": "attack.poison",
     "quality_by_client": "federate.quality",
-    "read_experiment": "experiment.spec",
+    "read_experiment": "experiment.federated_spec",
     "read_letor": "data.letor",
     "run_experiment": "experiment.schedule",
     "save_model": "rank.model",

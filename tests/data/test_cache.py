@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -56,10 +57,8 @@ def assert_right(data: RankingData) -> None:
 
 def memory_mapped(array: object) -> bool:
     while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return True
         array = array.base
-    return False
+    return isinstance(array, mmap.mmap)
 
 
 def test_the_second_reading_parses_nothing(file: Path, parsed: list[object]) -> None:

@@ -105,6 +105,14 @@ def test_models_of_single_clients(tmp_path, data):
         score_lines(model_file(tmp_path), data, client=1)
 
 
+def test_ranges_of_the_training_data_travel_with_the_model(tmp_path, data):
+    ranges = np.array([[0.0, 1.0], [4.0, 5.0]], np.float32)
+    save_model(Model(Linear(), WEIGHTS, 2, "global", ranges=ranges), tmp_path / "model.json")
+    scaled = [(a / 4, (b - 1) / 4) for a, b in ((1, 4), (2, 0), (0, 2), (3, 0), (0, 1), (1, 1))]
+    expected = [2 * a - 0.5 * b for a, b in scaled]
+    assert [float(line) for line in score_lines(tmp_path / "model.json", data)] == pytest.approx(expected)
+
+
 def test_what_cannot_be_used(tmp_path, data):
     model = model_file(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no file and no data set 'mq2009'; did you mean .mq2008.\?"):
@@ -113,7 +121,7 @@ def test_what_cannot_be_used(tmp_path, data):
         evaluate_model(model, str(tmp_path), ["map"])
     with pytest.raises(ValueError, match="no measure 'mpa'"):
         evaluate_model(model, data, ["mpa"])
-    with pytest.raises(ValueError, match='normalise = "global", whose ranges only its training data have'):
+    with pytest.raises(ValueError, match='normalise = "global" and does not say within which ranges'):
         evaluate_model(model_file(tmp_path, normalised="global"), data, ["map"])
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from fedrank.experiment import run as run_module
+from fedrank.experiment.federated_spec import read_experiment
 from fedrank.experiment.privacy import planned
 from fedrank.experiment.run import clients_of, perform
 from fedrank.experiment.schedule import plan, run_experiment
-from fedrank.experiment.spec import from_tables, read_experiment
+from fedrank.experiment.spec import from_tables
 from fedrank.experiment.store import load_runs
 from tests.made_up import made_up_log
 
@@ -41,6 +42,19 @@ def batches(count=5, interactions=3):
     return (np.bincount(USERS[:120], minlength=count) // interactions).tolist()
 
 
+def sums_of(size=3, interactions=3):
+    """What clients that wait for each other send together: of every sum, the updates of each user in it."""
+    sums, waiting, searched = [], {}, dict.fromkeys(range(5), 0)
+    for user in USERS[:120]:
+        searched[user] += 1
+        if searched[user] % interactions == 0:
+            waiting[user] = waiting.get(user, 0) + 1
+        if len(waiting) == size:
+            sums.append(waiting)
+            waiting = {}
+    return sums
+
+
 def only(asked, folder):
     [task] = plan(asked, "test", folder)
     return task
@@ -50,7 +64,12 @@ def content(folder):
     return {name: (folder / name).read_bytes() for name in ("rounds.csv", "queries.csv", "model.json")}
 
 
-@pytest.mark.parametrize("arrival", [None, "sync", {"name": "fedbuff", "size": 4}, {"name": "fedasync", "mixing": 0.5}])
+WAITING = {"name": "fedbuff", "size": 3, "wait": True}
+
+
+@pytest.mark.parametrize(
+    "arrival", [None, "sync", {"name": "fedbuff", "size": 4}, {"name": "fedasync", "mixing": 0.5}, WAITING]
+)
 def test_a_run_that_is_stopped_again_and_again_ends_the_same(log, tmp_path, arrival, monkeypatch):
     asked = from_tables(tables(log, **({} if arrival is None else {"arrival": arrival})))
     whole, parts = only(asked, tmp_path / "whole"), only(asked, tmp_path / "parts")
@@ -58,17 +77,21 @@ def test_a_run_that_is_stopped_again_and_again_ends_the_same(log, tmp_path, arri
     monkeypatch.setattr(run_module, "SECONDS_BETWEEN_NEWS", -1.0)  # asked after every round
     stops = 0
     calls = iter(range(10**6))
-    while (status := perform(parts, stop=lambda: next(calls) % 5 == 4)) == "interrupted":
+    while (status := perform(parts, stop=lambda: next(calls) % 3 == 2)) == "interrupted":
         stops += 1
     assert status == "finished"
     assert stops >= 2
     assert content(whole.folder) == content(parts.folder)
     facts = json.loads((whole.folder / "run.json").read_text())
     rounds = max(batches()) if arrival == "sync" else sum(batches())
+    searches = 3 * sum(batches())
+    if arrival == WAITING:
+        sums = sums_of()
+        rounds, searches = len(sums), 3 * sum(sum(one.values()) for one in sums)
     assert facts["round"] == facts["rounds"] == rounds
     assert "1,000 rounds: the log has no more complete updates" in facts["notes"][-1]
     last = (whole.folder / "rounds.csv").read_text().splitlines()[-1].split(",")
-    assert [int(cell) for cell in (last[0], last[2])] == [rounds, 3 * sum(batches())]
+    assert [int(cell) for cell in (last[0], last[2])] == [rounds, searches]
 
 
 def test_rounds_end_where_the_spec_says(log, tmp_path):
@@ -99,6 +122,14 @@ def test_the_figure_of_the_paper_runs(log, tmp_path):
         assert sizes[0] == sizes[1] == sorted(np.bincount(USERS[:120]).tolist(), reverse=True)
 
 
+def test_what_calms_it_runs(log, tmp_path):
+    smaller = 'variants.wait.arrival={ name = "fedbuff", size = 3, wait = true }'
+    changes = [f"data.log={log}", "seeds=[1]", "data.users=5", "clients.count=5", "rounds=20", smaller]
+    asked = read_experiment("aol4foltr/repairs", changes)
+    assert not run_experiment(asked, "repairs", tmp_path).failed
+    assert [run.status for run in load_runs(tmp_path / "repairs")] == ["finished"] * 14
+
+
 def test_a_log_that_is_not_there_is_told_before_anything_runs(tmp_path):
     asked = from_tables(tables(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match="nowhere is no data set of a search log"):
@@ -127,6 +158,47 @@ def test_every_client_pays_by_its_arrivals(log, tmp_path):
     assert any("times are not protected" in line for line in card["not_covered"])
     few = from_tables(tables(log, mechanism=GAUSSIAN, rounds=4))
     assert planned(few)[0].times < 5
+
+
+@pytest.mark.parametrize("how", ["ideal", "protocol"])
+def test_in_a_secure_sum_every_client_pays_by_the_sums_it_is_in(log, tmp_path, how):
+    if how == "protocol":
+        pytest.importorskip("cryptography")
+    secure = GAUSSIAN | {"place": {"name": "secure-sum", "sum": how}}
+    asked = from_tables(tables(log, mechanism=secure, arrival=WAITING))
+    task = only(asked, tmp_path)
+    assert perform(task) == "finished", (task.folder / "run.json").read_text()
+    card = json.loads((task.folder / "privacy.json").read_text())
+    sums = sums_of()
+    most = max(sum(user in one for one in sums) for user in range(5))
+    assert most < max(batches()), "somebody had several updates in one sum, and paid once"
+    assert (card["rounds_charged"], card["participations_charged"]) == (len(sums), most)
+    server = card["promises"][0]
+    assert server["times"] == planned(asked)[0].times == most
+    assert server["epsilon"] == planned(asked)[0].total
+    # Shares of the noise add up to 20 if two of the three clients are honest; one client moves the sum by 1.
+    exact = 1.0**2 / (2 * 20.0**2)
+    assert planned(asked)[0].promise.event.rho == pytest.approx(exact, rel=1e-3)
+    assert "of 3 clients work with the server" in server["because"]
+    assert any("times are not protected" in line for line in card["not_covered"])
+
+
+def test_a_budget_ends_a_run_of_secure_sums(log, tmp_path):
+    secure = {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum", "sum": "ideal"}}, "arrival": WAITING}
+    budget = 0.999 * planned(from_tables(tables(log, **secure)))[0].total
+    task = only(from_tables(tables(log, **secure, privacy={"budget": budget})), tmp_path)
+    assert perform(task) == "finished"
+    card = json.loads((task.folder / "privacy.json").read_text())
+    assert card["promises"][0]["epsilon"] <= budget
+    assert card["rounds_charged"] < len(sums_of())
+
+
+def test_logged_lists_are_learned_from(log, tmp_path):
+    asked = from_tables(tables(log, learner={"name": "pdgd", "lists": "logged"}, seeds=[1, 2]))
+    one, two = plan(asked, "test", tmp_path)
+    assert perform(one) == perform(two) == "finished"
+    first, second = (content(task.folder)["rounds.csv"] for task in (one, two))
+    assert first == second, "nothing is drawn, and nothing is noised"
 
 
 def test_a_budget_ends_a_run(log, tmp_path):
@@ -193,6 +265,33 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
         ({"record_every": 5}, "record_every: updates that arrive out of step"),
         ({"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}}, "mechanism: there is no round whose sum"),
         ({"mechanism": GAUSSIAN | {"place": {"name": "server"}}}, "mechanism: there is no round whose sum"),
+        (
+            {"mechanism": GAUSSIAN | {"place": {"name": "server"}}, "arrival": WAITING},
+            "mechanism: there is no round whose sum",
+        ),
+        (
+            {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}, "arrival": {"name": "fedbuff"}},
+            'or a secure sum with arrival = { name = "fedbuff", wait = true }',
+        ),
+        (
+            {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}, "arrival": WAITING | {"size": 1}},
+            "mechanism: the secure sum of a single client is its update",
+        ),
+        (
+            {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}, "arrival": WAITING | {"receive": False}},
+            "arrival.receive: false lets",
+        ),
+        (
+            {"learner": {"name": "pdgd", "lists": "logged"}, "kind": "federated", "data": {"name": "synthetic-mq2007"}},
+            'learner.lists: "logged" learns from what a search log says',
+        ),
+        (
+            {
+                "learner": {"name": "pdgd", "lists": "logged"},
+                "clients": {"count": 5, "partition": "users", "user": "navigational"},
+            },
+            'learner.lists: "logged" takes clicks from the log',
+        ),
         ({"mechanism": GAUSSIAN, "arrival": {"name": "fedasync", "receive": False}}, "arrival.receive: false lets"),
         ({"arrival": {"name": "fedasink"}}, "arrival.name: no 'fedasink'; did you mean \"fedasync\"?"),
         ({"arrival": {"name": "fedasync", "mixing": 2.0}}, "arrival: mixing = 2.0 is no share"),

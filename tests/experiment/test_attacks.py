@@ -14,11 +14,12 @@ from rich.console import Console
 
 from fedrank.attack.poison import Fang, Promote
 from fedrank.experiment.families import describe
+from fedrank.experiment.federated_spec import read_experiment
 from fedrank.experiment.findings import find
 from fedrank.experiment.report import show_table, write_report
 from fedrank.experiment.run import Task, clients_of, perform
 from fedrank.experiment.schedule import plan
-from fedrank.experiment.spec import SpecError, builtin_names, from_tables, read_experiment, to_toml
+from fedrank.experiment.spec import SpecError, builtin_names, from_tables, to_toml
 from fedrank.experiment.store import load_runs
 from fedrank.experiment.tables import robustness_table
 from fedrank.federate.aggregate import Mean

@@ -19,7 +19,8 @@ from fedrank.cli import main
 from fedrank.experiment.privacy import _enough, card, noise_needed, planned, promises_of, setting_of, show_privacy
 from fedrank.experiment.run import Record, Task, perform
 from fedrank.experiment.schedule import plan
-from fedrank.experiment.spec import PrivacySpec, from_tables, to_toml
+from fedrank.experiment.sections import PrivacySpec
+from fedrank.experiment.spec import from_tables, to_toml
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.spending import Spending
 from fedrank.rank.model import load_model

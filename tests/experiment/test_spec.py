@@ -15,16 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrank.data.catalog import available, load
+from fedrank.experiment.federated_spec import read_experiment
 from fedrank.experiment.report import write_report
 from fedrank.experiment.schedule import run_experiment
-from fedrank.experiment.spec import (
-    SpecError,
-    builtin_names,
-    from_tables,
-    read_experiment,
-    to_tables,
-    to_toml,
-)
+from fedrank.experiment.spec import SpecError, builtin_names, from_tables, to_tables, to_toml
 from fedrank.experiment.store import load_runs
 from fedrank.experiment.toml import parse_override, put
 from fedrank.rank.users import USERS, User
@@ -61,7 +55,7 @@ MISTAKES = [
     ("rounds=true", "rounds: true cannot be used; give a whole number"),
     ("rounds=2.5", "rounds: 2.5 cannot be used; give a whole number"),
     ("rounds=0", "rounds: 0 cannot be used; give 1 or more"),
-    ("kind=tree", "kind: \"tree\" cannot be used; give 'federated' or 'async'"),
+    ("kind=tree", 'kind: "tree" cannot be used; did you mean "trees"?'),
     ("title=3", "title: 3 cannot be used; give text in quotes"),
     ("data=3", "data: 3 is not a table; write [data]"),
     ("data.name=mq2009", "data.name: no data set 'mq2009'; did you mean \"mq2008\"?"),
@@ -432,7 +426,7 @@ def test_files_lie_where_the_spec_lies_and_those_of_overrides_where_the_user_is(
 
 def test_reading_a_spec_needs_neither_numba_nor_matplotlib():
     code = (
-        "import sys; from fedrank.experiment.spec import read_experiment; read_experiment('quickstart'); "
+        "import sys; from fedrank.experiment.federated_spec import read_experiment; read_experiment('quickstart'); "
         "print(*sorted({'numba', 'matplotlib', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedrank.experiment.spec import from_tables, read_experiment
+from fedrank.experiment.federated_spec import read_experiment
+from fedrank.experiment.spec import from_tables
 from fedrank.experiment.store import load_runs
 from fedrank.experiment.tune import tune, tuning_of
 

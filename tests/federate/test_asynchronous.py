@@ -15,6 +15,9 @@ from fedrank.federate.asynchronous import FedAsync, FedBuff, Sync, schedule, sim
 from fedrank.federate.clients import make_clients
 from fedrank.federate.partition import Own, Users
 from fedrank.federate.round import RoundError
+from fedrank.protect.mechanisms import Gaussian, SecureSum
+from fedrank.protect.noise import GridNoise
+from fedrank.protect.secure_sum import message_bytes
 from fedrank.rank.learners import Pdgd
 from fedrank.rank.rankers import Linear
 from fedrank.seeds import Chance
@@ -143,8 +146,90 @@ def test_an_update_that_is_no_number_is_left_out():
         list(simulate_arrivals(Steps(broken=0), Sync(), alone, 1))
 
 
-RULES = [Sync(), FedAsync(), FedAsync("hinge", 0.5, receive=False), FedBuff(3), FedBuff(2, receive=False)]
-logs = st.lists(st.integers(0, 3), min_size=12, max_size=40).filter(lambda who: np.bincount(who).max() >= 2)
+# Clients that wait for each other, two by two: 0 and 1, 0 and 1 again, then 2 and 0.
+IN_TWOS = users_of(log_data([0, 1, 0, 1, 2, 0]), interactions=1)
+
+
+def test_a_buffer_that_clients_wait_for_by_hand():
+    # Client 2 still has the model of the beginning, which has moved twice since.
+    expected = [(1 + 3) / 2, 2 * (1 + 3) / 2, 4 + (1 / (1 + 2) * 3 + 1) / 2]
+    assert models(FedBuff(2, exponent=1.0, wait=True), clients=IN_TWOS) == pytest.approx(expected)
+    half = models(FedBuff(2, rate=0.5, exponent=1.0, wait=True), clients=IN_TWOS)
+    assert half == pytest.approx([value / 2 for value in expected])
+
+
+def test_who_waits_goes_on_and_sends_once():
+    # Updates of client 0 end at entries 1 and 3, before client 1 has its first; entry 10 is left over.
+    clients = users_of(log_data([0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0]))
+    plan = schedule(clients, FedBuff(2, wait=True))
+    assert [plan.cohort(round).tolist() for round in (1, 2)] == [[0, 1], [0, 1]]
+    assert plan.at.tolist() == [0, 0, 4, 2]
+    assert plan.searches.tolist() == [4, 2, 2, 2]
+    assert plan.participations(10, 2).tolist() == [2, 2]
+    one, two = simulate_arrivals(Steps(), FedBuff(2, wait=True), clients, 100)
+    assert (one.interactions, two.interactions) == (6, 4)
+    with pytest.raises(ValueError, match="only 2 clients ever have an update, so that a buffer of 3 is never full"):
+        schedule(clients, FedBuff(3, wait=True))
+
+
+def test_an_update_that_is_no_number_is_left_out_of_a_buffer():
+    [one, *_] = simulate_arrivals(Steps(broken=1), FedBuff(2, wait=True), IN_TWOS, 100)
+    assert (one.excluded, one.weights.tolist()) == ((1,), [1 / 2])
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    monkeypatch.setattr(GridNoise, "draw", lambda self, shape, source: np.zeros(shape, np.int64))
+
+
+@pytest.mark.parametrize("how", ["ideal", "protocol"])
+@pytest.mark.parametrize("cap", [1, 4])
+def test_a_secure_sum_by_hand(silent, how, cap):
+    if how == "protocol":
+        pytest.importorskip("cryptography")
+    # A move of 3 is shortened to 2 first, and counts less by its age then; a client with 1 search of 4 counts a fourth.
+    mechanism = Gaussian(2.0, 1.0, SecureSum(sum=how), cap=cap)
+    rule = FedBuff(2, exponent=1.0, wait=True)
+    outcomes = []
+    for outcome in simulate_arrivals(Steps(), rule, IN_TWOS, 100, mechanism=mechanism):
+        outcomes.append((float(outcome.weights[0]), float(outcome.state.memory[2, 0]), outcome.bytes_up))
+    expected = np.cumsum([(1 + 2) / 2, (1 + 2) / 2, (1 / 3 * 2 + 1) / 2]) / cap
+    weights, held, sent = map(list, zip(*outcomes, strict=True))
+    assert weights == pytest.approx(expected.tolist(), abs=1e-6)
+    assert held == [0, 0, weights[-1]], "client 2 receives the model when it sends"
+    assert sent == [2 * message_bytes(2, 1, 32)] * 3
+
+
+def test_noise_is_in_the_secure_sum():
+    mechanism = Gaussian(2.0, 1.0, SecureSum(sum="ideal"))
+    rule = FedBuff(2, wait=True)
+    draws = [next(simulate_arrivals(Steps(), rule, IN_TWOS, 1, mechanism=mechanism)).weights[0] for _ in range(300)]
+    # At least a half of two clients must be honest: each adds the whole noise, 2, and the sum is divided by 2.
+    assert np.std(draws) == pytest.approx(2 * 2**0.5 / 2, rel=0.25)
+    assert np.mean(draws) == pytest.approx((1 + 2) / 2, abs=0.5)
+
+
+class Journal:
+    """Notes nothing; but who has one looks at a state when the next is made."""
+
+    def kept(self, round):
+        return None
+
+    def cohort(self, round, draw):
+        return draw(round)
+
+    def keep(self, round, change):
+        pass
+
+
+RULES = [
+    Sync(), FedAsync(), FedAsync("hinge", 0.5, receive=False), FedBuff(3), FedBuff(2, receive=False),
+    FedBuff(2, wait=True), FedBuff(2, wait=True, receive=False),
+]  # fmt: skip
+# Two users have an update at least.
+logs = st.lists(st.integers(0, 3), min_size=12, max_size=40).filter(
+    lambda who: sorted(np.bincount(who, minlength=4))[2] >= 2
+)
 
 
 def everything(outcome):
@@ -166,6 +251,51 @@ def test_windows_and_stops_change_nothing(who, rule, cut, width):
     resumed = [everything(each) for each in simulate_arrivals(Pdgd(), rule, clients, 100, state=state)]
     for before, after in zip(one_by_one[cut:], resumed, strict=True):
         assert all(np.array_equal(*pair) for pair in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_with_a_journal_a_state_outlives_the_next_round(rule):
+    clients = users_of(log_data([0, 1, 0, 2, 2, 0, 1, 1, 0, 0, 1, 2, 2, 0, 1, 0, 0, 1, 1], features=3, length=6))
+    expected = [everything(each) for each in simulate_arrivals(Pdgd(), rule, clients, 100)]
+    outcomes = []
+    for outcome in simulate_arrivals(Pdgd(), rule, clients, 100, journal=Journal()):
+        outcomes.append(outcome)
+        for late, seen in zip(expected[: len(outcomes)][-2:], outcomes[-2:], strict=True):
+            assert all(np.array_equal(*pair) for pair in zip(late, everything(seen), strict=True))
+    assert len(outcomes) == len(expected) >= 3
+    for before, after in zip(outcomes, outcomes[2:], strict=False):
+        assert np.shares_memory(before.state.memory, after.state.memory), "nothing is copied as a whole"
+
+
+@settings(deadline=None, max_examples=15)
+@given(who=logs, receive=st.booleans())
+def test_waiting_as_a_slow_loop(who, receive):
+    clients = users_of(log_data(who, features=3, length=6))
+    events = []
+    for c in range(len(clients)):
+        pool = clients.queries[clients.pools[c] : clients.pools[c + 1]].tolist()
+        events += [(pool[2 * batch + 1], c, 2 * batch) for batch in range(len(pool) // 2)]
+    model, moves = np.zeros(3), 0
+    held, since, waiting = {}, {}, {}
+    for _, c, at in sorted(events):
+        waiting.setdefault(c, []).append(at)
+        if len(waiting) < 2:
+            continue
+        total, own = np.zeros(3), {}
+        for one, places in waiting.items():
+            start = held.get(one, np.zeros(3))
+            row = clients.rows(slice(one, one + 1))
+            row = dataclasses.replace(row, at=np.array(places[:1]), interactions=np.array([2 * len(places)]))
+            update = Pdgd()(start, None, row, Chance(1, 0))[0].updates[0].astype(float)
+            own[one] = start + update
+            total += (1 + moves - since.get(one, 0)) ** -0.5 * update
+        model, moves = model + total / 2, moves + 1
+        for one in waiting:
+            held[one], since[one] = (model if receive else own[one]), moves
+        waiting = {}
+    *_, last = simulate_arrivals(Pdgd(), FedBuff(2, receive=receive, wait=True), clients, 1000)
+    assert last.round == moves
+    assert last.weights == pytest.approx(model, rel=1e-9, abs=1e-12)
 
 
 @settings(deadline=None, max_examples=15)

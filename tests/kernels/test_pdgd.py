@@ -30,7 +30,7 @@ def weights_of(scores, shown, clicked, considered):
     """The kernel's scales by position, in both of its ways of computing them."""
     scores = np.asarray(scores, dtype=np.float32)
     n, size = len(scores), len(shown)
-    exps, fast, slow = np.empty(n), np.zeros(10), np.zeros(10)
+    exps, fast, slow = np.empty(n), np.zeros(size), np.zeros(size)
     spread = pdgd.exponentials(scores, n, np.empty(n), exps)
     shown, clicked = np.asarray(shown, dtype=np.int64), np.asarray(clicked, dtype=np.bool_)
     pdgd.pair_weights(scores, exps, spread, n, shown, size, clicked, considered, fast)
@@ -91,6 +91,31 @@ def test_pair_weights_equal_brute_force(documents, spread):
         fast, slow = weights_of(scores, shown, clicked, considered)
         assert fast == pytest.approx(expected, rel=1e-8, abs=1e-18)
         assert slow == pytest.approx(expected, rel=1e-8, abs=1e-18)
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0, 20.0])
+def test_pair_weights_of_a_whole_list_equal_brute_force(spread):
+    """A list from a log may be longer than ten, and hold every document that there is."""
+    rng = np.random.default_rng(8)
+    for documents in (2, 11, 20):
+        scores = (spread * rng.standard_normal(documents)).astype(np.float32)
+        shown = np.arange(documents)
+        clicked = shown == rng.integers(documents)
+        expected = oracle.position_scales(scores.astype(float), shown, clicked, documents)
+        fast, slow = weights_of(scores, shown, clicked, documents)
+        assert fast == pytest.approx(expected, rel=1e-8, abs=1e-18)
+        assert slow == pytest.approx(expected, rel=1e-8, abs=1e-18)
+
+
+@pytest.mark.parametrize("clicked", [[], [0], [3], [11], [2, 12], [0, 19]])
+def test_a_logged_list_is_taken_as_it_stands(clicked):
+    grades = np.zeros(20, dtype=np.int8)
+    grades[clicked] = 1
+    shown, marks = np.empty(20, np.int64), np.empty(20, np.bool_)
+    considered = pdgd.as_logged(grades, 20, shown, marks)
+    assert considered == (min(20, max(clicked) + 2) if clicked else 0)
+    assert shown.tolist() == list(range(20))
+    assert np.flatnonzero(marks).tolist() == clicked
 
 
 @pytest.mark.parametrize("spread", [100.0, 499.0, 800.0, 1e5, 1e30])

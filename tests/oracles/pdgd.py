@@ -84,9 +84,12 @@ def clipped(vector, clip):
 
 def client_update(
     start, hidden, rate, batch, data, clients, c, key,
-    prox=0.0, control=0.0, common=0.0, clip_weights=0.0, clip_gradients=0.0,
+    prox=0.0, control=0.0, common=0.0, clip_weights=0.0, clip_gradients=0.0, logged=False,
 ):  # fmt: skip
-    """What client c sends; with FedProx's pull (a number, or one per parameter), SCAFFOLD's two controls, or clips."""
+    """What client c sends; with FedProx's pull (a number, or one per parameter), SCAFFOLD's two controls, or clips.
+
+    `logged`: the list and its clicks are given.
+    """
     weights = start.astype(np.float64).copy()
     total = np.zeros_like(weights)
     own = np.uint64(stream(key, clients.ids[c]))
@@ -99,11 +102,15 @@ def client_update(
         rows = np.arange(data.offsets[query], data.offsets[query + 1])
         scored = [score_and_gradient(weights, hidden, data.features[row]) for row in rows]
         scores = [s for s, _ in scored]
-        shown = gumbel_list(scores, chance)
+        shown = list(range(len(rows))) if logged else gumbel_list(scores, chance)
         grades = clients.grades[clients.view[c], rows]
-        clicked, considered = clicks(
-            grades, shown, clients.click[user], clients.stop[user], clients.attention[user], chance
-        )
+        if logged:
+            clicked = [bool(grade > 0) for grade in grades]
+            considered = min(len(rows), max([i + 2 for i in shown if clicked[i]], default=0))
+        else:
+            clicked, considered = clicks(
+                grades, shown, clients.click[user], clients.stop[user], clients.attention[user], chance
+            )
         scales = position_scales(scores, shown, clicked, considered)
         gradient = sum(scale * scored[d][1] for scale, d in zip(scales, shown, strict=True))
         gradient = clipped(gradient, clip_gradients)

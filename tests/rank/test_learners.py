@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
 from fedrank.federate.partition import Own
 from fedrank.kernels import clicks as click_kernel
@@ -58,6 +59,60 @@ def test_queries_in_order_equal_the_oracle(batch):
     assert [np.array_equal(*rows) for rows in zip(elsewhere.updates, arrived.updates, strict=True)] == [
         True, False, True, True,
     ]  # fmt: skip
+
+
+def logged_data(length=14, queries=24, features=7):
+    """Queries of a log with lists longer than ten, of which one document was clicked, wherever it stands."""
+    rng = np.random.default_rng(4)
+    clicked = np.zeros((queries, length), dtype=np.int8)
+    clicked[np.arange(queries), np.arange(queries) % length] = 1
+    return RankingData(
+        rng.random((queries * length, features), dtype=np.float32),
+        clicked.ravel(),
+        np.arange(queries + 1) * length,
+        np.arange(queries).astype(str),
+        who=np.zeros(queries, dtype=np.int32),
+        when=np.arange(queries),
+    )
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("ranker", [Linear(), Mlp(hidden=4)])
+def test_logged_lists_equal_the_oracle(batch, ranker):
+    data = logged_data()
+    clients = in_order(make_clients(data, 3, interactions=6, partition=Own(), seed=3), [0, 2, 1])
+    start = ranker.first(7, np.random.default_rng(2)).astype(np.float32).astype(float)
+    start += 0.3 * np.sin(np.arange(len(start)))
+    start = start.astype(np.float32).astype(float)
+    arrived, _ = Pdgd(ranker, 0.3, batch, "logged")(start, None, clients, Chance(5, 9))
+    for c in range(3):
+        key = Chance(5, 9).key("learn")
+        expected = oracle.client_update(start, ranker.hidden, 0.3, batch, data, clients, c, key, logged=True)
+        assert arrived.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
+    other, _ = Pdgd(ranker, 0.3, batch, "logged")(start, None, clients, Chance(6, 9))
+    assert np.array_equal(arrived.updates, other.updates), "nothing is drawn"
+    drawn, _ = Pdgd(ranker, 0.3, batch)(start, None, clients, Chance(5, 9))
+    assert not np.allclose(arrived.updates, drawn.updates)
+
+
+def test_logged_lists_by_hand():
+    # Two documents with features 1 and 3, equal scores, the second clicked: rho x slope = 1/2 x 1/4.
+    data = RankingData(
+        np.array([[1.0], [3.0]], np.float32), np.array([0, 1], np.int8), np.array([0, 2]), np.array(["q"]),
+        who=np.zeros(1, np.int32), when=np.zeros(1, np.int64),
+    )  # fmt: skip
+    clients = in_order(make_clients(data, 1, interactions=1), [0])
+    arrived, _ = Pdgd(rate=1.0, lists="logged")(np.zeros(1), None, clients, Chance(1, 1))
+    assert arrived.updates[0, 0] == pytest.approx(1 / 2 * 1 / 4 * (3 - 1))
+    assert arrived.online[0] == pytest.approx(1 / np.log2(3)), "that of the list in the log"
+
+
+def test_logged_lists_need_a_log():
+    clients = make_clients(made_up_data(), 2, interactions=2)
+    with pytest.raises(ValueError, match="is no search log"):
+        Pdgd(lists="logged")(np.zeros(5), None, clients, Chance(1, 1))
+    with pytest.raises(ValueError, match="no lists 'shown'"):
+        Pdgd(lists="shown")
 
 
 def test_lambdarank_takes_queries_in_order():

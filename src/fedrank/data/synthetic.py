@@ -1,4 +1,4 @@
-"""Synthetic ranking data that is worth learning from, in the shape of two well-known sets.
+"""Synthetic ranking data that is worth learning from, in the shape of three well-known sets.
 
 A document has hidden traits: how well its body, anchor texts, title and URL match the query, its length, its authority,
 its depth in the site. Features see the traits through noise, as term and link counts do; grades depend on them in a way
@@ -46,6 +46,8 @@ class _Shape:
     singles: tuple[_Sight, ...]  # features of the whole document or of its site
     scaled: bool  # features are published scaled to 0 .. 1 within each query
     names: tuple[str, ...]
+    relevant: float = 0.0  # mean number of relevant documents of a query, however long it is; 0: it varies as it may
+    lookalikes: float = 0.0  # share of documents that match the query as relevant ones do, and have some other flaw
 
 
 class _Traits(NamedTuple):
@@ -79,6 +81,32 @@ _URL_LENGTH = _Sight("count", depth=0.8, noise=0.6, middle=3.9, spread=0.4)
 _INLINKS = _Sight("count", authority=0.8, noise=0.7, middle=1.5, spread=3.0)
 _OUTLINKS = _Sight("count", length=0.4, noise=1.0, middle=1.0, spread=1.5)
 _PAGERANK = _Sight("count", authority=0.9, noise=0.5, middle=7.0, spread=1.2)
+_MSLR_BLOCKS = (
+    _Sight("count", match=0.8, noise=0.6, middle=0.8, spread=0.5),
+    _Sight("share", match=0.8, noise=0.6),
+    _LENGTH,
+    _IDF,
+    *_TF_STATISTICS,
+    *(sight._replace(form="share", length=-sight.length) for sight in _TF_STATISTICS),
+    *(sight._replace(middle=sight.middle + 2.0) for sight in _TF_STATISTICS),
+    _Sight("share", match=1.5, noise=1.0),
+    _Sight("share", match=0.7, noise=0.8),
+    _BM25,
+    *_LMIR,
+)
+_MSLR_SINGLES = (
+    _SLASHES,
+    _URL_LENGTH,
+    _INLINKS,
+    _OUTLINKS,
+    _PAGERANK,
+    _PAGERANK._replace(authority=0.6, noise=0.9),
+    _Sight("count", length=0.5, noise=1.0, middle=2.5, spread=1.2),
+    _Sight("count", noise=1.0, middle=2.5, spread=1.2),
+    _Sight("rare", match=0.6, authority=0.4, noise=0.8, middle=1.0, spread=2.0),
+    _Sight("rare", authority=0.6, noise=0.8, middle=2.0, spread=2.0),
+    _Sight("rare", noise=1.0, middle=3.0, spread=1.5),
+)
 
 _SHAPES = {
     "mq2007": _Shape(
@@ -98,34 +126,23 @@ _SHAPES = {
         length=(106.0, 0.58, 2, 450),
         barren=0.10,
         noise=1.1,
-        blocks=(
-            _Sight("count", match=0.8, noise=0.6, middle=0.8, spread=0.5),
-            _Sight("share", match=0.8, noise=0.6),
-            _LENGTH,
-            _IDF,
-            *_TF_STATISTICS,
-            *(sight._replace(form="share", length=-sight.length) for sight in _TF_STATISTICS),
-            *(sight._replace(middle=sight.middle + 2.0) for sight in _TF_STATISTICS),
-            _Sight("share", match=1.5, noise=1.0),
-            _Sight("share", match=0.7, noise=0.8),
-            _BM25,
-            *_LMIR,
-        ),
-        singles=(
-            _SLASHES,
-            _URL_LENGTH,
-            _INLINKS,
-            _OUTLINKS,
-            _PAGERANK,
-            _PAGERANK._replace(authority=0.6, noise=0.9),
-            _Sight("count", length=0.5, noise=1.0, middle=2.5, spread=1.2),
-            _Sight("count", noise=1.0, middle=2.5, spread=1.2),
-            _Sight("rare", match=0.6, authority=0.4, noise=0.8, middle=1.0, spread=2.0),
-            _Sight("rare", authority=0.6, noise=0.8, middle=2.0, spread=2.0),
-            _Sight("rare", noise=1.0, middle=3.0, spread=1.5),
-        ),
+        blocks=_MSLR_BLOCKS,
+        singles=_MSLR_SINGLES,
         scaled=False,
         names=MSLR,
+    ),
+    "istella-x": _Shape(
+        queries=300,
+        shares=(0.9923, 0.0011, 0.0020, 0.0026, 0.0020),
+        length=(440.0, 0.8, 20, 3000),
+        barren=0.02,
+        noise=0.35,
+        blocks=(*_MSLR_BLOCKS, *(sight._replace(noise=2 * sight.noise) for sight in _MSLR_BLOCKS[:17])),
+        singles=_MSLR_SINGLES[:10],
+        scaled=False,
+        names=(),
+        relevant=4.64,
+        lookalikes=0.04,
     ),
 }
 
@@ -133,7 +150,10 @@ _FULL = (0.95, 0.35, 0.90, 0.45, 0.97)  # share of documents in which each strea
 
 
 def synthetic(shape: str, queries: int | None = None, seed: int = 0) -> RankingData:
-    """Queries and documents drawn by chance, in the shape of "mq2007" (46 features) or "mslr" (136 raw features).
+    """Queries and documents drawn by chance, in the shape of "mq2007", "mslr" or "istella-x".
+
+    They have 46 features, 136 raw ones and 220 raw ones. The last has hundreds to thousands of documents a query, few
+    of them relevant and some of the others hard to tell from these.
 
     The same seed gives the same set; a set with fewer queries is not the beginning of a larger one.
     """
@@ -149,6 +169,8 @@ def synthetic(shape: str, queries: int | None = None, seed: int = 0) -> RankingD
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     query = np.repeat(np.arange(queries), lengths)
     traits = _traits(query, queries, rng)
+    if plan.lookalikes:
+        traits = _with_lookalikes(plan, traits, rng)
     grades = _grades(plan, traits, query, queries, rng)
     features = _features(plan, traits, query, queries, rng)
     if plan.scaled:
@@ -185,6 +207,14 @@ def _traits(query: NDArray[np.int64], queries: int, rng: np.random.Generator) ->
     return _Traits(full, match, length, authority, depth)
 
 
+def _with_lookalikes(plan: _Shape, traits: _Traits, rng: np.random.Generator) -> _Traits:
+    """Some documents about the query that are far too long or too short: the negatives that are hard to tell."""
+    chosen = rng.random(len(traits.length), dtype=np.float32) < plan.lookalikes
+    match = traits.match + np.where(traits.full & chosen, np.float32(1.2), np.float32(0))
+    far = traits.length + np.copysign(np.float32(1.2), traits.length)
+    return traits._replace(match=match, length=np.where(chosen, far, traits.length))
+
+
 def _appeal(traits: _Traits) -> _Real:
     """How relevant documents are before chance: what a perfect ranker would sort by."""
     body, anchor, title = traits.match[:3]
@@ -207,9 +237,27 @@ def _grades(
     barren = rng.permutation(queries) < round(plan.barren * queries)
     noise = rng.standard_normal(len(query), dtype=np.float32)
     judged = _appeal(traits) + richness[query] + np.float32(plan.noise) * difficulty[query] * noise
+    if plan.relevant:
+        return _few_relevant(plan, judged, query, barren, rng)
     judged[barren[query]] = -np.inf
     limits = np.quantile(judged, np.cumsum(plan.shares)[:-1], method="higher")
     grades: NDArray[np.int8] = np.searchsorted(limits, judged, side="right").astype(np.int8)
+    return grades
+
+
+def _few_relevant(
+    plan: _Shape, judged: _Real, query: NDArray[np.int64], barren: NDArray[np.bool_], rng: np.random.Generator
+) -> NDArray[np.int8]:
+    """A few of each query's best documents are relevant; the better, the higher the grade that they draw."""
+    wanted = np.where(barren, 0, 1 + rng.poisson(plan.relevant / (1 - plan.barren) - 1, len(barren)))
+    order = np.lexsort((-judged, query))
+    first = np.searchsorted(query, np.arange(len(barren)))
+    chosen = order[np.arange(len(query)) - first[query] < wanted[query]]
+    shares = np.array(plan.shares[1:])
+    drawn = 1 + np.searchsorted(np.cumsum(shares) / shares.sum(), rng.random(len(chosen)), side="right")
+    grades = np.zeros(len(query), dtype=np.int8)
+    # Within a query the grades that were drawn go to its documents in their order.
+    grades[chosen] = drawn[np.lexsort((-drawn, query[chosen]))]
     return grades
 
 

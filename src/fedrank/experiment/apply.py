@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.catalog import CATALOG, load
 from fedrank.data.letor import read_comments, read_letor
+from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.experiment.families import nearest
 from fedrank.rank.measures import EMPTY, MEASURES, average, measure, per_query, ranking
@@ -101,17 +102,24 @@ def _scored(model_path: str | Path, data: str, client: int | None) -> tuple[Rank
 def _read(data: str, model: Scorer) -> RankingData:
     """A file, or the test part of a set of the catalog (of the model's own fold), normalised as the model expects."""
     if model.normalised == "global":
-        raise ValueError(
-            'the model was trained on features with normalise = "global", whose ranges only its training data have; '
-            'train with "query" or "none" to use it elsewhere'
-        )
+        ranges = getattr(model, "ranges", None)
+        if ranges is None:
+            raise ValueError(
+                'the model was trained on features with normalise = "global" and does not say within which ranges; '
+                'train it again with this version of fedrank, or with "query" or "none"'
+            )
+        return normalise(_read_plainly(data, model, "none", model.features), "global", ranges)
+    return _read_plainly(data, model, model.normalised)
+
+
+def _read_plainly(data: str, model: Scorer, how: str, features: int | None = None) -> RankingData:
     if Path(data).is_file():
-        return read_letor(data, normalise=model.normalised)
+        return read_letor(data, normalise=how, features=features)
     if data not in CATALOG:
         raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
     # A model of fold 3 was trained on the test queries of fold 1.
     fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1
-    return load(data, fold, normalise=model.normalised).test
+    return load(data, fold, normalise=how).test
 
 
 def _document_ids(data: str, read: RankingData) -> list[str]:

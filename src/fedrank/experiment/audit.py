@@ -25,9 +25,9 @@ from fedrank.attack.infer import (
     weaker,
 )
 from fedrank.experiment.families import describe
+from fedrank.experiment.federated_spec import Experiment
 from fedrank.experiment.privacy import setting_of
 from fedrank.experiment.run import clients_of
-from fedrank.experiment.spec import Experiment
 from fedrank.federate.aggregate import Apart, Mean
 from fedrank.federate.round import Federation, simulate
 from fedrank.protect.mechanisms import (
@@ -174,7 +174,13 @@ class _Audit:
                     else "nobody sees a single message, only their sum",
                 )
             ]
-        if not isinstance(learner, Pdgd) or learner.ranker.hidden or learner.personal != "none" or learner.control:
+        if (
+            not isinstance(learner, Pdgd)
+            or learner.ranker.hidden
+            or learner.personal != "none"
+            or learner.control
+            or learner.lists != "drawn"
+        ):
             return [self._skipped(what, "the attack knows plain PDGD with a linear ranker only")]
         weights = self._trained(clients)
         tell = self.begin(what)

@@ -24,12 +24,15 @@ from fedrank.attack.poison import ATTACKS
 from fedrank.experiment.toml import shown
 from fedrank.federate.aggregate import AGGREGATORS
 from fedrank.federate.asynchronous import ARRIVALS, ArrivalRule
+from fedrank.federate.forests import MERGERS, Merger
 from fedrank.federate.partition import PARTITIONS, Partition
 from fedrank.federate.server import SERVER_STEPS
+from fedrank.federate.splits import SPLITS, Splitter
 from fedrank.protect.mechanisms import MECHANISMS, PLACES, Place, PricedMechanism
 from fedrank.rank.learners import LEARNERS
 from fedrank.rank.measures import MEASURES
 from fedrank.rank.rankers import RANKERS
+from fedrank.rank.trees import BOOSTERS, Booster
 from fedrank.rank.users import USER_MEANINGS
 from fedrank.silo.training import SILO_METHODS, SiloMethod
 from fedrank.types import Aggregator, Attack, Learner, Ranker, ServerStep
@@ -60,6 +63,9 @@ FAMILIES: dict[Any, Family] = {
     Partition: Family("partition", PARTITIONS),
     Unlearner: Family("unlearner", UNLEARNERS),
     SiloMethod: Family("silo-method", SILO_METHODS),
+    Booster: Family("booster", BOOSTERS),
+    Splitter: Family("split", SPLITS),
+    Merger: Family("merger", MERGERS),
 }
 LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.experiment.claims import Stated, Verdict, judge_all
 from fedrank.experiment.statistics import (
     Paired,
     Summary,
@@ -180,13 +181,20 @@ class Findings:
     baseline_why: str
     comparisons: dict[str, dict[str, Comparison]]  # column -> variant name -> comparison
     published: tuple[Published, ...]
+    claims: tuple[Verdict, ...]
     runs: Runs  # all of them, finished or not
     expected: int | None  # repeats asked of every variant
     notes: tuple[str, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*self.measures, "online", "online_sum")
+        return (*self.measures, "online", "online_sum") if self.served else self.measures
+
+    @property
+    def served(self) -> bool:
+        """Whether users were shown lists while the models learned."""
+        readings = (reading for variant in self.variants for reading in variant.repeats.values())
+        return any(not math.isnan(reading.values.get("online", math.nan)) for reading in readings)
 
     @property
     def main(self) -> str:
@@ -267,13 +275,20 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by
         baseline_why=why,
         comparisons={},
         published=(),
+        claims=(),
         runs=runs,
         expected=_expected(asked),
         notes=(),
     )
     comparisons = {column: _compare(found, column, by_query, notes) for column in found.columns} if chosen else {}
     published = _published(found, notes)
-    return replace(found, comparisons=comparisons, published=published, notes=tuple(dict.fromkeys(notes)))
+    return replace(
+        found,
+        comparisons=comparisons,
+        published=published,
+        claims=_claims(found),
+        notes=tuple(dict.fromkeys(notes)),
+    )
 
 
 def _asked(run: Run) -> tuple[dict[str, Any], str, list[str]]:
@@ -289,7 +304,8 @@ def _asked(run: Run) -> tuple[dict[str, Any], str, list[str]]:
 def _read(run: Run) -> Reading:
     rounds = run.rounds
     values = {name: run.final(name) for name in run.measures}
-    values |= {"online": run.final("online"), "online_sum": run.online_sum()}
+    if "online" in rounds:
+        values |= {"online": run.final("online"), "online_sum": run.online_sum()}
     number = rounds["round"].astype(np.int64)
     curves: dict[str, Line] = {}
     for name in run.measures:
@@ -298,7 +314,8 @@ def _read(run: Run) -> Reading:
         if len(rows):
             curves[name] = number[rows], rounds[name][rows]
     window = max(1, len(number) // 50)
-    served = np.flatnonzero(np.isfinite(rounds["online"]))  # a model trained in one place serves nobody on the way
+    # A model trained in one place serves nobody on the way.
+    served = np.flatnonzero(np.isfinite(rounds.get("online", np.full(len(number), np.nan))))
     if len(served):
         rows = _thinned(len(served))
         curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
@@ -527,6 +544,16 @@ def _published(found: Findings, notes: list[str]) -> tuple[Published, ...]:
     return tuple(values)
 
 
+def _claims(found: Findings) -> tuple[Verdict, ...]:
+    repeats = {variant.name: variant.values for variant in found.variants}
+    stated = []
+    for entry in found.asked.get("claims") or []:
+        column = str(entry.get("measure") or found.main)
+        higher, lower = (repeats[name](column) if name in repeats else {} for name in (entry["higher"], entry["lower"]))
+        stated.append(Stated(str(entry["says"]), column, higher, lower, entry.get("within")))
+    return judge_all(stated)
+
+
 def _expected(asked: Mapping[str, Any]) -> int | None:
     data = asked.get("data")
     folds = data.get("folds") if isinstance(data, dict) else None
@@ -538,14 +565,18 @@ def _expected(asked: Mapping[str, Any]) -> int | None:
     return len(folds) * len(seeds)
 
 
-def what_final_means(compared: bool) -> list[str]:
-    """Sentences that hold for every report, and those on comparisons if there are any."""
-    told = [
-        f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer); "
-        "online is the mean online nDCG@10 in the same rounds.",
-        "Round r is the model after the aggregation of round r.",
-        f"The discounted online sum adds {DISCOUNT}^(r - 1) x the online nDCG@10 of round r over all rounds; lists "
-        "without a relevant document count as 0.",
+def what_final_means(found: Findings) -> list[str]:
+    """Sentences that hold for every report, and those on online quality and comparisons where there are any."""
+    behind = {run.behind_final for run in found.runs.finished}
+    told = ["A final value is that of a run's last model." if behind == {1} else _FINAL]
+    if found.served:
+        told += [
+            "Online is the mean online nDCG@10 in the same rounds.",
+            "Round r is the model after the aggregation of round r.",
+            f"The discounted online sum adds {DISCOUNT}^(r - 1) x the online nDCG@10 of round r over all rounds; lists "
+            "without a relevant document count as 0.",
+        ]
+    told += [
         "± is the sample standard deviation over repeats (folds x seeds); intervals are 95% confidence intervals of "
         "the mean by Student's t, which take repeats as independent although repeats of one fold share their data.",
     ]
@@ -555,7 +586,10 @@ def what_final_means(compared: bool) -> list[str]:
         "of per-query differences of the final models (averaged over seeds, queries of all folds) 10,000 times, "
         "corrected in the same way. The effect is Cohen's d of the paired differences.",
     ]
-    return told + tests if compared else told
+    return told if found.baseline is None else told + tests
+
+
+_FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."
 
 
 def _or_least(value: float) -> float:

@@ -11,6 +11,7 @@ from fedrank.experiment.tables import (
     Cell,
     Table,
     asked_rows,
+    claims_table,
     clients_table,
     comparison_table,
     cost_table,
@@ -76,23 +77,29 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 def page(sections: Sequence[Findings], left_out: str = "") -> str:
     """The whole report. `left_out` says what has no section of its own."""
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
-    body = [_article(found, f"experiment-{i}") for i, found in enumerate(sections, 1)]
+    body = [article(found, f"experiment-{i}") for i, found in enumerate(sections, 1)]
     if len(sections) > 1:
         links = "".join(f'<li><a href="#experiment-{i}">{escape(f.title)}</a></li>' for i, f in enumerate(sections, 1))
         body.insert(0, f"<nav><h1>{escape(title)}</h1><ul>{links}</ul></nav>")
     if left_out:
         body.append(f'<p class="warn">{escape(left_out)}</p>')
+    return shell(title, body)
+
+
+def shell(title: str, parts: Sequence[str]) -> str:
+    """A whole web page around its parts."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
+        + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
 
 
-def _article(found: Findings, anchor: str) -> str:
+def article(found: Findings, anchor: str) -> str:
+    """All that a report says about one experiment."""
     kind = found.asked.get("kind")
     over = f"{kind} experiment · {found.name}" if kind else found.name
     parts = [
@@ -107,13 +114,13 @@ def _article(found: Findings, anchor: str) -> str:
         parts.append(f'<p class="warn">{runs} not finished and not counted; see “Unfinished runs” below.</p>')
     rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in asked_rows(found))
     parts.append(f"<h2>What was asked</h2><dl>{rows}</dl>")
-    parts.append(f"<h2>Final quality</h2>{_table(final_table(found))}")
+    parts.append(f"<h2>Final quality</h2>{table_html(final_table(found))}")
     intervals = "".join(
-        f"<h3>{escape(heading(column))}</h3>{_table(interval_table(found, column))}" for column in found.columns
+        f"<h3>{escape(heading(column))}</h3>{table_html(interval_table(found, column))}" for column in found.columns
     )
     parts.append(f"<details><summary>Confidence intervals and ranges</summary>{intervals}</details>")
     sections = (
-        *(_comparisons, _published, _curves, _robustness, _clients, _privacy, _costs, _weights),
+        *(_comparisons, _claims, _published, _curves, _robustness, _clients, _privacy, _costs, _weights),
         *(_conventions, _unfinished, _provenance),
     )
     parts += [*(section(found) for section in sections), "</article>"]
@@ -129,15 +136,21 @@ def _comparisons(found: Findings) -> str:
         f"({escape(found.baseline_why)}). Both p-values are Bonferroni-corrected for "
         f"{len(found.comparisons[first])} comparison{'s' if len(found.comparisons[first]) != 1 else ''}; "
         "the difference is the variant minus the baseline, over the folds and seeds that both finished.</p>"
-        f"<h3>{escape(heading(first))}</h3>{_table(comparison_table(found, first))}"
+        f"<h3>{escape(heading(first))}</h3>{table_html(comparison_table(found, first))}"
     )
-    more = "".join(f"<h3>{escape(heading(c))}</h3>{_table(comparison_table(found, c))}" for c in rest)
+    if not rest:
+        return text
+    more = "".join(f"<h3>{escape(heading(c))}</h3>{table_html(comparison_table(found, c))}" for c in rest)
     names = ", ".join(heading(column) for column in rest)
     return text + f"<details><summary>The same for {escape(names)}</summary>{more}</details>"
 
 
+def _claims(found: Findings) -> str:
+    return f"<h2>Does it hold?</h2>{table_html(claims_table(found))}" if found.claims else ""
+
+
 def _published(found: Findings) -> str:
-    return f"<h2>Published and measured</h2>{_table(published_table(found))}" if found.published else ""
+    return f"<h2>Published and measured</h2>{table_html(published_table(found))}" if found.published else ""
 
 
 def _curves(found: Findings) -> str:
@@ -161,33 +174,33 @@ def _curves(found: Findings) -> str:
             )
         else:
             text += " Measured on the test queries, after aggregation."
-        charts.append(_figure(figures.curves(found, column, name), text))
+        charts.append(figure_html(figures.curves(found, column, name), text))
     return "<h2>Learning curves</h2>" + "".join(charts) if charts else ""
 
 
 def _clients(found: Findings) -> str:
     table = clients_table(found)
-    return f"<h2>Whom it serves</h2>{_table(table)}" if table is not None else ""
+    return f"<h2>Whom it serves</h2>{table_html(table)}" if table is not None else ""
 
 
 def _robustness(found: Findings) -> str:
     table = robustness_table(found)
     forgotten, promoted = unlearned_table(found), promotion_table(found)
-    text = f"<h2>Under attack</h2>{_table(table)}" if table is not None else ""
-    text += f"<h2>Unlearned</h2>{_table(forgotten)}" if forgotten is not None else ""
-    return text + (f"<h2>Promoted</h2>{_table(promoted)}" if promoted is not None else "")
+    text = f"<h2>Under attack</h2>{table_html(table)}" if table is not None else ""
+    text += f"<h2>Unlearned</h2>{table_html(forgotten)}" if forgotten is not None else ""
+    return text + (f"<h2>Promoted</h2>{table_html(promoted)}" if promoted is not None else "")
 
 
 def _privacy(found: Findings) -> str:
     table = privacy_table(found)
     if table is not None:
-        return f"<h2>Privacy</h2>{_table(table)}"
+        return f"<h2>Privacy</h2>{table_html(table)}"
     cards = [card for card in (variant.privacy() for variant in found.variants) if card]
     return f"<h2>Privacy</h2><p>{escape(cards[0]['summary'])}</p>" if cards else ""
 
 
 def _costs(found: Findings) -> str:
-    return f"<h2>Cost</h2>{_table(cost_table(found))}"
+    return f"<h2>Cost</h2>{table_html(cost_table(found))}"
 
 
 def _weights(found: Findings) -> str:
@@ -205,7 +218,7 @@ def _weights(found: Findings) -> str:
     )
     raw = any(run.data.get("normalised") == "none" for run in found.runs.finished)
     text += " Features were not normalised by fedrank: compare weights only if they share a scale." if raw else ""
-    return "<h2>What the linear model learned</h2>" + _figure(figures.weight_bars(shown), text)
+    return "<h2>What the linear model learned</h2>" + figure_html(figures.weight_bars(shown), text)
 
 
 def _conventions(found: Findings) -> str:
@@ -217,7 +230,7 @@ def _conventions(found: Findings) -> str:
             text += " (Not all runs used this convention: their values are not comparable.)" if len(told) > 1 else ""
             if text not in sentences:
                 sentences.append(text)
-    sentences += what_final_means(found.baseline is not None)
+    sentences += what_final_means(found)
     sentences += dict.fromkeys(note for run in found.runs.finished for note in run.notes)
     return "<h2>How it was measured</h2><ul>" + "".join(f"<li>{escape(text)}</li>" for text in sentences) + "</ul>"
 
@@ -225,7 +238,7 @@ def _conventions(found: Findings) -> str:
 def _unfinished(found: Findings) -> str:
     if not len(found.unfinished):
         return ""
-    return "<h2>Unfinished runs</h2><p>These are left out of every table and chart above.</p>" + _table(
+    return "<h2>Unfinished runs</h2><p>These are left out of every table and chart above.</p>" + table_html(
         unfinished_table(found.unfinished)
     )
 
@@ -239,12 +252,14 @@ def _provenance(found: Findings) -> str:
     return text
 
 
-def _figure(svg: str, caption: str) -> str:
+def figure_html(svg: str, caption: str) -> str:
+    """A drawing with its caption."""
     drawing = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
     return f'<figure><div class="wide">{drawing}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """A table for a web page."""
     head = "".join(f'<th{_kind(table, i)} scope="col">{escape(text)}</th>' for i, text in enumerate(table.header))
     rows = []
     for row in table.rows:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.data.catalog import describe as describe_data
 from fedrank.experiment.families import describe
-from fedrank.experiment.spec import Experiment, Variant
+from fedrank.experiment.federated_spec import Experiment
+from fedrank.experiment.spec import Variant
 from fedrank.federate.asynchronous import schedule
 from fedrank.federate.round import Outcome, expected_cohort
 from fedrank.protect.ledger import Ledger

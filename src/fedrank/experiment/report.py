@@ -16,6 +16,7 @@ from fedrank.experiment.store import Runs
 from fedrank.experiment.tables import (
     Table,
     asked_rows,
+    claims_table,
     clients_table,
     comparison_table,
     cost_table,
@@ -78,6 +79,8 @@ def show_table(runs: Runs, console: Console, baseline: str | None = None) -> Non
         console.print(_grid(table, found.title))
         for note in (*table.notes, *found.notes):
             console.print(Text(note, style="dim"))
+        if found.claims:
+            console.print(_grid(claims_table(found), "Does it hold?"))
         under_attack = robustness_table(found)
         if under_attack is not None:
             console.print(_grid(under_attack, "Under attack"))
@@ -124,6 +127,8 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
             parts.append("Both p-values are Bonferroni-corrected; differences are the variant minus the baseline.")
             for column in found.columns:
                 parts += [f"### {heading(column)}", _markdown(comparison_table(found, column))]
+        if found.claims:
+            parts += ["## Does it hold?", _markdown(claims_table(found))]
         if found.published:
             parts += ["## Published and measured", _markdown(published_table(found))]
         served = clients_table(found)
@@ -144,9 +149,7 @@ def markdown(sections: Sequence[Findings], left_out: str = "") -> str:
         parts += ["## Cost", _markdown(cost_table(found)), "## How it was measured"]
         told = dict.fromkeys(text for run in found.runs.finished for text in run.conventions.values())
         notes = dict.fromkeys(note for run in found.runs.finished for note in run.notes)
-        parts.append(
-            "\n".join(f"- {_plain(text)}" for text in (*told, *what_final_means(found.baseline is not None), *notes))
-        )
+        parts.append("\n".join(f"- {_plain(text)}" for text in (*told, *what_final_means(found), *notes)))
         if len(found.unfinished):
             parts += [
                 "## Unfinished runs",

@@ -28,8 +28,9 @@ from fedrank import __version__
 from fedrank.attack.poison import Promote, promotion
 from fedrank.data.catalog import Fold, load, load_files
 from fedrank.data.log_fold import TEST_SHARE, log_fold
+from fedrank.experiment.federated_spec import Experiment
 from fedrank.experiment.privacy import Spent, setting_of, until_spent
-from fedrank.experiment.spec import Experiment, Question, to_toml
+from fedrank.experiment.spec import Question, to_toml
 from fedrank.experiment.store import working_on
 from fedrank.federate.asynchronous import schedule, simulate_arrivals
 from fedrank.federate.clients import make_clients
@@ -146,6 +147,10 @@ def _performer(asked: Question) -> Performer:
         from fedrank.experiment.silo_run import perform_silo
 
         return perform_silo
+    if asked.kind == "trees":
+        from fedrank.experiment.trees_run import perform_trees
+
+        return perform_trees
     return perform_federated
 
 
@@ -549,6 +554,7 @@ def _conventions(asked: Experiment) -> dict[str, str]:
     rule = asked.methods.arrival
     if rule is not None:
         what = "the next update of every client that has one" if rule.together else "the arrival of one update"
+        what = f"a sum of {rule.gathers} clients' updates" if rule.gathers else what
         conventions["rounds"] = f"row r is the model after round r; a round is {what}"
     if asked.methods.mechanism is not None:
         conventions["noise"] = "from the system's secure source: a repeated run gives other numbers"

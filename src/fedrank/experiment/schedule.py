@@ -299,6 +299,6 @@ class _Lines(Show):
 
 
 def _detail(task: Task, news: News) -> str:
-    speed = news.interactions / news.seconds if news.seconds > 0 else 0.0
+    speed = f", {news.interactions / news.seconds:,.0f} interactions/s" if news.interactions and news.seconds else ""
     quality = "" if math.isnan(news.quality) else f", {task.experiment.measures[0]} {news.quality:.4f}"
-    return f"round {news.round:,} of {news.rounds:,}{quality}, {speed:,.0f} interactions/s"
+    return f"round {news.round:,} of {news.rounds:,}{quality}{speed}"

@@ -11,16 +11,8 @@ from pydantic import Field
 
 from fedrank.data.collection import find_collection
 from fedrank.experiment.families import build, describe
-from fedrank.experiment.spec import (
-    COMMON_READERS,
-    AtLeastOne,
-    Positive,
-    PrivacySpec,
-    Question,
-    Table,
-    read_method,
-    read_section,
-)
+from fedrank.experiment.sections import AtLeastOne, Positive, PrivacySpec, Table
+from fedrank.experiment.spec import COMMON_READERS, Question, read_method, read_section
 from fedrank.silo.training import SiloMethod
 
 

@@ -13,38 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from pydantic import Field
 
-from fedrank.attack.poison import ATTACKS
-from fedrank.data.catalog import describe as describe_data
-from fedrank.data.catalog import require
-from fedrank.data.logs import load_log
-from fedrank.data.normalise import NORMALISATIONS
-from fedrank.experiment.families import build, checked, describe, is_required, nearest
+from fedrank.experiment.families import build, checked, is_required, nearest
+from fedrank.experiment.sections import AtLeastOne, Filled, PrivacySpec, Table
 from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml, write_value
-from fedrank.federate.aggregate import Apart, Mean
-from fedrank.federate.asynchronous import ArrivalRule
-from fedrank.federate.partition import Iid, Intents, Partition, Shared, Users
-from fedrank.federate.round import Federation
-from fedrank.federate.server import Add
-from fedrank.protect.mechanisms import OnClient, PricedMechanism, SecureSum
-from fedrank.protect.promises import Setting
-from fedrank.rank.evolution import Evolution
 from fedrank.rank.measures import measure
-from fedrank.rank.rankers import RANKERS
-from fedrank.rank.users import USERS, User
-from fedrank.types import Aggregator, Attack, Learner, ServerStep
-
-Table = dict[str, Any]
-T = TypeVar("T")
-Positive = Annotated[int, Field(ge=1)]
-AtLeastOne = Field(min_length=1)
-Filled = Annotated[list[T], AtLeastOne]
 
 
 class SpecError(ValueError):
@@ -60,43 +39,6 @@ class SpecError(ValueError):
 
 
 @dataclass(frozen=True)
-class DataSpec:
-    """Which data: a name of the catalog, files, or a search log."""
-
-    name: str | None = None
-    train: str | None = None  # LETOR file
-    test: str | None = None
-    validation: str | None = None
-    folds: Annotated[tuple[Positive, ...], AtLeastOne] = (1,)
-    log: str | None = None  # a folder that `fedrank logs build` made
-    users: Positive | None = None  # of a log: only so many, those with most entries; None: all
-    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a log: the latest entries; None: 0.2
-    normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, "none" for files, or "query"
-    evaluate_on: Literal["test", "validation"] = "test"  # validation: for choosing settings
-
-
-@dataclass(frozen=True)
-class ClientsSpec:
-    """Who takes part."""
-
-    count: Positive = field(metadata={"example": "count = 10"})
-    partition: str | Table = field(default_factory=lambda: {"name": "iid"})
-    user: str | Filled[str] | Table = "perfect"  # a name; a list, client c gets entry c, counted around; or own tables
-    interactions: Positive | Filled[Positive] = 5  # searches a round; a list is counted around
-    user_per: Literal["client", "interaction"] = "client"  # interaction: each draws one of the users in the list
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of clients in a round
-    malicious: Annotated[int, Field(ge=0)] = 0
-
-
-@dataclass(frozen=True)
-class PrivacySpec:
-    """How privacy is counted, and where it ends."""
-
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # δ: probability with which ε may fail; well below 1 / clients
-    budget: Annotated[float, Field(gt=0)] | None = None  # ε at which a run stops by itself
-
-
-@dataclass(frozen=True)
 class Published:
     """A value from a paper, shown next to ours."""
 
@@ -108,19 +50,26 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Methods:
-    """What the tables of a spec build."""
+class Claim:
+    """A finding of a paper, as a comparison of two variants that the repeats can confirm or refute."""
 
-    learner: Learner
-    aggregator: Aggregator
-    server: ServerStep
-    partition: Partition
-    users: list[str | User]
-    mechanism: PricedMechanism | None = None
-    attack: Attack | None = None
-    arrival: ArrivalRule | None = None  # of kind "async"
+    says: str = field(metadata={"example": 'says = "Krum costs quality when nobody attacks"'})
+    higher: str = field(metadata={"example": 'higher = "mean"'})  # the variant that is said to be better
+    lower: str = field(metadata={"example": 'lower = "krum"'})
+    measure: str | None = None  # None: the first of the experiment's
+    within: Annotated[float, Field(gt=0)] | None = None  # if given: the two are said to differ by no more than this
 
 
+@dataclass(frozen=True)
+class Paper:
+    """Which table or figure an experiment reproduces, and at what price."""
+
+    item: str = field(metadata={"example": 'item = "Figure 5.2"'})
+    minutes: Annotated[float, Field(gt=0)] | None = None  # the whole of it, on two cores
+    quick_minutes: Annotated[float, Field(gt=0)] | None = None  # its [quick] form
+
+
+Reader = Callable[[Any, str, list[str]], Any]  # (value, its place, problems) -> value; ValueError is noted, too
 Q = TypeVar("Q", bound="Question")
 
 
@@ -145,6 +94,9 @@ class Question:
     vary: dict[str, list[Any]] = field(default_factory=dict)  # dotted key -> values; every combination is a variant
     variants: dict[str, Table] = field(default_factory=dict)  # name -> changes
     published: tuple[Published, ...] = ()
+    paper: Paper | None = None
+    claims: tuple[Claim, ...] = ()  # what the paper found, to be tested
+    quick: dict[str, Any] = field(default_factory=dict)  # dotted key -> value of a small form that takes minutes
 
     readers: ClassVar[Mapping[str, Reader]]  # what reads the value of a key that is no plain value
     sections: ClassVar[tuple[str, ...]]  # tables of settings, of which variants change single ones
@@ -193,85 +145,11 @@ class Question:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experiment(Question):
-    """A question to a federation of clients, as it stands in its TOML file."""
+def read_question(source: str | Path, overrides: Sequence[str] = (), quick: bool = False) -> Question:
+    """An experiment of any kind from its TOML; `overrides` such as "rounds=100" change single keys.
 
-    rounds: Positive = field(metadata={"example": "rounds = 1000"})
-    data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-mq2007"'})
-    clients: ClientsSpec = field(metadata={"example": "[clients] with count = 10"})
-    learner: str | Table = field(metadata={"example": '[learner] with name = "pdgd"'})
-    kind: Literal["federated", "async"] = "federated"
-    evaluate_every: Positive = 10  # rounds
-    aggregator: str | Table = field(default_factory=lambda: {"name": "mean"})
-    server: str | Table = field(default_factory=lambda: {"name": "add"})
-    arrival: str | Table | None = None  # of kind "async": what the server does with each update; None: "fedasync"
-    attack: str | Table | None = None  # what malicious clients do
-    mechanism: str | Table | None = None  # what protects updates; None: nothing does
-    privacy: PrivacySpec = field(default_factory=PrivacySpec)
-    start: str | None = None  # a model to go on from
-    record_every: Annotated[int, Field(ge=0)] = 0  # rounds between recordings of all updates, to unlearn from; 0: none
-    fine_tune: Annotated[int, Field(ge=0)] = 0  # interactions with which every client adapts the final model to itself
-
-    sections = ("data", "clients", "privacy")
-
-    @property
-    def extent(self) -> str:
-        return f"{self.rounds:,} rounds"
-
-    @property
-    def rounds_asked(self) -> int:
-        return self.rounds
-
-    @cached_property
-    def methods(self) -> Methods:
-        users = [self.clients.user] if isinstance(self.clients.user, (str, dict)) else self.clients.user
-        return Methods(
-            build(Learner, self.learner, "learner"),
-            build(Aggregator, self.aggregator, "aggregator"),
-            build(ServerStep, self.server, "server"),
-            build(Partition, self.clients.partition, "clients.partition"),
-            [_user(one) for one in users],
-            None if self.mechanism is None else build(PricedMechanism, self.mechanism, "mechanism"),
-            _attack({"attack": self.attack, "aggregator": self.aggregator, "learner": self.learner}),
-            None if self.kind != "async" else build(ArrivalRule, self.arrival or "fedasync", "arrival"),
-        )
-
-    def require_data(self) -> None:
-        require_data(self.data)
-
-    def written_out(self) -> Table:
-        def described(method: Any) -> Table | None:
-            return None if method is None else describe(method)
-
-        methods = self.methods
-        return {
-            "clients": dataclasses.replace(self.clients, partition=describe(methods.partition)),
-            "learner": describe(methods.learner),
-            "aggregator": describe(methods.aggregator),
-            "server": describe(methods.server),
-            "arrival": described(methods.arrival),
-            "attack": described(methods.attack),
-            "mechanism": described(methods.mechanism),
-        }
-
-    @classmethod
-    def problems(cls, values: Table) -> list[str]:
-        return _federated_problems(values)
-
-
-def read_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """A TOML file, or a built-in experiment by its name, about a federation of clients."""
-    found = read_question(source, overrides)
-    if not isinstance(found, Experiment):
-        raise SpecError(
-            [f'kind: "{found.kind}" has no federation of clients to look at; `fedrank run` does it'], str(source)
-        )
-    return found
-
-
-def read_question(source: str | Path, overrides: Sequence[str] = ()) -> Question:
-    """An experiment of any kind from its TOML; `overrides` such as "rounds=100" change single keys."""
+    `quick` asks for its small form, which takes minutes.
+    """
     text, folder = _text(source)
     changes = [parse_override(override) for override in overrides]
     try:
@@ -282,6 +160,8 @@ def read_question(source: str | Path, overrides: Sequence[str] = ()) -> Question
         raise SpecError(["is empty; `fedrank run quickstart` leaves an example in its results"], str(source))
     try:
         _resolve(tables, folder)
+        if quick:
+            tables = _quick_form(tables)
         for keys, value in changes:
             key = ".".join(keys)
             if isinstance(tables.get("vary"), dict) and key in flat(tables["vary"]):
@@ -320,7 +200,7 @@ def builtin_names() -> list[str]:
         for entry in folder.iterdir():
             if entry.is_dir():
                 yield from below(entry, f"{prefix}{entry.name}/")
-            elif entry.name.endswith(".toml"):
+            elif entry.name.endswith(".toml") and entry.name != "paper.toml":
                 yield prefix + entry.name.removesuffix(".toml")
 
     return sorted(below(_builtin_folder(), ""))
@@ -328,9 +208,11 @@ def builtin_names() -> list[str]:
 
 def kinds() -> dict[str, type[Question]]:
     """What an experiment can be about."""
-    from fedrank.experiment.silo_spec import SiloExperiment  # builds on this module
+    from fedrank.experiment.federated_spec import Experiment  # these three build on this module
+    from fedrank.experiment.silo_spec import SiloExperiment
+    from fedrank.experiment.trees_spec import TreesExperiment
 
-    return {"federated": Experiment, "async": Experiment, "silo": SiloExperiment}
+    return {"federated": Experiment, "async": Experiment, "silo": SiloExperiment, "trees": TreesExperiment}
 
 
 def from_tables(tables: Mapping[str, Any]) -> Question:
@@ -349,9 +231,41 @@ def from_tables(tables: Mapping[str, Any]) -> Question:
     baseline, names = values.get("baseline"), [row.folder for row in rows]
     if baseline is not None and baseline not in names:
         problems.append(f"baseline: no variant {baseline!r}{nearest(baseline, names)}")
+    for i, claim in enumerate(values.get("claims", ())):
+        for role in ("higher", "lower"):
+            told = claim and getattr(claim, role)
+            if told and told not in names:
+                problems.append(f"claims[{i}].{role}: no variant {told!r}{nearest(told, names)}")
     if problems:
         raise SpecError(problems)
     return asked(**values)
+
+
+def _quick_form(tables: Table) -> Table:
+    """The small form of an experiment: its [quick] values in place of its own.
+
+    `variants` lists the named variants that stay. Claims about others are left out, and so are published values: they
+    belong to runs that are far longer.
+    """
+    quick = tables.pop("quick", None)
+    if not isinstance(quick, dict):
+        raise ValueError("quick: this experiment has no quick form; run it as it is, or give it a [quick] table")
+    for key, value in flat(quick, lambda key, table: "name" in table).items():
+        section, _, rest = key.partition(".")
+        if key == "variants":
+            known = tables.get("variants", {})
+            if unknown := [name for name in value if name not in known]:
+                raise ValueError(f"quick.variants: no {unknown[0]!r}{nearest(unknown[0], known)}")
+            tables["variants"] = {name: known[name] for name in value}
+        else:
+            put(tables, [section, rest] if section == "vary" else key.split("."), value)
+    names = {row.folder for row in _rows(flat(tables.get("vary", {})), tables.get("variants", {}))}
+    tables["claims"] = [row for row in tables.get("claims", ()) if {row.get("higher"), row.get("lower")} <= names]
+    if tables.get("baseline") not in names:
+        tables.pop("baseline", None)
+    tables.pop("published", None)
+    tables["title"] = f"{tables.get('title', '')} (quick form)".strip()
+    return tables
 
 
 def to_tables(experiment: Question) -> Table:
@@ -359,7 +273,7 @@ def to_tables(experiment: Question) -> Table:
     tables: Table = {}
     for each in dataclasses.fields(experiment):
         value = getattr(experiment, each.name)
-        if each.name == "published":
+        if each.name in ("published", "claims"):
             value = [_without_none(row) for row in value]
         elif value == PrivacySpec():
             continue
@@ -389,7 +303,7 @@ def _read(kind: type, table: Any, place: str, problems: list[str], readers: Mapp
         if key not in fields:
             problems.append(f"{at}: no such key{nearest(key, fields)}")
             continue
-        with _noting(problems):
+        with noting(problems):
             values[key] = readers[at](value, at, problems) if at in readers else checked(hints[key], value, at)
     for name, each in fields.items():
         if name not in table and is_required(each):
@@ -399,7 +313,8 @@ def _read(kind: type, table: Any, place: str, problems: list[str], readers: Mapp
 
 
 @contextmanager
-def _noting(problems: list[str], place: str = "") -> Iterator[None]:
+def noting(problems: list[str], place: str = "") -> Iterator[None]:
+    """Note what is wrong within, and go on."""
     try:
         yield
     except ValueError as problem:
@@ -427,25 +342,17 @@ def read_method(protocol: Any) -> Reader:
     return read
 
 
-def _read_attack(given: Any, place: str, problems: list[str]) -> Any:
-    if not isinstance(given, (str, dict)):
-        build(Attack, given, place)
-    return given  # built with the rule and the ranker that it attacks, once these are known
-
-
-def _read_user(given: Any, place: str, problems: list[str]) -> Any:
-    user = checked(get_type_hints(ClientsSpec, include_extras=True)["user"], given, place)
-    for one in user if isinstance(user, list) else [user]:
-        with _noting(problems):
-            _user(one)
-    return user
-
-
-def _read_published(given: Any, place: str, problems: list[str]) -> Any:
+def _read_rows(given: Any, place: str, problems: list[str]) -> Any:
     if not isinstance(given, list):
         raise ValueError(f"{place}: {shown(given)} is not a list of tables; write [[{place}]]")
-    read = read_section(Published)
+    read = read_section(Claim if place == "claims" else Published)
     return tuple(read(row, f"{place}[{i}]", problems) for i, row in enumerate(given))
+
+
+def _read_quick(given: Any, place: str, problems: list[str]) -> Any:
+    if not isinstance(given, dict):
+        raise ValueError(f"{place}: {shown(given)} is not a table; write [{place}]")
+    return flat(given, lambda key, table: "name" in table)
 
 
 def _read_vary(given: Any, place: str, problems: list[str]) -> Any:
@@ -485,7 +392,7 @@ def _problems(values: Table) -> list[str]:
     found: list[str] = []
     names = []
     for i, text in enumerate(values.get("measures", ())):
-        with _noting(found, f"measures[{i}]"):
+        with noting(found, f"measures[{i}]"):
             names.append(str(measure(text)))
     data = values.get("data")
     for place, listed in (("measures", names), ("seeds", values.get("seeds", ())), ("data.folds", data and data.folds)):
@@ -493,231 +400,9 @@ def _problems(values: Table) -> list[str]:
             found.append(f"{place}: {shown(twice[0])} stands there twice; list each once")
     for i, row in enumerate(values.get("published", ())):
         if row is not None and row.measure not in ("online", "reward"):
-            with _noting(found, f"published[{i}].measure"):
+            with noting(found, f"published[{i}].measure"):
                 measure(row.measure)
     return found
-
-
-def _federated_problems(values: Table) -> list[str]:
-    """What is wrong with a federation of clients, or with updates that arrive out of step."""
-    found: list[str] = []
-    data, clients = values.get("data"), values.get("clients")
-    if data is not None:
-        found += data_problems(data)
-    if clients is not None and 2 * clients.malicious >= clients.count and clients.malicious:
-        found.append(
-            f"clients.malicious: {clients.malicious} of {clients.count} clients decide as they like; use less than half"
-        )
-    elif clients is not None and clients.malicious and values.get("attack") is None:
-        found.append(
-            f"clients.malicious: {clients.malicious} would do no harm, no attack is set; use 0, or an attack such as "
-            '{ name = "poisoned-clicks" }'
-        )
-    if not found and "learner" in values and clients is not None:
-        found += _contradictions({"aggregator": "mean", "server": "add"} | values)
-    start = values.get("start")
-    if start is not None and not (Path(start).is_file() or Path(start, "model.json").is_file()):
-        found.append(f"start: no model at {start}; give a model.json, or the folder of a finished run")
-    return found
-
-
-def _contradictions(values: Table) -> list[str]:
-    """Methods that are each right and do not go together."""
-    found: list[str] = []
-    with _noting(found):
-        learner = build(Learner, values["learner"], "learner")
-        server = build(ServerStep, values["server"], "server")
-        aggregator = build(Aggregator, values["aggregator"], "aggregator")
-        mechanism = None
-        if values.get("mechanism") is not None:
-            mechanism = build(PricedMechanism, values["mechanism"], "mechanism")
-        attack = _attack(values)
-        Federation(learner, aggregator, server, attack=attack, mechanism=mechanism)
-        if attack is not None and values["clients"].user_per == "interaction" and hasattr(attack, "user"):
-            found.append(
-                'clients.user_per: "interaction" would let honest clients click as malicious ones; use "client"'
-            )
-        if values.get("record_every") and isinstance(getattr(mechanism, "place", None), SecureSum):
-            found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
-        if values.get("record_every") and isinstance(aggregator, Apart):
-            found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
-        found += _privacy_problems(mechanism, learner, aggregator, values["clients"], values.get("privacy"))
-        found += _arrival_problems(values, learner, aggregator, server, mechanism)
-        if type(learner.ranker) not in RANKERS.values():
-            found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
-        if isinstance(learner, Evolution):
-            searches = values["clients"].interactions
-            if min(searches if isinstance(searches, list) else [searches]) < 2:
-                found.append(f"clients.interactions: {shown(searches)} is too few for evolution; use 2 or more")
-            if values.get("fine_tune"):
-                found.append("fine_tune: evolution needs many clients, one alone cannot go on with it; use 0, or pdgd")
-            if server == Add():
-                found.append('server: evolution takes far too long steps with "add" at rate 1; use { name = "adam" }')
-    return found
-
-
-def _arrival_problems(
-    values: Table, learner: Learner, aggregator: Aggregator, server: ServerStep, mechanism: PricedMechanism | None
-) -> list[str]:
-    """What does not go together with kind = "async", or only with it."""
-    data, clients = values.get("data"), values["clients"]
-    partition = build(Partition, clients.partition, "clients.partition")
-    found = []
-    if isinstance(partition, Users) and data is not None and data.log is None:
-        found.append('clients.partition: "users" needs to know who asked what; set data.log to the folder of a log')
-    if getattr(learner, "lists", "drawn") == "logged":
-        if data is not None and data.log is None:
-            found.append('learner.lists: "logged" learns from what a search log says was shown; set data.log')
-        if clients.user != "perfect" or hasattr(_attack(values), "user"):
-            found.append(
-                'learner.lists: "logged" takes clicks from the log, so that nobody clicks in another way; use the user '
-                '"perfect" and no attack by clicks, or "drawn"'
-            )
-    if values.get("kind") != "async":
-        if values.get("arrival") is not None:
-            found.append('arrival: would do nothing in a federation in step; set kind = "async", or leave it out')
-        return found
-    if data is not None and data.log is None:
-        found.append("kind: async lets updates arrive when they did, which only a search log says; set data.log")
-    if isinstance(partition, (Iid, Intents, Shared)):
-        found.append(
-            "clients.partition: here several clients hold the same query, which was asked once; "
-            'use { name = "users" }, or another one that deals queries out'
-        )
-    rule = build(ArrivalRule, values.get("arrival") or "fedasync", "arrival")
-    if aggregator != Mean() or server != Add():
-        name = "aggregator" if aggregator != Mean() else "server"
-        found.append(f"{name}: arrival takes its place when kind is async; leave it out")
-    if isinstance(learner, Evolution) or getattr(learner, "control", False):
-        found.append('learner: evolution and control = true need rounds of many clients; use pdgd with kind = "async"')
-    if getattr(learner, "personal", "none") != "none":
-        found.append('learner.personal: weights that stay with clients have no mean in kind = "async"; use "none"')
-    if clients.participation < 1:
-        found.append("clients.participation: the log says who takes part when kind is async; use 1.0")
-    if clients.malicious or values.get("attack") is not None:
-        found.append("attack: clients that attack out of step are not simulated in this version; leave it out")
-    if values.get("record_every"):
-        found.append("record_every: updates that arrive out of step are not recorded in this version; use 0")
-    place = getattr(mechanism, "place", None)
-    if mechanism is not None and isinstance(place, SecureSum) and rule.gathers:
-        with _noting(found, "mechanism"):
-            mechanism.promises(Setting(rule.gathers, 100, 1.0, (1,), learner, aggregator))
-    elif mechanism is not None and not isinstance(place, OnClient):
-        found.append(
-            "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
-            'laplace noise with place = { name = "client" }, or a secure sum with arrival = { name = "fedbuff", wait = '
-            "true }"
-        )
-    if mechanism is not None and not rule.receive:
-        found.append(
-            "arrival.receive: false lets clients go on from models without noise, so what they send later tells what "
-            "noise had hidden; use true with a mechanism"
-        )
-    return found
-
-
-def _attack(values: Mapping[str, Any]) -> Attack | None:
-    """The attack, which knows the rule and the ranker that it attacks unless the spec says otherwise."""
-    given = values.get("attack")
-    if given is None:
-        return None
-    table = {"name": given} if isinstance(given, str) else dict(given)
-    kind = ATTACKS.get(str(table.get("name")))
-    known = {each.name for each in dataclasses.fields(kind)} if kind is not None else set()  # type: ignore[arg-type]
-    learner = values["learner"]
-    beside = {
-        "aggregator": values["aggregator"],
-        "ranker": learner.get("ranker") if isinstance(learner, dict) else None,
-    }
-    for name, other in beside.items():
-        if name in known and name not in table and other is not None:
-            table[name] = other
-    attack: Attack = build(Attack, table, "attack")
-    return attack
-
-
-def _privacy_problems(
-    mechanism: PricedMechanism | None,
-    learner: Learner,
-    aggregator: Aggregator,
-    clients: ClientsSpec,
-    privacy: PrivacySpec | None,
-) -> list[str]:
-    """What a mechanism cannot do together with the rest, and a budget that nothing keeps."""
-    budget = None if privacy is None else privacy.budget
-    if mechanism is None:
-        return [] if budget is None else [f"privacy.budget: {budget:g} cannot be kept without a mechanism; set one"]
-    found: list[str] = []
-    with _noting(found, "mechanism"):
-        searches = clients.interactions if isinstance(clients.interactions, list) else [clients.interactions]
-        # How many parameters there are changes what a promise costs, not whether it can be made.
-        setting = Setting(clients.count, 100, clients.participation, tuple(searches), learner, aggregator)
-        promises = mechanism.promises(setting)
-        if budget is not None and all(promise.event is None for promise in promises):
-            found.append(f"privacy.budget: {budget:g} cannot be kept; nothing can be claimed for this mechanism here")
-    return found
-
-
-def require_data(data: DataSpec) -> None:
-    """Refuse data that are not here; files were looked for when the spec was read."""
-    if data.name is not None:
-        require(data.name)
-    if data.log is not None:
-        load_log(data.log)
-
-
-def data_problems(data: DataSpec) -> list[str]:
-    found = []
-    if data.normalise is not None and data.normalise not in NORMALISATIONS:
-        found.append(f"data.normalise: no {data.normalise!r}{nearest(data.normalise, NORMALISATIONS)}")
-    if data.log is not None:
-        return found + _log_problems(data)
-    for name in ("users", "test_share"):
-        if getattr(data, name) is not None:
-            found.append(f"data.{name}: is a setting of a search log, and there is none; set data.log, or leave it out")
-    named = {"train": data.train, "test": data.test, "validation": data.validation}
-    files = {place: file for place, file in named.items() if file is not None}
-    if data.name is not None and files:
-        found.append(f"data: has both a name and files; leave out name, or {' and '.join(files)}")
-    elif data.name is not None:
-        with _noting(found, "data.name"):
-            folds = describe_data(data.name).folds
-            has = "only fold 1" if folds == 1 else f"folds 1 to {folds}"
-            found += [f"data.folds: no fold {fold}; {data.name} has {has}" for fold in data.folds if fold > folds]
-    elif data.train is None or data.test is None:
-        found.append("data: give a name of the catalog (`fedrank data list`), files: train and test, or a log")
-    else:
-        found += [f"data.{place}: no file {file}" for place, file in files.items() if not Path(file).is_file()]
-        found += [f"data.folds: no fold {fold}; files are fold 1" for fold in data.folds if fold != 1]
-    return found
-
-
-def _log_problems(data: DataSpec) -> list[str]:
-    found = []
-    if any(value is not None for value in (data.name, data.train, data.test, data.validation)):
-        found.append("data: has a log and something else; leave out log, or name and files")
-    if data.evaluate_on == "validation":
-        found.append("data.evaluate_on: a log has no validation queries; use test")
-    return found + [f"data.folds: no fold {fold}; a log is fold 1" for fold in data.folds if fold != 1]
-
-
-def _user(given: str | Table) -> str | User:
-    if isinstance(given, str):
-        if given not in USERS:
-            raise ValueError(f"clients.user: no {given!r}{nearest(given, USERS)}")
-        return given
-    known = {each.name for each in dataclasses.fields(User)}
-    if not {"click", "stop"} <= set(given) <= known:
-        raise ValueError(
-            f"clients.user: {shown(given)} is no user; write {{ click = [...], stop = [...] }}, a probability for each "
-            "grade, and perhaps attention_decay = 1.0"
-        )
-    hints = get_type_hints(User)
-    values = {key: checked(hints[key], value, f"clients.user.{key}") for key, value in given.items()}
-    try:
-        return User(**values)
-    except ValueError as problem:
-        raise ValueError(f"clients.user: {problem}") from None
 
 
 @dataclass(frozen=True)
@@ -846,17 +531,20 @@ def _builtin_folder() -> Any:
 
 # Keys that name files.
 _FILES = re.compile(r"start|data\.(train|test|validation|log|folder)|clients(\.partition)+\.(file|over)|split\.file")
-_ONLY_WHOLE = ("vary", "variants", "baseline", "published")  # keys of the whole experiment, not of a variant
-Reader = Callable[[Any, str, list[str]], Any]  # (value, its place, problems) -> value; ValueError is noted, too
-COMMON_READERS: dict[str, Reader] = {"vary": _read_vary, "variants": _read_variants, "published": _read_published}
-Experiment.readers = COMMON_READERS | {
-    "data": read_section(DataSpec),
-    "clients": read_section(ClientsSpec, {"clients.partition": read_method(Partition), "clients.user": _read_user}),
-    "learner": read_method(Learner),
-    "aggregator": read_method(Aggregator),
-    "server": read_method(ServerStep),
-    "arrival": read_method(ArrivalRule),
-    "attack": _read_attack,
-    "mechanism": read_method(PricedMechanism),
-    "privacy": read_section(PrivacySpec),
+_ONLY_WHOLE = (
+    "vary",
+    "variants",
+    "baseline",
+    "published",
+    "paper",
+    "claims",
+    "quick",
+)  # keys of the whole experiment, not of a variant
+COMMON_READERS: dict[str, Reader] = {
+    "vary": _read_vary,
+    "variants": _read_variants,
+    "published": _read_rows,
+    "claims": _read_rows,
+    "quick": _read_quick,
+    "paper": read_section(Paper),
 }

@@ -55,6 +55,7 @@ class Run:
     notes: tuple[str, ...] = ()
     version: str = ""  # of fedrank
     promotion: float | None = None  # share of the documents that an attack promotes that reach the top ten
+    behind_final: int = LAST  # evaluations; 1 where the last model alone is the result
 
     @property
     def folder(self) -> Path:
@@ -135,10 +136,10 @@ class Run:
     def final(self, column: str) -> float:
         """Mean of the last ten evaluations: the noise of single rounds should not decide a comparison.
 
-        Online quality is taken from the same rounds.
+        Online quality is taken from the same rounds. Where training chose its own end, the last evaluation counts.
         """
         values = self._column(column)[self.evaluated]
-        values = values[~np.isnan(values)][-LAST:]
+        values = values[~np.isnan(values)][-self.behind_final :]
         return float(values.mean()) if len(values) else float("nan")
 
     def total(self, column: str) -> float:
@@ -156,8 +157,8 @@ class Run:
         if self.status != "finished":
             return self
         try:
-            if "round" not in self.rounds or "online" not in self.rounds:
-                raise ValueError("rounds.csv lacks the column 'round' or 'online'")
+            if "round" not in self.rounds:
+                raise ValueError("rounds.csv lacks the column 'round'")
             if (self.path / "queries.csv").exists():
                 self.queries  # noqa: B018
             self.model, self.seconds  # noqa: B018
@@ -251,7 +252,8 @@ class Runs:
             row |= {"round": run.round, "rounds": run.asked}
             if run.status == "finished":
                 row |= {name: run.final(name) for name in run.measures}
-                row |= {"online": run.final("online"), "online_sum": run.online_sum()}
+                if "online" in run.rounds:
+                    row |= {"online": run.final("online"), "online_sum": run.online_sum()}
             rows.append(row)
         return rows
 
@@ -431,6 +433,7 @@ def _load(path: Path) -> Run:
             notes=tuple(str(note) for note in facts.get("notes") or ()),
             version=str(facts.get("fedrank") or ""),
             promotion=facts.get("promotion"),
+            behind_final=int(facts.get("behind_final") or LAST),
         )
         status = facts["status"]
         if status not in STATES:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedrank.experiment.claims import BLOCKS, FAILS, HOLDS, OPEN, SMALL, UNTESTED
 from fedrank.experiment.findings import COSTS, Findings, Threat, Variant, show
 from fedrank.experiment.privacy import paid_for
 from fedrank.experiment.statistics import Summary, summarise
@@ -147,6 +148,28 @@ def published_table(found: Findings) -> Table:
     )
     header = ["variant", "measure", "source", "published", "measured", "repeats", "ours - theirs", "verdict"]
     return Table(header, rows, 3, [note])
+
+
+def claims_table(found: Findings) -> Table:
+    """What the paper found, and whether it holds here."""
+    tones = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
+    rows = []
+    for claim in found.claims:
+        told = signed(claim.column, claim.difference)
+        if not math.isnan(claim.low):
+            told += f" ({signed(claim.column, claim.low)} to {signed(claim.column, claim.high)})"
+        verdict = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
+        counted = f"{claim.pairs} in {claim.folds} folds" if claim.folds else str(claim.pairs)
+        effect = "-" if math.isnan(claim.effect) else f"{claim.effect:+.1f}"
+        texts = heading(claim.column), told, effect, counted
+        rows.append([Cell(claim.says), Cell(verdict, tone=tones[claim.verdict]), *map(Cell, texts)])
+    note = (
+        "Difference with a confidence interval at the level 0.05 that the claims of the experiment share (Holm). From "
+        f"{BLOCKS} folds on a fold counts once, with the mean over its seeds. The effect is Cohen's d. A claim that "
+        f"something is better holds above 0, and does not hold below 0 or within ±{SMALL}; a claim that two are alike "
+        "holds inside its margin."
+    )
+    return Table(["claim", "verdict", "measure", "difference", "effect", "repeats"], rows, 3, [note])
 
 
 def clients_table(found: Findings) -> Table | None:
@@ -377,7 +400,7 @@ def asked_rows(found: Findings) -> list[tuple[str, str]]:
     facts = next(run for run in found.runs.finished).data
     rows = []
     first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
-    aside = ("kind", "title", "vary", "variants", "published", "baseline", "seeds", "name")
+    aside = ("kind", "title", "vary", "variants", "published", "claims", "paper", "quick", "baseline", "seeds", "name")
     for key in [*(key for key in first if key in asked), *(key for key in asked if key not in (*first, *aside))]:
         text = show(asked[key])
         if key == "data":

@@ -9,17 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedrank.experiment.families import build, describe
-from fedrank.experiment.spec import (
-    COMMON_READERS,
-    DataSpec,
-    Positive,
-    Question,
-    Table,
-    data_problems,
-    read_method,
-    read_section,
-    require_data,
-)
+from fedrank.experiment.sections import DataSpec, Positive, Table, data_problems, require_data
+from fedrank.experiment.spec import COMMON_READERS, Question, read_method, read_section
 from fedrank.federate.forests import Merger
 from fedrank.federate.splits import Splitter
 from fedrank.rank.trees import Booster

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrank.experiment.federated_spec import Experiment
 from fedrank.experiment.schedule import Results, run_experiment
-from fedrank.experiment.spec import Experiment, Variant, from_tables, to_tables, to_toml
+from fedrank.experiment.spec import Variant, from_tables, to_tables, to_toml
 from fedrank.experiment.store import Runs, load_runs
 
 if TYPE_CHECKING:

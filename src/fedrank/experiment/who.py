@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.experiment.families import describe
+from fedrank.experiment.federated_spec import Experiment
 from fedrank.experiment.run import clients_of, load_fold
-from fedrank.experiment.spec import Experiment, Variant
+from fedrank.experiment.spec import Variant
 from fedrank.experiment.toml import shown
 from fedrank.federate.differences import Differences, differences
 from fedrank.types import Clients

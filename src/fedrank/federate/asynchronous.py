@@ -1,8 +1,8 @@
 """Federation out of step: the updates of a search log's users arrive when they did.
 
 A client takes its queries in the order of its pool. Whenever it has searched as often as `Clients.interactions` says,
-it sends what it learned, and what arrives in which order follows from the times of the log. What is left over at the
-end of a pool is never sent.
+it has an update, and what arrives in which order follows from the times of the log. What is left over at the end of a
+pool is never sent.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.federate.round import Federation, Journal, Outcome, RoundError, State, first_state
 from fedrank.seeds import Chance
-from fedrank.types import Arrivals, Change, Clients, Learner, Mechanism, Source, Weights
+from fedrank.types import AddingMechanism, Arrivals, Change, Clients, Learner, Mechanism, Source, Weights
 
 LONGEST_WINDOW = 4096  # arrivals that are learned in one call
 WINDOW_BYTES = 64 << 20  # of updates, likewise
 RuleState = dict[str, NDArray[Any]]
+SINCE = "since"  # the only array of a rule's state that has an entry for each client
 
 
 class Step(NamedTuple):
@@ -42,13 +43,27 @@ class ArrivalRule(Protocol):
 
     @property
     def together(self) -> bool:
-        """Whether a round takes the next update of every client; otherwise a round is one arrival."""
+        """Whether a round takes the next update of every client."""
+
+    @property
+    def gathers(self) -> int:
+        """How many different clients send together in a round; 0: a round is one arrival, unless `together`."""
 
     def first(self, clients: int, parameters: int) -> RuleState:
-        """What the rule remembers before round 1; it is changed in place."""
+        """What the rule remembers before round 1; it is changed in place.
+
+        `SINCE` has an entry for each client, which changes only when that one sends. All other arrays are small.
+        """
 
     def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
         """The new global model; notes in `state` that these clients are up to date from now on."""
+
+
+class GatheringRule(ArrivalRule, Protocol):
+    """A rule that `gathers`."""
+
+    def counts(self, rows: NDArray[np.int64], state: RuleState) -> NDArray[np.float64]:
+        """[rows], 0 .. 1: how much each update counts by its age, which is public: clients apply it themselves."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,7 @@ class Sync:
     receive: bool = True  # whether clients get the global model after every round (AOL4FOLTR's released code: never)
 
     together = True
+    gathers = 0
 
     def first(self, clients: int, parameters: int) -> RuleState:
         return {}
@@ -83,6 +99,7 @@ class FedAsync:
     receive: bool = True  # whether a client gets the global model when it sends (AOL4FOLTR's released code: never)
 
     together = False
+    gathers = 0
 
     def __post_init__(self) -> None:
         if self.staleness not in ("harmonic", "constant", "polynomial", "hinge"):
@@ -108,11 +125,11 @@ class FedAsync:
         return self.mixing
 
     def first(self, clients: int, parameters: int) -> RuleState:
-        return {"since": np.zeros(clients, dtype=np.int64)}
+        return {SINCE: np.zeros(clients, dtype=np.int64)}
 
     def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
-        share = self.share(step.round - int(state["since"][step.rows[0]]))
-        state["since"][step.rows] = step.round
+        share = self.share(step.round - int(state[SINCE][step.rows[0]]))
+        state[SINCE][step.rows] = step.round
         return (1 - share) * weights + share * step.model
 
 
@@ -122,14 +139,22 @@ class FedBuff:
 
     An update counts (1 + t)^-exponent, where t is how often the model has moved since its client synchronised. What
     waits at the end of a run is not used.
+
+    With `wait` nothing leaves a client before `size` different ones have an update, and then each sends once, with all
+    that it has learned until then; a round is one such sum. A secure sum needs that: no sum holds anybody twice.
     """
 
     size: int = 10  # K: updates that are gathered
     rate: float = 1.0  # how far the model moves along their mean
     exponent: float = 0.5  # how fast old updates lose weight; 0: not at all
     receive: bool = True  # whether a client gets the global model, as it is then, when it sends
+    wait: bool = False  # clients keep their updates until the buffer is full, and send together
 
     together = False
+
+    @property
+    def gathers(self) -> int:
+        return self.size if self.wait else 0
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -140,15 +165,22 @@ class FedBuff:
             raise ValueError(f"exponent = {self.exponent} would let old updates count more; use 0 or more")
 
     def first(self, clients: int, parameters: int) -> RuleState:
-        return {
-            "since": np.zeros(clients, dtype=np.int64),  # moves of the model when each client synchronised
+        kept = {
+            SINCE: np.zeros(clients, dtype=np.int64),  # moves of the model when each client synchronised
             "moves": np.zeros(1, dtype=np.int64),
-            "waiting": np.zeros(1, dtype=np.int64),
-            "sum": np.zeros(parameters),
         }
+        return kept if self.wait else kept | {"waiting": np.zeros(1, dtype=np.int64), "sum": np.zeros(parameters)}
+
+    def counts(self, rows: NDArray[np.int64], state: RuleState) -> NDArray[np.float64]:
+        weights: NDArray[np.float64] = (1.0 + state["moves"][0] - state[SINCE][rows]) ** -self.exponent
+        return weights
 
     def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
-        age = state["moves"][0] - state["since"][step.rows[0]]
+        if self.wait:
+            state["moves"] += 1
+            state[SINCE][step.rows] = state["moves"][0]
+            return weights + self.rate * step.change
+        age = state["moves"][0] - state[SINCE][step.rows[0]]
         state["sum"] += float(1 + age) ** -self.exponent * step.change
         state["waiting"] += 1
         if state["waiting"][0] == self.size:
@@ -156,7 +188,7 @@ class FedBuff:
             state["sum"][:] = 0.0
             state["waiting"][:] = 0
             state["moves"] += 1
-        state["since"][step.rows] = state["moves"][0]
+        state[SINCE][step.rows] = state["moves"][0]
         return weights
 
 
@@ -169,6 +201,7 @@ class Schedule:
 
     rows: NDArray[np.int64]  # [batches]: client
     at: NDArray[np.int64]  # [batches]: place in the client's pool of the batch's first query
+    searches: NDArray[np.int64]  # [batches]: queries of the batch
     edges: NDArray[np.int64]  # [rounds + 1]: round t + 1 has batches edges[t] .. edges[t + 1] - 1
     until: NDArray[np.int64]  # [batches]: from this batch on up to that one, without it, no client sends twice
 
@@ -188,7 +221,8 @@ class Schedule:
 def schedule(clients: Clients, rule: ArrivalRule) -> Schedule:
     """All complete batches: by the time of their last query, or all first ones, all second ones, and so on.
 
-    Batches that end in the same second arrive in order of their clients.
+    Batches that end in the same second arrive in order of their clients. Where a rule gathers, batches of a client that
+    fall into one round are one batch, and what does not fill a last round is left out.
     """
     sizes, searches = np.diff(clients.pools)[clients.pool], clients.interactions
     batches = np.where(searches > 0, sizes // np.maximum(searches, 1), 0)
@@ -212,11 +246,35 @@ def schedule(clients: Clients, rule: ArrivalRule) -> Schedule:
         order = np.lexsort((number, rows, clients.data.when[last]))
         edges = np.arange(len(rows) + 1)
     rows, at = rows[order], at[order]
+    searches = searches[rows]
+    if rule.gathers:
+        rows, at, searches, edges = _gathered(rows, at, searches, rule.gathers)
     later = np.full(len(rows), len(rows))  # the same client's next batch
     by_client = np.argsort(rows, kind="stable")
     again = rows[by_client[1:]] == rows[by_client[:-1]]
     later[by_client[:-1][again]] = by_client[1:][again]
-    return Schedule(rows, at, edges.astype(np.int64), np.minimum.accumulate(later[::-1])[::-1])
+    return Schedule(rows, at, searches, edges.astype(np.int64), np.minimum.accumulate(later[::-1])[::-1])
+
+
+def _gathered(
+    rows: NDArray[np.int64], at: NDArray[np.int64], searches: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Arrivals as rounds of so many different clients: (rows, at, searches, edges)."""
+    sent: list[tuple[int, int, int]] = []
+    waiting: dict[int, tuple[int, int]] = {}  # client -> its first place, and how many queries from there on
+    for client, place, count in zip(rows.tolist(), at.tolist(), searches.tolist(), strict=True):
+        begin, before = waiting.get(client, (place, 0))
+        waiting[client] = begin, before + count
+        if len(waiting) == size:
+            sent += [(one, *waiting[one]) for one in sorted(waiting)]
+            waiting = {}
+    if not sent:
+        raise ValueError(
+            f"only {len(waiting)} clients ever have an update, so that a buffer of {size} is never full; use a smaller "
+            "arrival.size, or more clients"
+        )
+    table = np.array(sent, dtype=np.int64)
+    return table[:, 0], table[:, 1], table[:, 2], np.arange(0, len(table) + 1, size)
 
 
 def first_state_of(rule: ArrivalRule, weights: Weights, clients: int) -> State:
@@ -242,8 +300,8 @@ def simulate_arrivals(
     """Round after round, each as it ends, until `rounds` or until nobody has a batch left.
 
     Batches of different clients are learned together as long as nobody sends twice: no model that one of them starts
-    from can change in between. A state's arrays are used again by the next round unless there is a journal; copy what
-    is to be kept.
+    from can change in between. A state's arrays are used again by the next round, or with a journal by the one after
+    it; copy what is to be kept.
     """
     if getattr(learner, "control", False) or getattr(learner, "personal", "none") != "none":
         raise ValueError("clients that arrive one by one keep no controls or personal weights; use a learner without")
@@ -255,20 +313,31 @@ def simulate_arrivals(
         noise = mechanism.source()
     last = min(rounds, plan.rounds)
     window = max(1, min(window, WINDOW_BYTES // (4 * state.weights.size)))
-    everything = replace(clients.rows(plan.rows), at=plan.at)  # a row for every batch
+    everything = replace(clients.rows(plan.rows), at=plan.at, interactions=plan.searches)  # a row for every batch
+    # Who keeps a journal may look at a state when the next round is done, so that two take turns. Copying all that
+    # clients hold would take longer than the round.
+    spare = None if journal is None else _copy(state)
+    changed: slice | NDArray[np.int64] = slice(0)  # rows in which the spare is behind
     while state.round < last:
-        # In step, everybody who sends in a round has sent in the one before.
-        end = state.round + 1 if rule.together else min(state.round + window, int(plan.until[state.round]), last)
-        first, stop = int(plan.edges[state.round]), int(plan.edges[end])
+        first = int(plan.edges[state.round])
+        # In step, everybody who sends in a round has sent in the one before, so that this is a single round.
+        most = min(first + window, int(plan.until[first]))
+        end = min(last, max(state.round + 1, int(np.searchsorted(plan.edges, most, side="right")) - 1))
+        stop = int(plan.edges[end])
         held = state.memory
         assert held is not None
         # Chance is keyed by the client and the place in its pool alone: it is the same however windows fall.
         some = everything.rows(slice(first, stop))
         learned, _ = learner(held[plan.rows[first:stop]], None, some, Chance(seed, 0), threads)
         for number in range(state.round + 1, end + 1):
-            own = slice(first, stop) if rule.together else slice(number - 1, number)
+            own = slice(int(plan.edges[number - 1]), int(plan.edges[number]))
             place = slice(own.start - first, own.stop - first)
-            outcome = _arrive(rule, state, learned, place, plan.rows[own], number, plan, mechanism, noise, journal)
+            target = state
+            if spare is not None:
+                _catch_up(spare, state, changed)
+                target = replace(spare, round=state.round, weights=state.weights)
+                spare, changed = state, slice(None) if rule.together else plan.rows[own]
+            outcome = _arrive(rule, target, learned, place, plan.rows[own], number, plan, mechanism, noise, journal)
             state = outcome.state
             yield outcome
 
@@ -288,10 +357,9 @@ def _arrive(
     """One round: what the clients in `rows` learned reaches the server, and they may get its model back."""
     weights, held, memory = state.weights, state.memory, state.rule
     assert held is not None
-    if journal is not None:
-        held, memory = held.copy(), {name: array.copy() for name, array in memory.items()}
     updates, sizes, online = learned.updates[own], learned.sizes[own], learned.online[own]
-    sent, message_bytes, kept = updates, None, None
+    sent, message_bytes, kept, change = updates, None, None, None
+    counts = cast(GatheringRule, rule).counts(rows, memory) if rule.gathers else None
     if journal is not None:
         kept = journal.kept(number)
         if kept is None:
@@ -299,18 +367,28 @@ def _arrive(
     if mechanism is not None and kept is None:
         assert noise is not None
         arrived = Arrivals(updates, sizes, learned.ids[own], held[rows], online, number)
+        if counts is not None and mechanism.adds_up:
+            # Nobody could weigh single updates later. An old one counts like one with fewer interactions behind it.
+            weighed: Any = counts * np.minimum(sizes, getattr(mechanism, "cap", 1))
+            arrived = replace(arrived, sizes=weighed)
         arrived = mechanism.protect(arrived, len(rows), noise)
         sent, message_bytes = arrived.updates, arrived.message_bytes
+        if mechanism.adds_up:
+            change = cast(AddingMechanism, mechanism).rule(len(rows), noise)(arrived)
     sound, excluded = rows, ()
-    if not math.isfinite(np.add.reduce(sent, axis=None)):
+    if kept is None and not math.isfinite(np.add.reduce(sent, axis=None)):
         of_use = np.isfinite(sent).all(axis=1)
         sound, excluded = rows[of_use], tuple(learned.ids[own][~of_use].tolist())
         updates, sent, sizes = updates[of_use], sent[of_use], sizes[of_use]
+        counts = None if counts is None else counts[of_use]
     if excluded and rule.together and not len(sound):
         problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
         raise RoundError(problem, number, excluded[0])
     if len(sound):
-        change = _mean(sent, sizes) if kept is None else kept.change
+        if kept is not None:
+            change = kept.change
+        elif change is None:
+            change = _mean(sent, sizes) if counts is None else counts @ sent.astype(np.float64) / len(rows)
         if journal is not None and kept is None:
             journal.keep(number, change)
         weights = rule(weights, Step(number, sound, change, _mean(held[sound], sizes) + change), memory)
@@ -329,6 +407,21 @@ def _arrive(
         bytes_down=len(rows) * model_bytes * rule.receive,
         excluded=excluded,
     )
+
+
+def _copy(state: State) -> State:
+    assert state.memory is not None
+    return replace(state, memory=state.memory.copy(), rule={name: array.copy() for name, array in state.rule.items()})
+
+
+def _catch_up(behind: State, ahead: State, rows: slice | NDArray[np.int64]) -> None:
+    """Bring the arrays of a state up to those of the next one, which differ in these clients."""
+    assert behind.memory is not None
+    assert ahead.memory is not None
+    behind.memory[rows] = ahead.memory[rows]
+    for name, array in ahead.rule.items():
+        some = rows if name == SINCE else slice(None)
+        behind.rule[name][some] = array[some]
 
 
 def _mean(values: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.float64]:

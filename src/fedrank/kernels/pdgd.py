@@ -118,8 +118,8 @@ def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, 
     if not spread < FAR_APART:  # also where scores are no longer numbers
         pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, scales)
         return
-    top = np.empty(SHOWN)  # e^score by position
-    tail = np.empty(SHOWN + 1)  # Z by position
+    top = np.empty(size)  # e^score by position
+    tail = np.empty(size + 1)  # Z by position
     for i in range(size):
         top[i] = exps[shown[i]]
         exps[shown[i]] = 0.0
@@ -131,7 +131,7 @@ def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, 
     tail[size] = rest
     for i in range(size - 1, -1, -1):
         tail[i] = tail[i + 1] + top[i]
-    without = np.empty(SHOWN)  # Z_i - e_b for i = a+1 .. b
+    without = np.empty(size)  # Z_i - e_b for i = a+1 .. b
     for b in range(1, considered):
         without[b] = tail[b + 1]
         for i in range(b - 1, 0, -1):
@@ -159,11 +159,11 @@ def pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, 
     for d in range(count):
         if not is_shown[d]:
             rest = log_add(rest, np.float64(scores[d]))
-    tail = np.empty(SHOWN + 1)
+    tail = np.empty(size + 1)
     tail[size] = rest
     for i in range(size - 1, -1, -1):
         tail[i] = log_add(tail[i + 1], np.float64(scores[shown[i]]))
-    without = np.empty(SHOWN)
+    without = np.empty(size)
     for b in range(1, considered):
         without[b] = tail[b + 1]
         for i in range(b - 1, 0, -1):
@@ -189,9 +189,24 @@ def shown_ndcg(grades, shown, size, ideal, discounts):
     if ideal == 0.0:
         return 0.0
     gain = 0.0
-    for i in range(size):
+    for i in range(min(size, SHOWN)):
         gain += (2.0 ** grades[shown[i]] - 1.0) * discounts[i]
     return gain / ideal
+
+
+@compiled()
+def as_logged(grades, count, shown, clicked):
+    """All documents as they stand, with clicks on those that have a grade; returns how many positions count.
+
+    These are the same as after `read_and_click`: all down to the one after the last click.
+    """
+    considered = 0
+    for d in range(count):
+        shown[d] = d
+        clicked[d] = grades[d] > 0
+        if clicked[d]:
+            considered = d + 2
+    return min(considered, count)
 
 
 @compiled()
@@ -233,19 +248,21 @@ def add_clipped_gradients(master, weights, hidden, features, rows, scales, count
 
 @compiled()
 def pdgd_clients(
-    starts, key, rate, batch, prox, clip_weights, clip_gradients, drifts, hidden, features, offsets, longest,
+    starts, key, rate, batch, logged, prox, clip_weights, clip_gradients, drifts, hidden, features, offsets, longest,
     ids, pool, view, user, interactions, queries, pools, at, grades, ideal, click, stop, attention,
     first, last, updates, online, personal,
 ):  # fmt: skip
     """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and `personal` are theirs.
 
     `starts` [1 or clients, parameters] float32. With `batch` all gradients of a client are taken at its start and
-    summed into one step; otherwise it steps after every interaction. `prox` pulls a client back to its start, and its
-    row of `drifts` [clients or 0, parameters] is added to every gradient; both also act where no pair was found.
-    `clip_weights` is the largest norm of the model after every step, and `clip_gradients` (with `batch`) that of the
-    gradient of one interaction; 0: any. `personal` [clients or 0, units] are output weights that stay with their
-    client: it learns them in place, and their part of the update is 0. `at` [clients or 0]: the place in its pool from
-    which a client takes its queries in order; chance is then keyed by that place, however interactions are batched.
+    summed into one step; otherwise it steps after every interaction. With `logged` the list of a query is all its
+    documents in their order, and what has a grade was clicked: nothing is drawn. `prox` pulls a client back to its
+    start, and its row of `drifts` [clients or 0, parameters] is added to every gradient; both also act where no pair
+    was found. `clip_weights` is the largest norm of the model after every step, and `clip_gradients` (with `batch`)
+    that of the gradient of one interaction; 0: any. `personal` [clients or 0, units] are output weights that stay with
+    their client: it learns them in place, and their part of the update is 0. `at` [clients or 0]: the place in its pool
+    from which a client takes its queries in order; chance is then keyed by that place, however interactions are
+    batched.
     """
     parameters = starts.shape[1]
     shared = parameters - personal.shape[1] if len(personal) > 0 else parameters
@@ -259,10 +276,11 @@ def pdgd_clients(
     draws = np.empty(longest)
     early = np.empty(longest, dtype=np.int64)
     ranks = np.empty(longest, dtype=np.int64)
-    shown = np.empty(SHOWN, dtype=np.int64)
-    rows = np.empty(SHOWN, dtype=np.int64)
-    clicked = np.empty(SHOWN, dtype=np.bool_)
-    scales = np.empty(SHOWN)
+    most = longest if logged else SHOWN
+    shown = np.empty(most, dtype=np.int64)
+    rows = np.empty(most, dtype=np.int64)
+    clicked = np.empty(most, dtype=np.bool_)
+    scales = np.empty(most)
     gradient = np.empty(parameters if clip_gradients > 0.0 else 0)
     discounts = np.empty(SHOWN)
     for i in range(SHOWN):
@@ -291,12 +309,16 @@ def pdgd_clients(
 
             score(weights, hidden, features, begin, begin + count, scores)
             spread = exponentials(scores, count, scratch, exps)
-            size = plackett_luce(scores, exps, spread, count, chance, draws, scratch, early, ranks, shown)
             own = seen[begin : begin + count]
+            if logged:
+                size = count
+                considered = as_logged(own, count, shown, clicked)
+            else:
+                size = plackett_luce(scores, exps, spread, count, chance, draws, scratch, early, ranks, shown)
+                considered = read_and_click(
+                    own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
+                )
             quality += shown_ndcg(own, shown, size, ideal[view[c], query], discounts)
-            considered = read_and_click(
-                own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
-            )
             if considered < 2 and not corrected:
                 continue  # no click, or nothing to compare it with: no pair, no step
             if prox != 0.0:  # before the gradient moves the weights at which both are taken

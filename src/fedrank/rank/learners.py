@@ -28,6 +28,10 @@ class Pdgd:
     FedPer (Arivazhagan et al., 2019) and SCAFFOLD, option II (Karimireddy et al., ICML 2020). The two clips bound what
     noise must hide.
 
+    With lists = "logged" it learns from what somebody was shown and clicked in a search log: all of a query's documents
+    in their order. Pairs are weighed as if the model had shown that list. Another ranker did, so that what makes PDGD
+    unbiased by positions does not hold.
+
     With FedPer the output weights of the global model are the mean of the clients' own, by interactions. No client
     sends them: that model exists only in simulation, to be evaluated next to the personal ones.
     """
@@ -35,6 +39,7 @@ class Pdgd:
     ranker: Ranker = field(default_factory=Linear)
     rate: float = 0.1  # η; constant, gradients are not normalised
     batch: bool = False  # one step with the summed gradients of all interactions, instead of one step after each
+    lists: Literal["drawn", "logged"] = "drawn"  # what is shown: ten that the model draws, or the list of a search log
     prox: float = 0.0  # FedProx: μ, how strongly every step pulls back to the global model; 0: not at all
     personal: Literal["none", "output"] = "none"  # FedPer: "output" keeps the output weights with the client
     control: bool = False  # SCAFFOLD: correct every step by how this client's gradients differ from everybody's
@@ -44,6 +49,8 @@ class Pdgd:
     def __post_init__(self) -> None:
         _check_rate(self.rate)
         _check_start(self.ranker)
+        if self.lists not in ("drawn", "logged"):
+            raise ValueError(f'no lists {self.lists!r}; use "drawn" or "logged"')
         if not 0 <= self.prox < np.inf:
             raise ValueError(f"prox = {self.prox} would not pull back to the global model; use 0 or a positive number")
         if self.rate * self.prox >= 2:
@@ -80,6 +87,11 @@ class Pdgd:
         from fedrank.kernels.pdgd import pdgd_clients
 
         data, starts = clients.data, _as_sent(start)
+        if self.lists == "logged" and not len(data.who):
+            raise ValueError(
+                f"{data.name or 'this data set'} is no search log, so that nobody was shown its lists; use data.log, "
+                'or lists = "drawn"'
+            )
         key = chance.key("learn")
         if memory is None:
             memory = self.first_memory(start, len(clients))
@@ -91,7 +103,7 @@ class Pdgd:
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             pdgd_clients(
-                starts, key, self.rate, self.batch, float(self.prox),
+                starts, key, self.rate, self.batch, self.lists == "logged", float(self.prox),
                 float(self.clip_weights), float(self.clip_gradients), drifts,
                 self.ranker.hidden, data.features, data.offsets, data.longest,
                 clients.ids, clients.pool, clients.view, clients.user, clients.interactions,

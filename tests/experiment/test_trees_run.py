@@ -1,0 +1,183 @@
+"""A run of trees leaves a folder that says everything, and survives interruptions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lightgbm")
+pytest.importorskip("optuna")
+
+from fedrank.experiment.apply import evaluate_model, score_lines
+from fedrank.experiment.run import Task, load_fold, perform
+from fedrank.experiment.spec import from_tables
+from fedrank.rank.measures import average, evaluate
+from fedrank.rank.model import load_model
+from fedrank.rank.selection import Selected
+from tests.made_up import made_up_data
+
+FILES = ("rounds.csv", "validation.csv", "queries.csv", "model.txt", "model.json", "selected.npz")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """LETOR files of made-up data."""
+    folder = tmp_path_factory.mktemp("letor")
+    for number, name in enumerate(("train", "validation", "test")):
+        data = made_up_data(queries=60 if name == "train" else 20, longest=40, seed=number)
+        lines = []
+        for query, (begin, end) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
+            for row in range(begin, end):
+                cells = " ".join(f"{i}:{value:.6f}" for i, value in enumerate(data.features[row], start=1))
+                lines.append(f"{data.grades[row]} qid:{number}{query:02d} {cells}\n")
+        (folder / f"{name}.txt").write_text("".join(lines))
+    return {name: str(folder / f"{name}.txt") for name in ("train", "validation", "test")}
+
+
+def task_of(folder: Path, data, **changes) -> Task:
+    booster = {
+        "name": "selgb",
+        "trees": 20,
+        "leaves": 5,
+        "min_data_in_leaf": 3,
+        "rate": 0.3,
+        "keep": 0.3,
+        "patience": 6,
+    }
+    tables = {
+        "kind": "trees",
+        "data": data,
+        "booster": booster | changes.pop("booster", {}),
+        "measures": ["ndcg@10", "map"],
+        "evaluate_every": 3,
+        **changes,
+    }
+    return Task(folder, from_tables(tables).single(1, 5), "test", "only", {}, 1, 5)
+
+
+def columns(path: Path) -> dict[str, list[str]]:
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    return {name: [row[i] for row in rows[1:]] for i, name in enumerate(rows[0])}
+
+
+def test_a_finished_run_says_everything(tmp_path, files):
+    task = task_of(tmp_path / "run", files)
+    news = []
+    assert perform(task, tell=news.append) == "finished"
+    facts = json.loads((task.folder / "run.json").read_text())
+    curve = [float(value) for value in columns(task.folder / "validation.csv")["ndcg@10"]]
+    size = int(np.argmax(curve)) + 1
+    model = load_model(task.folder)
+    assert len(model) == size == facts["round"] == facts["rounds"]
+    assert len(curve) == min(size + 6, 20)
+    assert facts["engine"].startswith("LightGBM ")
+    assert facts["behind_final"] == 1  # a report's final value is that of the model
+    assert "do not count" in facts["conventions"]["stopping"]
+
+    rounds = columns(task.folder / "rounds.csv")
+    assert rounds["round"] == [str(number) for number in range(1, size + 1)]
+    evaluated = [number for number, value in enumerate(rounds["ndcg@10"], start=1) if value]
+    assert evaluated == sorted({*range(3, size + 1, 3), size})
+    test = load_fold(task.experiment.data, 1).test
+    for number in evaluated:
+        expected = evaluate(["ndcg@10", "map"], model.truncated(number).score(test), test)
+        row = [float(rounds[name][number - 1]) for name in ("ndcg@10", "map")]
+        np.testing.assert_allclose(row, expected, atol=1e-12)
+    queries = columns(task.folder / "queries.csv")
+    assert queries["query"] == test.query_ids.tolist()
+    mean = np.mean([float(value) for value in queries["map"] if value])
+    assert float(rounds["map"][-1]) == pytest.approx(mean)
+
+    selected = Selected.load(task.folder)
+    assert selected.trees == list(range(2, len(curve) + 1))
+    assert selected.counts.sum() == sum(selected.kept)
+    assert news[-1].round == size
+    assert not (task.folder / "checkpoint.npz").exists()
+
+
+def test_its_model_scores_new_data(tmp_path, files):
+    task = task_of(tmp_path / "run", files, booster={"trees": 5})
+    assert perform(task) == "finished"
+    model = load_model(task.folder)
+    test = load_fold(task.experiment.data, 1).test
+    for path in (task.folder, task.folder / "model.txt"):
+        lines = list(score_lines(path, files["test"]))
+        np.testing.assert_allclose([float(line) for line in lines], model.score(test), rtol=1e-8)
+    quality = evaluate_model(task.folder, files["test"], ["ndcg@10"])
+    assert f"{float(average(quality.values)[0])!r}" in (task.folder / "rounds.csv").read_text().splitlines()[-1]
+    with pytest.raises(ValueError, match="holds one model for all clients; leave out client = 0"):
+        evaluate_model(task.folder, files["test"], ["ndcg@10"], client=0)
+
+
+@pytest.mark.parametrize("booster", [{}, {"every": 4}, {"name": "goss", "keep": None}])
+def test_an_interrupted_run_ends_as_an_undisturbed_one(tmp_path, files, booster, monkeypatch):
+    monkeypatch.setattr("fedrank.experiment.trees_run.SECONDS_BETWEEN_NEWS", 0)
+    settings = {"name": "selgb", "trees": 12, "leaves": 5, "min_data_in_leaf": 3, "rate": 0.3, "keep": 0.3} | booster
+    settings = {key: value for key, value in settings.items() if value is not None}
+    tables = {"kind": "trees", "data": files, "booster": settings, "evaluate_every": 2}
+    whole, parts = (
+        Task(tmp_path / name, from_tables(tables).single(1, 5), "test", "only", {}, 1, 5) for name in ("whole", "parts")
+    )
+    assert perform(whole) == "finished"
+    for trees in (2, 4):
+        asked = iter([False] * (trees - 1) + [True])
+        assert perform(parts, stop=lambda a=asked: next(a)) == "interrupted"
+    assert json.loads((parts.folder / "run.json").read_text())["round"] == 6
+    assert perform(parts) == "finished"
+    for name in FILES:
+        if (whole.folder / name).exists():
+            assert (whole.folder / name).read_bytes() == (parts.folder / name).read_bytes(), name
+    assert (whole.folder / "selected.npz").exists() == ("keep" in settings)
+
+
+def test_tuned_settings_are_used_and_written_down(tmp_path, files):
+    task = task_of(tmp_path / "run", files, tune=2, booster={"trees": 3})
+    assert perform(task) == "finished"
+    tuned = json.loads((task.folder / "run.json").read_text())["tuned"]
+    assert tuned["trials"] == 2
+    assert (task.folder / "study.db").exists()
+    # Leaf values in the file are multiplied by the rate that was chosen.
+    assert f"shrinkage={tuned['rate']:g}\n" in (task.folder / "model.txt").read_text()
+
+
+def test_without_validation_all_trees_stay(tmp_path, files):
+    task = task_of(tmp_path / "run", {key: files[key] for key in ("train", "test")}, booster={"trees": 7})
+    assert perform(task) == "finished"
+    assert len(load_model(task.folder)) == 7
+    assert "no validation queries" in " ".join(json.loads((task.folder / "run.json").read_text())["notes"])
+
+
+def test_what_is_wrong_stands_in_the_run(tmp_path, files):
+    task = task_of(tmp_path / "run", {key: files[key] for key in ("train", "test")}, tune=2)
+    assert perform(task) == "failed"
+    error = json.loads((task.folder / "run.json").read_text())["error"]
+    assert "no validation queries to tune on" in error["message"]
+
+
+def test_clients_merge_their_forests(tmp_path, files):
+    booster = {"name": "lambdamart", "trees": 4, "leaves": 4, "min_data_in_leaf": 3}
+    tables = {
+        "kind": "trees",
+        "data": files,
+        "booster": booster,
+        "measures": ["ndcg@10", "map"],
+        "split": {"name": "topics", "clients": 2},
+        "merge": {"name": "linear"},
+    }
+    task = Task(tmp_path / "run", from_tables(tables).single(1, 5), "test", "only", {}, 1, 5)
+    status = perform(task)
+    facts = json.loads((task.folder / "run.json").read_text())
+    assert status == "finished", facts["error"]
+    clients = columns(task.folder / "clients.csv")
+    assert len(clients["client"]) == 2
+    assert {"ndcg@10 own before", "ndcg@10 own after", "map all after"} <= set(clients)
+    after = [float(value) for value in clients["ndcg@10 all after"]]
+    rounds = columns(task.folder / "rounds.csv")
+    assert float(rounds["ndcg@10"][0]) == pytest.approx(np.mean(after))
+    test = load_fold(task.experiment.data, 1).test
+    for number, value in enumerate(after, start=1):
+        model = load_model(task.folder / "clients" / str(number) / "merged")
+        assert evaluate(["ndcg@10"], model.score(test), test)[0] == pytest.approx(value)
