@@ -1,18 +1,17 @@
-# fedrank: five words to know. Everything installs into .venv, which the first target creates.
+# fedrank: six words to know. Everything installs into .venv, which the first target creates.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check docs bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(READY)  ## simulate a federation on built-in data: progress, a table, a report to open
-	$(BIN)/fedrank run quickstart --out runs
-	$(BIN)/fedrank report runs/quickstart --out report.html
+demo: $(READY)  ## three minutes: a federation learns, is attacked, forgets; a story in pictures to open
+	$(BIN)/fedrank demo --out runs --report demo.html
 
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest -n auto
@@ -21,6 +20,9 @@ check: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## the documentation as a web site: site/index.html
+	$(BIN)/mkdocs build --strict
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
 	$(BIN)/python benchmarks/fpdgd.py
@@ -33,10 +35,14 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 	$(BIN)/python benchmarks/robust.py
 	$(BIN)/python benchmarks/log_features.py
 	$(BIN)/python benchmarks/async.py
+	$(BIN)/python benchmarks/published_log.py 200
+	$(BIN)/python benchmarks/rtk.py --check
+	$(BIN)/python benchmarks/trees.py
+	$(BIN)/python benchmarks/merge.py
 	$(BIN)/python benchmarks/compilation.py
 
 clean:  ## remove what the other targets made, except results in runs/
-	rm -rf $(VENV) report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

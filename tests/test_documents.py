@@ -7,23 +7,33 @@ import importlib
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import tomllib
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import fedrank
+from fedrank.cli import app
+from fedrank.experiment.families import Listed, methods
+from fedrank.experiment.papers import named
+from fedrank.experiment.spec import Question, read_question
+from fedrank.experiment.spec import kinds as experiment_kinds
 from fedrank.experiment.toml import write_toml
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, *(path for name in ("README.md", "CONTRIBUTING.md") if (path := ROOT / name).exists())]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
 SMALLEST = {"rounds": 1, "data": {"name": "mq2008"}, "clients": {"count": 4}, "learner": {"name": "pdgd"}}
 
@@ -40,12 +50,17 @@ class Block(NamedTuple):
         return f"{self.page.name}:{self.line}"
 
 
+@cache
+def _methods() -> list[Listed]:
+    return methods()
+
+
 def blocks(*kinds: str) -> list[Block]:
     return [block for page in DOCS for block in _blocks(page) if block.kind in kinds]
 
 
-def _blocks(page: Path) -> Iterator[Block]:
-    text = page.read_text(encoding="utf-8")
+def _blocks(page: Path, text: str | None = None) -> Iterator[Block]:
+    text = text or page.read_text(encoding="utf-8")
     for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2])
 
@@ -120,17 +135,20 @@ def test_index_names_every_page() -> None:
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_specs_are_valid(block: Block, folder: Path) -> None:
+    _check_spec(block, folder)
+
+
+def _check_spec(block: Block, folder: Path) -> None:
     tables = tomllib.loads(block.text)
     named = [tables.get("data", {}).get(key) for key in ("train", "test", "validation")]
     for file in filter(None, [*named, tables.get("start")]):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).touch()
     text = block.text
-    if not tables.keys() >= WHOLE:
+    if not tables.keys() >= WHOLE and tables.get("kind") not in ("silo", "trees"):
         text = write_toml(_merged(SMALLEST, tables))
     (folder / "spec.toml").write_text(text, encoding="utf-8")
-    experiment = fedrank.read_experiment(folder / "spec.toml")
-    assert experiment.expand()
+    assert read_question(folder / "spec.toml").expand()
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +161,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def test_tutorial_shows_the_built_in_experiment() -> None:
     source = ROOT / "src" / "fedrank" / "papers" / "quickstart.toml"
-    shown = next(block for block in blocks("toml") if block.page.name == "tutorial.md")
+    shown = next(block for block in blocks("toml") if block.page == TUTORIAL)
     assert tomllib.loads(shown.text) == tomllib.loads(source.read_text(encoding="utf-8"))
 
 
@@ -158,9 +176,14 @@ def test_every_key_of_a_spec_is_documented() -> None:
         "privacy": hints["privacy"],
     }
     kinds["Published"] = typing.get_args(hints["published"])[0]
+    kinds["Claims"] = typing.get_args(hints["claims"])[0]
+    kinds["Kind silo"], kinds["Kind trees"] = experiment_kinds()["silo"], experiment_kinds()["trees"]
+    common = {field.name for field in dataclasses.fields(Question)}
     for section, kind in kinds.items():
         rows = dict(re.findall(r"^\| `(\w+)` \| .+? \| (.+?) \|", sections[section], re.MULTILINE))
         fields = {field.name: field for field in dataclasses.fields(kind)}
+        if section.startswith("Kind"):
+            fields = {name: field for name, field in fields.items() if name not in common}
         assert rows.keys() == fields.keys(), f"docs/spec.md, {section}"
         for name, field in fields.items():
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -170,9 +193,42 @@ def test_every_key_of_a_spec_is_documented() -> None:
                 assert tomllib.loads(f"value = {rows[name].strip('`')}") == {"value": default}, f"{section}: {name}"
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=str)
+@pytest.mark.parametrize("block", [block for block in blocks("python") if block.page != TUTORIAL], ids=str)
 def test_code_runs(block: Block, folder: Path) -> None:
     exec(compile(block.text, str(block), "exec", dont_inherit=True), {"__name__": "document"})
+
+
+def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, in one folder: files are written, code runs, and so does every command, with fewer rounds."""
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = TUTORIAL.read_text(encoding="utf-8").splitlines()
+    for block in _blocks(TUTORIAL):
+        if block.kind == "python":
+            exec(compile(block.text, str(block), "exec", dont_inherit=True), {"__name__": "document"})
+        elif block.kind == "toml":
+            names = re.findall(r"`(\w+\.toml)`", "\n".join(lines[block.line - 4 : block.line]))
+            for name in names:
+                (folder / name).write_text(block.text, encoding="utf-8")
+        elif block.kind == "console":
+            for line, *shown in (part.splitlines() for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]):
+                if line.startswith("fedrank "):
+                    _follow(line, shown)
+    assert {"interactions.toml", "own.toml", "report.html", "own.run", "ranker.json", "curve.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+def _follow(line: str, shown: list[str]) -> None:
+    words = shlex.split(line)[1:]
+    shorter = {"run": SHORT, "trees": ["booster.trees=3"]}.get(words[0], [])
+    for change in shorter:
+        words += ["--set", change]
+    done = CliRunner().invoke(app, [*words, "--workers", "1"] if shorter else words)
+    assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+    if not shorter and words[0] != "evaluate":  # what does not depend on how long was trained is as it is shown
+        said = " ".join(done.output.split())
+        for text in shown:
+            assert " ".join(text.removesuffix("...").split()) in said, f"{line}\n{done.output}"
 
 
 def _commands() -> list[tuple[str, str, bool]]:
@@ -189,9 +245,10 @@ def _commands() -> list[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize(("where", "line", "complete"), _commands())
 def test_commands_exist(where: str, line: str, complete: bool) -> None:
-    from fedrank.cli import app
-    from fedrank.experiment.families import methods
+    _check_command(where, line, complete)
 
+
+def _check_command(where: str, line: str, complete: bool) -> None:
     command: Any = typer.main.get_command(app)
     words = shlex.split(re.split(r" [|>] ", line)[0])[1:]
     while words and words[0] in getattr(command, "commands", ()):
@@ -204,7 +261,66 @@ def test_commands_exist(where: str, line: str, complete: bool) -> None:
         assert all(word.startswith("--") or word.isupper() for word in words), f"{where}: no such command: {line}"
     elif complete and "--help" not in words:
         parsed = command.make_context(command.name, list(words)).params  # raises where something is missing or odd
-        if command.name == "run" and not parsed["spec"].endswith(".toml"):
-            fedrank.read_experiment(parsed["spec"], parsed["set_"] or [])
+        if "names" in parsed:
+            assert named(parsed["names"])
+        elif command.name == "run" and not parsed["spec"].endswith(".toml"):
+            read_question(parsed["spec"], parsed["set_"] or [])
     elif command.name == "methods":
-        assert not words or any((row.family, row.name)[: len(words)] == tuple(words) for row in methods()), line
+        assert not words or any((row.family, row.name)[: len(words)] == tuple(words) for row in _methods()), line
+
+
+@cache
+def _generated() -> dict[str, str]:
+    return runpy.run_path(str(ROOT / "docs" / "build.py"))["method_pages"]()
+
+
+def test_every_method_has_its_place_on_a_generated_page() -> None:
+    pages = _generated()
+    for row in _methods():
+        page = pages[f"methods/{row.family}.md"]
+        assert f"\n## {row.name}\n" in page
+        section = page.partition(f"\n## {row.name}\n")[2].partition("\n## ")[0]
+        for setting in row.settings:
+            assert f"| `{setting.name}` | `{setting.kind}` |" in section
+    assert len(pages) == 1 + len({row.family for row in _methods()})
+
+
+def test_generated_pages_show_how_a_method_is_named(folder: Path) -> None:
+    for path, text in _generated().items():
+        family = Path(path).stem
+        shown = list(_blocks(ROOT / "docs" / path, text))
+        assert len(shown) == (family != "index")
+        for block in shown:
+            if block.kind == "toml":
+                _check_spec(block, folder)
+                assert any(row.name in block.text for row in _methods() if row.family == family), path
+            else:
+                for line in block.text.splitlines():
+                    _check_command(path, line.removeprefix("$ "), True)
+
+
+def test_pages_for_files_hold_what_is_linked() -> None:
+    pages = runpy.run_path(str(ROOT / "docs" / "build.py"))["linked_files"](DOCS)
+    for example in EXAMPLES:
+        assert example.read_text(encoding="utf-8") in pages[f"files/examples/{example.name}.md"]
+    assert pages["files/CONTRIBUTING.md"] == (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install 'fedrank[docs]'")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
+    done = subprocess.run([*build, "--site-dir", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {page.with_suffix(".html").name for page in DOCS} <= {path.name for path in tmp_path.iterdir()}
+    front = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|<link[^>]+href)=["']https?:""", front), "it opens without a network"
+    for page in DOCS:
+        assert f'href="{page.stem}.html"' in front, f"{page.name} is not in the navigation"
+    assert "FedBuff" in (tmp_path / "methods" / "arrival.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.name.startswith("how-to-")], ids=lambda path: path.stem)
+def test_how_to_pages_are_titled_as_tasks(page: Path) -> None:
+    title = page.read_text(encoding="utf-8").splitlines()[0]
+    assert title.startswith("# How to ")
+    assert f"[{title.removeprefix('# ').partition(', and what')[0]}](" in (ROOT / "docs" / "index.md").read_text()

@@ -6,15 +6,31 @@ Everything heavy is imported inside the commands, so that `fedrank --help` answe
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from fedrank.cli.logs import logs_app
+from fedrank.cli.papers import papers_app
+from fedrank.cli.shared import (
+    Changes,
+    Client,
+    DataFile,
+    ModelFile,
+    Name,
+    RunsFolders,
+    Spec,
+    Workers,
+    count_runs,
+    do_experiment,
+    label_of,
+    new_console,
+    say,
+)
+from fedrank.cli.silo import silo_app
+from fedrank.cli.trees import trees_app
 
 # One thread for each matrix product: whole runs go side by side instead. Read when NumPy is first imported.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -33,19 +49,10 @@ data_app = typer.Typer(
     help="Data sets: which are known, which are here, and whether a file is sound.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
-logs_app = typer.Typer(
-    help="Search logs: from queries, clicks and documents to a data set of real users.", no_args_is_help=True
-)
 app.add_typer(logs_app, name="logs")
-
-Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")]
-Name = Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
-]
-Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")]
-RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
+app.add_typer(silo_app, name="silo")
+app.add_typer(trees_app, name="trees")
+app.add_typer(papers_app, name="papers")
 
 
 @app.command(
@@ -61,43 +68,9 @@ def run(
     threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
 ) -> None:
     """Do an experiment. Finished runs are skipped, interrupted ones resume."""
-    from fedrank.experiment.report import show_table
-    from fedrank.experiment.run import recorded_bytes
-    from fedrank.experiment.schedule import run_experiment
     from fedrank.experiment.spec import read_question
-    from fedrank.experiment.store import load_runs
-    from fedrank.experiment.tables import amount
 
-    experiment = read_question(spec, set_ or [])
-    label = _label(name, spec)
-    for folder in (out / label, *(out / label).parents):
-        if folder.is_file():
-            raise NotADirectoryError(f"{folder} is a file; --out and --name must lead to a folder")
-    runs = len(experiment.expand()) * len(experiment.repeats())
-    console = _console()
-    _say(console, experiment.title or label, style="bold")
-    _say(console, f"{_count(runs)} of {experiment.extent}, into {out / label}")
-    recorded = sum(recorded_bytes(each.experiment) for each in experiment.expand()) * len(experiment.repeats())
-    if recorded:
-        _say(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
-    results = run_experiment(
-        experiment, label, out, workers=workers or os.cpu_count() or 1, threads=threads, console=console
-    )
-    if results.skipped:
-        _say(console, f"{_count(len(results.skipped))} of {runs} finished before")
-    for task, reason in results.failed:
-        _say(console, f"failed {task.label}: {reason}", style="red")
-    if results.interrupted:
-        left = len(results.interrupted)
-        are = "is" if left == 1 else "are"
-        _say(console, f"Stopped. {_count(left)} {are} not finished; nothing is lost: run the same command to resume.")
-    if results.finished or results.skipped:
-        show_table(load_runs(out / label), console)
-        _say(console, f"Pictures and tests: fedrank report {out / label} --out report.html")
-    if results.failed:
-        raise typer.Exit(1)
-    if results.interrupted:
-        raise typer.Exit(130)
+    do_experiment(read_question(spec, set_ or []), label_of(name, spec), out, workers, threads)
 
 
 @app.command(
@@ -115,7 +88,7 @@ def tune(
     workers: Workers = None,
 ) -> None:
     """Choose settings on the validation queries, for every variant by itself."""
-    from fedrank.experiment.spec import read_experiment
+    from fedrank.experiment.federated_spec import read_experiment
     from fedrank.experiment.toml import parse_override
     from fedrank.experiment.tune import show_tried, tune
 
@@ -124,18 +97,18 @@ def tune(
     for key, values in grid.items():
         if not isinstance(values, list):
             raise ValueError(f"--over {key}={values}: list the values to try, such as {key}=[0.03,0.1,0.3]")
-    console = _console()
+    console = new_console()
     results, tried, path = tune(
-        experiment, _label(name, spec), grid, out, workers=workers or os.cpu_count() or 1, console=console
+        experiment, label_of(name, spec), grid, out, workers=workers or os.cpu_count() or 1, console=console
     )
     for task, reason in results.failed:
-        _say(console, f"failed {task.label}: {reason}", style="red")
+        say(console, f"failed {task.label}: {reason}", style="red")
     if path is None:
-        _say(console, "Nothing is chosen while runs are interrupted: run the same command again.")
+        say(console, "Nothing is chosen while runs are interrupted: run the same command again.")
         raise typer.Exit(130)
     show_tried(tried, experiment.measures[0], console)
-    _say(console, f"All that was tried: fedrank report {path.parent}")
-    _say(console, f"The tuned experiment: fedrank run {path}")
+    say(console, f"All that was tried: fedrank report {path.parent}")
+    say(console, f"The tuned experiment: fedrank run {path}")
 
 
 @app.command(
@@ -149,15 +122,15 @@ def clients(
     seed: Annotated[int | None, typer.Option(help="Which seed; the spec's first if not given.")] = None,
 ) -> None:
     """Who holds what: queries, documents and grades of each client, and how different clients are."""
-    from fedrank.experiment.spec import read_experiment
+    from fedrank.experiment.federated_spec import read_experiment
     from fedrank.experiment.who import describe_clients, draw_clients, show_clients
 
-    console = _console()
+    console = new_console()
     who = describe_clients(read_experiment(spec, set_ or []), fold, seed)
     show_clients(who, console)
     if out is not None:
         draw_clients(who, out)
-        _say(console, f"Picture: {out}")
+        say(console, f"Picture: {out}")
 
 
 @app.command(
@@ -172,13 +145,13 @@ def privacy(
     ] = None,
 ) -> None:
     """Before a run: what would it spend, against whom, and which noise would a target need?"""
+    from fedrank.experiment.federated_spec import read_experiment
     from fedrank.experiment.privacy import TARGETS, show_privacy
-    from fedrank.experiment.spec import read_experiment
 
     for value in target or []:
         if not value > 0:
             raise ValueError(f"--target {value:g} cannot be reached with any noise; use a positive ε")
-    show_privacy(read_experiment(spec, set_ or []), _console(), target or TARGETS)
+    show_privacy(read_experiment(spec, set_ or []), new_console(), target or TARGETS)
 
 
 @app.command(
@@ -191,9 +164,9 @@ def audit(
 ) -> None:
     """Attack the messages that a spec would send: what leaks, next to what is promised. Takes some minutes."""
     from fedrank.experiment.audit import audit_experiment
-    from fedrank.experiment.spec import read_experiment
+    from fedrank.experiment.federated_spec import read_experiment
 
-    console = _console()
+    console = new_console()
     audit_experiment(read_experiment(spec, set_ or []), console, out)
 
 
@@ -229,13 +202,13 @@ def unlearn(
 
     changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
     unlearner = build(Unlearner, {"name": method} | changes, "method")  # type: ignore[type-abstract, unused-ignore]
-    label = None if name is None else _label(name, "")
+    label = None if name is None else label_of(name, "")
     if purge_parent and not yes:
         typer.confirm("Delete the models of these runs, and what the clients sent? This cannot be undone.", abort=True)
-    console = _console()
+    console = new_console()
     results = unlearn_runs(folders, client, unlearner, out, label, verify=verify, purge=purge_parent, console=console)
     show_forgotten(results, console)
-    _say(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
+    say(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
 
 
 @app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
@@ -247,17 +220,17 @@ def runs(
     """Show which runs are finished, interrupted or failed."""
     from fedrank.experiment import store
 
-    console = _console()
+    console = new_console()
     found = store.load_runs(folders)
     store.show_runs(found, console)
     if not clean:
         return
     doomed = [run for run in found if run.status in ("interrupted", "failed", "broken")]
     if not doomed:
-        _say(console, "Nothing to clean.")
-    elif yes or typer.confirm(f"Delete {_count(len(doomed))}?"):
+        say(console, "Nothing to clean.")
+    elif yes or typer.confirm(f"Delete {count_runs(len(doomed))}?"):
         for path in store.clean(found):
-            _say(console, f"deleted {path}")
+            say(console, f"deleted {path}")
 
 
 @app.command(
@@ -274,14 +247,7 @@ def report(
     from fedrank.experiment.store import load_runs
 
     write_report(load_runs(folders), out, baseline=baseline)
-    _say(_console(), f"Report: {out}")
-
-
-ModelFile = Annotated[Path, typer.Argument(help="model.json, or the folder of a finished run.")]
-DataFile = Annotated[
-    str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), or a name of the catalog (its test part).")
-]
-Client = Annotated[int | None, typer.Option(help="Whose model, where every client has its own.")]
+    say(new_console(), f"Report: {out}")
 
 
 @app.command(
@@ -303,7 +269,7 @@ def score(
         sys.stdout.writelines(lines)
     else:
         save(lines, out)
-        _say(_console(), f"Scores: {out}")
+        say(new_console(), f"Scores: {out}")
 
 
 @app.command(
@@ -323,11 +289,36 @@ def evaluate(
     from fedrank.experiment.apply import evaluate_model, save, show_quality
 
     quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client)
-    console = _console()
+    console = new_console()
     show_quality(quality, console)
     if per_query is not None:
         save([quality.csv()], per_query)
-        _say(console, f"Values per query: {per_query}")
+        say(console, f"Values per query: {per_query}")
+
+
+@app.command(
+    epilog="Examples:  fedrank export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  fedrank export "
+    "forest.txt --to solr --name mine --feature-names names.txt --out model.json"
+)
+def export(
+    model: ModelFile,
+    to: Annotated[str, typer.Option(help="opensearch, elasticsearch, solr or onnx.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in the engine; that of the file if not given.")
+    ] = None,
+    feature_names: Annotated[
+        Path | None, typer.Option(help="What the engine calls the features, one a line; the model's own if not given.")
+    ] = None,
+    client: Client = None,
+) -> None:
+    """Write a ranker as a search engine reads it, and check that the engine would score alike."""
+    from fedrank.rank.export import export as write
+
+    done = write(model, to, out, name=name, feature_names=feature_names, client=client)
+    console = new_console()
+    say(console, f"{done.what}: {done.path}")
+    say(console, done.next)
 
 
 @data_app.command("check", epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz")
@@ -336,7 +327,7 @@ def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: pl
     from fedrank.data.check import check_files, show_checks
 
     checks = check_files(files)
-    show_checks(checks, _console())
+    show_checks(checks, new_console())
     if not all(check.sound for check in checks):
         raise typer.Exit(1)
 
@@ -346,103 +337,24 @@ def data_list() -> None:
     """Known data sets: what they are, whether they are here, where to get them."""
     from fedrank.data.catalog import show_catalog
 
-    show_catalog(_console())
+    show_catalog(new_console())
 
 
-@logs_app.command(
-    "build",
-    epilog="Examples:  fedrank logs build --log log.tsv --docs corpus.jsonl --out aol  ·  fedrank logs build --log "
-    "clicks.csv.gz --docs corpus.tsv --out mine --users 100 --exclude 71845 --column user=person",
-)
-def logs_build(
-    log: Annotated[
-        Path, typer.Option(help="Who searched when for what and clicked which: .tsv, .csv, .jsonl, or AOL's.")
-    ],
-    docs: Annotated[Path, typer.Option(help="The documents: .jsonl or .tsv with id, title, text and url.")],
-    out: Annotated[Path, typer.Option(help="Folder for the data set.")],
-    users: Annotated[
-        int | None, typer.Option(min=1, help="Only so many users, the most active; all if not given.")
-    ] = None,
-    least: Annotated[int, typer.Option(min=1, help="Entries that a user must have.")] = 1,
-    exclude: Annotated[list[str] | None, typer.Option(help="User to leave out; may be repeated.")] = None,
-    window: Annotated[str, typer.Option(help="ranked, or shuffled as in the published code.")] = "ranked",
-    short: Annotated[
-        str, typer.Option(help="Where too few documents match: drop the entry, or fill at random.")
-    ] = "drop",
-    column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD=NAME", help="What the log calls user, time, query or document; may be repeated."),
-    ] = None,
-    match: Annotated[
-        str, typer.Option(help="Clicks name documents by id or url; auto: by url in AOL's format.")
-    ] = "auto",
-    stem: Annotated[str, typer.Option(help="Stems of words instead of words: none, or english.")] = "none",
-    published: Annotated[bool, typer.Option("--published", help="Features as the published code has them.")] = False,
-    seed: Annotated[int, typer.Option(help="For what is drawn by chance.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="For features; one per core if not given.")] = None,
+@app.command(epilog="Example:  fedrank demo --out runs --report demo.html")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for its runs.")] = Path("runs"),
+    report: Annotated[Path, typer.Option(help="The story as a web page.")] = Path("demo.html"),
 ) -> None:
-    """Result lists, features, users and times of a log. A build that was interrupted continues."""
-    from fedrank.data.build_log import LogBuild, build_log, notes, progress_bar
-    from fedrank.data.lists import ListRules
+    """Three minutes: a federation learns, is attacked, forgets, and its messages are read."""
+    from fedrank.experiment.demo import DemoStopped, demo
 
-    columns = dict(_pair(text) for text in column or [])
-    how = LogBuild(
-        ListRules(window=window, short=short), users, least, tuple(exclude or ()), columns, match, published, seed, stem
-    )
-    console = _console()
+    console = new_console()
     try:
-        with progress_bar(console) as progress:
-            built = build_log(log, docs, out, how, threads=threads or os.cpu_count() or 1, progress=progress)
-    except KeyboardInterrupt:
-        _say(console, "Stopped; nothing is lost: run the same command to continue.")
+        demo(out, report, console)
+    except DemoStopped:
+        say(console, "Stopped; nothing is lost: run the same command to resume.")
         raise typer.Exit(130) from None
-    for note in notes(built.facts):
-        _say(console, note)
-    _say(console, f"Data set: {out}")
-    _say(console, f"Numbers and a picture: fedrank logs describe {out} --out log.png")
-
-
-@logs_app.command(
-    "describe",
-    epilog="Examples:  fedrank logs describe aol  ·  fedrank logs describe aol --out log.png --numbers log.json",
-)
-def logs_describe(
-    folder: Annotated[Path, typer.Argument(help="A data set that fedrank logs build wrote.")],
-    out: Annotated[Path | None, typer.Option(help="Picture to draw: .png, .svg or .pdf.")] = None,
-    numbers: Annotated[Path | None, typer.Option(help="File for all numbers, as JSON.")] = None,
-) -> None:
-    """How unequal, how bursty and how different users are: numbers and a picture."""
-    from fedrank.data.describe_log import describe_log, description_as_json, draw_log, show_log
-    from fedrank.data.logs import load_log
-
-    console = _console()
-    found = describe_log(load_log(folder))
-    show_log(found, console)
-    if out is not None:
-        draw_log(found, out)
-        _say(console, f"Picture: {out}")
-    if numbers is not None:
-        numbers.write_text(description_as_json(found), encoding="utf-8")
-        _say(console, f"Numbers: {numbers}")
-
-
-@logs_app.command("synth", epilog="Example:  fedrank logs synth --users 1000 --out toy")
-def logs_synth(
-    out: Annotated[Path, typer.Option(help="Folder for log.tsv and corpus.jsonl.")],
-    users: Annotated[int, typer.Option(min=1, help="How many people search.")] = 1000,
-    documents: Annotated[int, typer.Option(min=1, help="How many documents there are.")] = 2000,
-    topics: Annotated[int, typer.Option(min=1, help="What documents and tastes are about.")] = 20,
-    days: Annotated[int, typer.Option(min=1, help="How long the log is.")] = 90,
-    seed: Annotated[int, typer.Option(help="For all that is made up.")] = 1,
-) -> None:
-    """Make up a log with the character of a real one: few busy users, bursts, tastes that differ."""
-    from fedrank.data.synthetic_log import synthetic_log
-
-    log, docs = synthetic_log(out, users, seed, documents=documents, topics=topics, days=days)
-    console = _console()
-    _say(console, f"Log: {log}")
-    _say(console, f"Documents: {docs}")
-    _say(console, f"Next: fedrank logs build --log {log} --docs {docs} --out {out / 'data'}")
+    say(console, f"The story in pictures: {report}")
 
 
 @app.command(epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods learner pdgd")
@@ -453,7 +365,7 @@ def methods(
     """Every learner, aggregator, user and measure, with its settings and one sentence."""
     from fedrank.experiment.families import show_methods
 
-    show_methods(_console(), family, name)
+    show_methods(new_console(), family, name)
 
 
 @app.callback(invoke_without_command=True)
@@ -465,40 +377,6 @@ def _root(
 
         typer.echo(f"fedrank {__version__}")
         raise typer.Exit
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
-
-
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: paths are not cut, brackets are not markup."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _count(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs:,} runs"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    """The two sides of FIELD=NAME."""
-    name, equals, value = text.partition("=")
-    if not equals or not value:
-        raise ValueError(f"--column {text!r}: write FIELD=NAME, such as user=AnonID")
-    return name, value
-
-
-def _label(name: str | None, spec: str) -> str:
-    """Where below OUT the results lie: the given name, or that of the spec."""
-    if name is None:
-        path = Path(spec)
-        return re.sub(r"[^\w.+=,-]+", "-", path.stem).strip("-.") or "experiment" if path.is_file() else spec
-    parts = name.split("/")
-    if not all(re.fullmatch(r"[\w.+=,-]+", part) and part.strip(".") for part in parts):
-        raise ValueError(f"--name {name!r} does not name a folder below OUT; use letters, digits, - and _")
-    return name
 
 
 def main() -> None:

@@ -1,0 +1,71 @@
+"""`fedrank papers`: every published table and figure that fedrank computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrank.cli.shared import Changes, Workers, do_experiment, new_console, say
+
+papers_app = typer.Typer(
+    help="The papers: each table and figure as an experiment, and published next to measured.", no_args_is_help=True
+)
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of their results.")]
+
+
+@papers_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank papers list")
+def papers_list() -> None:
+    """Each table and figure: its experiment, which data it needs, whether these are here, how long it takes."""
+    from fedrank.experiment.papers import show_papers
+
+    show_papers(new_console())
+
+
+@papers_app.command(
+    "run",
+    epilog="Examples:  fedrank papers run thesis/table-6-2 --quick  ·  fedrank papers run thesis/fig-5-5 --set "
+    "data.name=mq2008",
+)
+def papers_run(
+    names: Annotated[list[str], typer.Argument(help="Experiments, as `fedrank papers list` names them; or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A small, honest version that takes minutes.")] = False,
+    set_: Changes = None,
+    runs: Runs = Path("runs"),
+    workers: Workers = None,
+) -> None:
+    """Do experiments of the papers. A quick form lies beside the whole one, marked as such, and so do other data."""
+    from fedrank.experiment.papers import ask, named, unlearn_after
+
+    console = new_console()
+    wanted = named(names)
+    for name in wanted:
+        asked, label = ask(name, set_ or [], quick, runs)
+        try:
+            asked.require_data()
+        except (OSError, ValueError) as problem:
+            if len(wanted) == 1:
+                raise
+            say(console, f"left out {name}: {problem}", style="yellow")
+            continue
+        do_experiment(asked, label, runs, workers)
+        unlearned = unlearn_after(name, asked, label, runs, console)
+        if unlearned is not None:
+            say(console, f"Unlearned: {unlearned}")
+
+
+@papers_app.command("report", epilog="Example:  fedrank papers report --runs runs --out papers.html")
+def papers_report(
+    out: Annotated[Path, typer.Option(help="Web page to write; one for each paper lies beside it.")] = Path(
+        "papers.html"
+    ),
+    runs: Runs = Path("runs"),
+) -> None:
+    """Published and measured side by side, and a verdict per finding: holds, does not hold, not tested here."""
+    from fedrank.experiment.papers_page import write_papers_report
+
+    told = write_papers_report(runs, out)
+    console = new_console()
+    say(console, told)
+    say(console, f"Report: {out}")

@@ -1,0 +1,114 @@
+"""`fedrank trees`: tree models of one organisation, and of several that merge theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrank.cli.shared import Changes, Workers, do_experiment, new_console
+
+trees_app = typer.Typer(
+    help="Tree models: LambdaMART and its relatives through LightGBM, split data, merged models.", no_args_is_help=True
+)
+Seed = Annotated[int, typer.Option(help="For what is drawn by chance.")]
+
+
+@trees_app.command(
+    "train",
+    epilog="Examples:  fedrank trees train --data istella-x --method selgb --keep 0.01 --out model  ·  fedrank trees "
+    "train --data train.txt --validation vali.txt --test test.txt --method lambdamart --tune 100 --out model",
+)
+def trees_train(
+    data: Annotated[str, typer.Option(help="A name of the catalog, or a LETOR file to train on.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run: spec, model, curves.")],
+    method: Annotated[
+        str, typer.Option(help="lambdamart, selgb, sgb, negsgb, goss, bagging: see fedrank methods booster.")
+    ] = "lambdamart",
+    keep: Annotated[float | None, typer.Option(help="Share of negatives, or of rows, that a tree is grown on.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Trees between two selections.")] = None,
+    trees: Annotated[int | None, typer.Option(min=1, help="At most so many trees.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="LETOR file by which training stops.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="LETOR file to measure on; the validation file if not given.")
+    ] = None,
+    tune: Annotated[int, typer.Option(min=0, help="Settings to try on the validation queries, with Optuna.")] = 0,
+    fold: Annotated[int, typer.Option(min=1, help="Of a set with folds.")] = 1,
+    seed: Seed = 1,
+    set_: Changes = None,
+    workers: Workers = None,
+) -> None:
+    """Train a forest: one ordinary LightGBM model, with a spec and a run folder like everything else."""
+    from fedrank.experiment.spec import from_tables
+    from fedrank.experiment.toml import parse_override, put
+
+    booster: dict[str, Any] = {"name": method}
+    booster |= {key: value for key, value in (("keep", keep), ("every", every), ("trees", trees)) if value is not None}
+    asked: dict[str, Any] = {"name": data, "folds": [fold]}
+    if Path(data).is_file():
+        judge = test or validation
+        if judge is None:
+            raise ValueError(f"--data {data} is a file: give --test, and --validation if training is to stop by itself")
+        asked = {"train": str(Path(data).resolve()), "test": str(judge.resolve())}
+        asked |= {} if validation is None else {"validation": str(validation.resolve())}
+    elif test is not None or validation is not None:
+        raise ValueError(
+            f"--data {data} is no file, so --test and --validation go with nothing; name a file to train on"
+        )
+    tables: dict[str, Any] = {"kind": "trees", "title": f"{method} on {Path(data).name}", "data": asked}
+    tables |= {"booster": booster, "tune": tune, "seeds": [seed]}
+    for keys, value in map(parse_override, set_ or []):
+        put(tables, keys, value)
+    do_experiment(from_tables(tables), out.name, out.parent, workers)
+
+
+@trees_app.command(
+    "split",
+    epilog="Examples:  fedrank trees split --data istella-s --by category.tsv --rule exclusive --out split  ·  "
+    "fedrank trees split --data mslr-sample --by topics --clients 3 --out split",
+)
+def trees_split(
+    data: Annotated[str, typer.Option(help="A name of the catalog, or a LETOR file.")],
+    by: Annotated[
+        str, typer.Option(help="A file of categories, a feature number, topics (k-means over queries), or chance.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the clients' files and their merge sets.")],
+    rule: Annotated[str, typer.Option(help="tie-breaking, no-ties or exclusive.")] = "tie-breaking",
+    clients: Annotated[int, typer.Option(min=2, help="How many.")] = 2,
+    category: Annotated[
+        list[str] | None, typer.Option(help="Category of the first client, the second ..; may be repeated.")
+    ] = None,
+    rest: Annotated[
+        str, typer.Option(help="Which other queries the last client keeps: all, no-relevant, no-document or none.")
+    ] = "no-relevant",
+    merge: Annotated[str, typer.Option(help="Where merge sets come from: remaining, or validation.")] = "remaining",
+    bins: Annotated[int, typer.Option(min=0, help="Of a feature: so many categories; 0: each value is one.")] = 0,
+    fold: Annotated[int, typer.Option(min=1, help="Of a set with folds.")] = 1,
+    seed: Seed = 1,
+) -> None:
+    """Divide queries among clients whose data differ, with a merge set for each."""
+    from fedrank.experiment.tree_commands import show_split, split_data, splitter_for
+
+    split = splitter_for(by, rule, clients, category or (), rest, merge, bins)
+    show_split(split_data(data, split, out, fold, seed), new_console())
+
+
+@trees_app.command(
+    "merge",
+    epilog="Examples:  fedrank trees merge a.txt b.txt --on split --method linear --out merged  ·  fedrank trees merge "
+    "a.txt b.txt --on merge.txt --method stacking --out merged",
+)
+def trees_merge(
+    models: Annotated[list[Path], typer.Argument(help="Model files of the clients, in their order.")],
+    on: Annotated[Path, typer.Option(help="A merge set (LETOR), or a folder that fedrank trees split wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the merged models, one for each client.")],
+    method: Annotated[
+        str, typer.Option(help="linear, uniform, stacking, stacking-scores or stacking-features.")
+    ] = "linear",
+    seed: Seed = 1,
+) -> None:
+    """Merge the models of clients that never saw each other's data; who gains, and who loses."""
+    from fedrank.experiment.tree_commands import merge_models, show_merged
+
+    show_merged(merge_models(models, on, method, out, seed), new_console())

@@ -1,0 +1,244 @@
+"""The papers behind fedrank: their tables and figures as experiments, and what is done besides training for some."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrank.experiment.families import nearest
+from fedrank.experiment.run import write_whole
+from fedrank.experiment.spec import Question, builtin_names, read_question, to_tables
+from fedrank.experiment.toml import write_toml
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+QUICK, ON, UNLEARNED = "-quick", "-on-", "-unlearned"  # parts of a label: thesis/table-6-2-quick-on-mq2008-unlearned
+MADE_UP_LOG = "made-up-log"  # what quick forms call the search log that is made for them
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What we saw that contradicts a paper, or that it does not say."""
+
+    says: str
+    evidence: str  # where it can be seen again
+
+
+@dataclass(frozen=True)
+class Other:
+    """A table or figure that no experiment of its own makes, but a command does."""
+
+    item: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Unlearning:
+    """What is unlearned when the runs of an experiment are finished, and what the paper found about that."""
+
+    experiment: str  # its name within the paper
+    client: int  # who leaves
+    title: str
+    methods: dict[str, list[dict[str, Any]]]  # named variant -> unlearners
+    claims: list[dict[str, Any]] = field(default_factory=list)  # as in a spec
+    published: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper whose experiments come with fedrank."""
+
+    key: str  # its folder
+    title: str
+    authors: str
+    year: int
+    remarks: tuple[Remark, ...] = ()
+    other: tuple[Other, ...] = ()
+    unlearn: Unlearning | None = None
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """Its tables and figures, in their order."""
+        names = [name for name in builtin_names() if name.startswith(f"{self.key}/")]
+        found = [Item(name, read_question(name)) for name in names]
+        return tuple(sorted(found, key=lambda item: _order(item.label)))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One table or figure, or several that are the same experiment."""
+
+    name: str  # of its experiment
+    experiment: Question
+
+    @property
+    def label(self) -> str:
+        """As the paper calls it; an experiment of ours about the paper has its own name."""
+        told = self.experiment.paper
+        return self.name.partition("/")[2] if told is None else told.item
+
+    @property
+    def data(self) -> str:
+        return data_of(self.experiment)
+
+    @cached_property
+    def missing(self) -> str:
+        """Why it cannot run here as it is; empty if it can."""
+        return _missing(self.experiment)
+
+    @cached_property
+    def quick(self) -> Question | None:
+        """Its small form, if it has one."""
+        return read_question(self.name, quick=True) if self.experiment.quick else None
+
+
+@cache
+def papers() -> tuple[Paper, ...]:
+    """Every paper whose experiments come with fedrank, in the order of their years."""
+    found = []
+    for folder in resources.files("fedrank").joinpath("papers").iterdir():
+        about = folder.joinpath("paper.toml")
+        if folder.is_dir() and about.is_file():
+            facts = tomllib.loads(about.read_text(encoding="utf-8"))
+            remarks = tuple(Remark(**row) for row in facts.pop("remarks", ()))
+            other = tuple(Other(**row) for row in facts.pop("other", ()))
+            unlearn = Unlearning(**facts.pop("unlearn")) if "unlearn" in facts else None
+            found.append(Paper(key=folder.name, remarks=remarks, other=other, unlearn=unlearn, **facts))
+    return tuple(sorted(found, key=lambda paper: (paper.year, paper.key)))
+
+
+def show_papers(console: Console) -> None:
+    """Print every table and figure: its experiment, its data, whether these are here, and how long it takes."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    for paper in papers():
+        console.print(Text.assemble((paper.title, "bold"), (f"  {paper.authors}, {paper.year}", "dim")))
+        grid = Grid(box=None, pad_edge=False)
+        for name in ("item", "experiment", "data", "here", "whole", "quick"):
+            grid.add_column(Text(name, style="dim"), justify="right" if name in ("whole", "quick") else "left")
+        for item in paper.items:
+            told = item.experiment.paper
+            here = Text("no", style="yellow") if item.missing else Text("yes", style="green")
+            times = (None, None) if told is None else (told.minutes, told.quick_minutes)
+            cells = [Text(item.label), Text(item.name, style="cyan"), Text(item.data), here]
+            grid.add_row(*cells, *map(_minutes, times))
+        console.print(grid)
+        for other in paper.other:
+            console.print(Text.assemble(other.item, ":  ", (other.command, "cyan")), soft_wrap=True)
+        console.print()
+    console.print(
+        "Times are estimates from short runs, for two cores that do nothing else. `fedrank papers run NAME` does one "
+        "of them; with --quick in its small form, on made-up data of the same shape where the real data cannot be "
+        "shipped. --set data.name=... takes other data.",
+        style="dim",
+        markup=False,
+        highlight=False,
+    )
+
+
+def named(names: Sequence[str]) -> list[str]:
+    """Experiments of the papers by their names; `all` and the key of a paper stand for several."""
+    known = [name for paper in papers() for name in builtin_names() if name.startswith(f"{paper.key}/")]
+    found: list[str] = []
+    for name in names:
+        some = known if name == "all" else [each for each in known if each == name or each.startswith(f"{name}/")]
+        if not some:
+            raise ValueError(f"no table or figure {name!r}{nearest(name, known)}; `fedrank papers list` names them")
+        found += some
+    return list(dict.fromkeys(found))
+
+
+def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Question, str]:
+    """An experiment of a paper as it is to be run, and where below the folder of runs its results go.
+
+    A quick form that needs a search log gets a made-up one, which is kept there, too.
+    """
+    asked = read_question(name, changes, quick=quick)
+    if Path(getattr(asked.data, "log", None) or "").name == MADE_UP_LOG:
+        asked = read_question(name, [*changes, f"data.log={made_up_log(runs / MADE_UP_LOG)}"], quick=quick)
+    usual = read_question(name, quick=quick)
+    elsewhere = f"{ON}{data_of(asked)}" if data_of(asked) != data_of(usual) else ""
+    return asked, name + QUICK * quick + re.sub(r"[^\w.+=,-]+", "-", elsewhere)
+
+
+def made_up_log(folder: Path) -> Path:
+    """A search log of invented users as a data set, made if it is not there."""
+    from fedrank.data.build_log import LogBuild, build_log
+    from fedrank.data.lists import ListRules
+    from fedrank.data.synthetic_log import CORPUS, LOG, synthetic_log
+
+    data = folder / "data" / MADE_UP_LOG
+    if not data.exists():
+        if not (folder / CORPUS).exists():
+            synthetic_log(folder, users=200, least=20)
+        build_log(folder / LOG, folder / CORPUS, data, LogBuild(ListRules()))
+    return data
+
+
+def unlearn_after(name: str, asked: Question, label: str, runs: Path, console: Console | None = None) -> Path | None:
+    """Unlearn what the paper unlearned from the finished runs of one of its experiments; returns where, or None.
+
+    What was asked is written next to the results, so that reports judge the paper's claims there, too.
+    """
+    from fedrank.experiment.families import build
+    from fedrank.experiment.forget import unlearn_runs
+    from fedrank.unlearn.methods import Unlearner
+
+    key, _, rest = name.partition("/")
+    [plan] = [paper.unlearn for paper in papers() if paper.key == key]
+    if plan is None or plan.experiment != rest:
+        return None
+    made = set()
+    for variant in asked.expand():
+        for method in plan.methods.get(variant.given, ()):
+            unlearner = build(Unlearner, method, "unlearn.methods")  # type: ignore[type-abstract, unused-ignore]
+            for result in unlearn_runs([runs / label / variant.name], [plan.client], unlearner, runs, console=console):
+                made.add(result.folder.parent.name)
+    folder = runs / f"{label}{UNLEARNED}"
+    tables = {key: value for key, value in to_tables(asked).items() if key in ("kind", "measures", "seeds", "data")}
+    tables["title"] = f"{plan.title}{' (quick form)' if QUICK in label else ''}"
+    tables["claims"] = [row for row in plan.claims if {row["higher"], row["lower"]} <= made]
+    if label == name:  # published values are those of the whole form on the paper's own data
+        tables["published"] = [row for row in plan.published if row["variant"] in made]
+    write_whole(folder / "experiment.toml", write_toml({key: value for key, value in tables.items() if value}))
+    return folder
+
+
+def data_of(experiment: Question) -> str:
+    """The data of an experiment, by name."""
+    data = experiment.data
+    varied = [value for key, values in experiment.vary.items() if key in ("data.name", "data") for value in values]
+    names = [value["name"] if isinstance(value, dict) else value for value in varied]
+    for changes in experiment.variants.values():
+        inner = changes.get("data.name") or (changes.get("data") or {}).get("name")
+        names += [inner] if inner else []
+    told = names or [data.name or getattr(data, "log", None) or getattr(data, "folder", None) or "files"]
+    return ", ".join(dict.fromkeys(Path(name).name if "/" in name else name for name in told))
+
+
+def _missing(experiment: Question) -> str:
+    try:
+        experiment.require_data()
+    except (OSError, ValueError) as problem:
+        return str(problem)
+    return ""
+
+
+def _minutes(minutes: float | None) -> str:
+    if minutes is None:
+        return "-"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
+def _order(label: str) -> tuple[Any, ...]:
+    """Tables and figures in the order of their numbers, ours behind them."""
+    numbers = re.search(r"(?:Tables?|Figures?) (\d+)(?:\.(\d+))?", label)
+    return (numbers is None, *(int(number or 0) for number in (numbers.groups() if numbers else ())), label)
