@@ -71,7 +71,8 @@ def trees_train(
 def trees_split(
     data: Annotated[str, typer.Option(help="A name of the catalog, or a LETOR file.")],
     by: Annotated[
-        str, typer.Option(help="A file of categories, a feature number, topics (k-means over queries), or chance.")
+        str,
+        typer.Option(help="A file of categories, a feature (a number, or feature:NAME), topics (k-means), or chance."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the clients' files and their merge sets.")],
     rule: Annotated[str, typer.Option(help="tie-breaking, no-ties or exclusive.")] = "tie-breaking",

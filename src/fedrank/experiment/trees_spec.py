@@ -69,9 +69,14 @@ class TreesExperiment(Question):
 
     @classmethod
     def problems(cls, values: Table) -> list[str]:
-        found = [] if values.get("data") is None else data_problems(values["data"])
-        if values.get("data") is not None and values["data"].log is not None:
+        data = values.get("data")
+        found = [] if data is None else data_problems(data)
+        if data is not None and data.log is not None:
             found.append("data.log: trees learn from grades, and a log has clicks only; give a name or files")
         if (values.get("split") is None) != (values.get("merge") is None):
             found.append("split: who holds which queries and merge, what becomes of their models, go together")
+        if values.get("split") is not None and values.get("tune"):
+            found.append("tune: settings are not chosen for each client in this version; use 0 with a split")
+        if values.get("split") is not None and data is not None and data.evaluate_on == "validation":
+            found.append("data.evaluate_on: merge sets may come from the validation queries; use test with a split")
         return found
