@@ -270,6 +270,67 @@ def test_a_forged_file_cannot_lead_compiled_code_astray(tmp_path):
         open_sketch(tmp_path / "bad.sketch")
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda header: [], "makes no sense"),
+        (lambda header: {**header, "parts": [{**header["parts"][0], "shape": [0, 10**30]}]}, "makes no sense"),
+        (lambda header: {**header, "parts": [{**header["parts"][0], "shape": [10**30]}]}, "cut short"),
+        (lambda header: {**header, "parts": [{**header["parts"][0], "at": -64}]}, "cut short"),
+        (lambda header: {**header, "parts": [{**header["parts"][0], "at": 0.5}]}, "makes no sense"),
+        (lambda header: {**header, "parts": [{**header["parts"][0], "name": 7}]}, "makes no sense"),
+        (lambda header: {**header, "rule": {**header["rule"], "alpha": float("inf")}}, "infinity"),
+        (lambda header: {**header, "rule": {**header["rule"], "alpha": float("nan")}}, "alpha = nan"),
+        (lambda header: {**header, "sketcher": {**header["sketcher"], "noise": float("nan")}}, "noise = nan"),
+        (lambda header: {**header, "sketcher": {**header["sketcher"], "width": 51}}, "other shapes"),
+        (lambda header: {**header, "sketcher": {**header["sketcher"], "more": 1}}, "more"),
+        (lambda header: {**header, "fields": ["title"]}, "a sketch has a body"),
+        (lambda header: {**header, "fields": ["body", "secret"]}, "a sketch has a body"),
+        (lambda header: {**header, "fingerprint": 5}, "str"),
+    ],
+)
+def test_a_header_of_nonsense_is_a_refusal_and_no_crash(tmp_path, change, told):
+    made(tmp_path, documents=collection(2))
+    raw = (tmp_path / "a.sketch").read_bytes()
+    begin = array_file.BEGIN
+    _, _, length, _ = begin.unpack_from(raw)
+    first = -(-(begin.size + length) // array_file.ALIGN) * array_file.ALIGN
+    header = json.dumps(change(json.loads(raw[begin.size : begin.size + length]))).encode()
+    head = begin.pack(array_file.FORMAT, array_file.VERSION, len(header), array_file._digest(header)) + header
+    (tmp_path / "bad.sketch").write_bytes(head + bytes(-len(head) % array_file.ALIGN) + raw[first:])
+    with pytest.raises(SketchFileError, match=told):
+        open_sketch(tmp_path / "bad.sketch")
+
+
+def test_a_header_that_is_no_json_is_a_refusal(tmp_path):
+    for header in (b"{", b"\xff\xff", b"[" * 100_000):
+        head = array_file.BEGIN.pack(array_file.FORMAT, 1, len(header), array_file._digest(header)) + header
+        (tmp_path / "bad.sketch").write_bytes(head + bytes(64))
+        with pytest.raises(SketchFileError, match="makes no sense"):
+            open_sketch(tmp_path / "bad.sketch")
+
+
+def test_what_a_crash_left_does_not_lend_its_rights(tmp_path):
+    (tmp_path / "a.sketch.part").write_bytes(b"half")
+    (tmp_path / "a.sketch.part").chmod(0o644)
+    made(tmp_path)
+    assert stat.S_IMODE((tmp_path / "a.sketch").stat().st_mode) == 0o600
+
+
+def test_a_file_grows_and_shrinks_with_its_documents(tmp_path):
+    def size() -> int:
+        return (tmp_path / "a.sketch").stat().st_size
+
+    made(tmp_path, documents=collection(1))
+    one = size()
+    add_documents(tmp_path / "a.sketch", collection(4, 1), KEY)
+    cells = PLAIN.depth * PLAIN.width
+    # Two fields, two ends of every cell, eight bytes for each of four more documents, and their ids.
+    assert 0 <= size() - one - 2 * 2 * cells * 8 * 4 < 1000
+    remove_documents(tmp_path / "a.sketch", ["d1", "d2", "d3", "d4"])
+    assert abs(size() - one) < 100
+
+
 def test_a_tokeniser_that_we_do_not_have_is_named(tmp_path, monkeypatch):
     made(tmp_path)
     monkeypatch.setattr("fedrank.data.text.VERSION", 2)
@@ -344,6 +405,8 @@ def test_a_copy_is_neither_changed_nor_passed_on(tmp_path):
             refused()
     with pytest.raises(FileExistsError):
         export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    with pytest.raises(ValueError, match="a copy for nobody"):
+        export_sketch(tmp_path / "a.sketch", "", tmp_path / "for-nobody.sketch")
 
 
 def test_noise_is_fresh_for_every_file(tmp_path):
@@ -373,6 +436,38 @@ def test_the_ledger_pays_for_sketching_and_for_changed_documents(tmp_path):
     with pytest.raises(ValueError, match="budget is ε = 7"):
         add_documents(tmp_path / "a.sketch", collection(1, 1), KEY)
     assert "d1" not in open_sketch(tmp_path / "a.sketch").rows
+
+
+def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path):
+    made(tmp_path, NOISED, limits=Limits(total=5.0))
+    (tmp_path / "a.spending").unlink()
+    before = (tmp_path / "a.sketch").read_bytes()
+    with pytest.raises(FileNotFoundError, match="nobody knows what was spent"):
+        add_documents(tmp_path / "a.sketch", collection(1, 8), KEY)
+    assert (tmp_path / "a.sketch").read_bytes() == before
+    assert not (tmp_path / "a.spending").exists()
+    assert describe_sketch(tmp_path / "a.sketch")["spent so far"].startswith("unknown")
+    with pytest.raises(ValueError, match="the ledger of the sketch would get this name"):
+        made(tmp_path, NOISED, name="a.spending")
+
+
+def test_the_charge_is_noted_before_any_noise_is_drawn(tmp_path):
+    """A crash in between then costs the owner ε, and not the documents their privacy."""
+
+    class Broken:
+        def __getattr__(self, name):
+            raise RuntimeError("no noise")
+
+    with pytest.raises(RuntimeError, match="no noise"):
+        made(tmp_path, NOISED, source=Broken())
+    assert not (tmp_path / "a.sketch").exists()
+    assert Spending(tmp_path / "a.spending").spent() == pytest.approx(4.377, abs=1e-3)
+    made(tmp_path, NOISED)
+    before = Spending(tmp_path / "a.spending").spent()
+    remove_documents(tmp_path / "a.sketch", ["d1"])
+    with pytest.raises(RuntimeError, match="no noise"):
+        add_documents(tmp_path / "a.sketch", collection(1, 1), KEY, source=Broken())
+    assert Spending(tmp_path / "a.spending").spent() > before
 
 
 def test_a_sketch_too_dear_is_not_made(tmp_path):
@@ -406,6 +501,7 @@ def test_describe_tells_what_a_noised_file_costs_and_what_is_left(tmp_path):
     assert PLAIN.hashing(KEY).fingerprint.hex() in told["key"]
     assert told["budget left"].startswith("ε = 4.62 of 9 towards all queriers together")  # 9 - 4.377, rounded down
     assert told["spent so far"].startswith("ε = 4.4")
+    assert told["budget left"].endswith("ε = 1.62 of 6 towards any other querier")
     Spending(tmp_path / "a.spending").charge_terms("b", "body", 2, 0.5)
     assert "ε = 0.62 towards 'b'" in describe_sketch(tmp_path / "a.sketch")["budget left"]
 
@@ -417,6 +513,10 @@ def test_describe_promises_nothing_without_noise(tmp_path):
     assert told["privacy"].startswith("none")
     assert "for more" not in told
     assert told["budget left"] == "no limit was set"
+    assert not any("ε" in value for value in told.values())
+    assert told["spent so far"].startswith("nothing was answered, and nothing can be claimed once this file leaves you")
+    Spending(tmp_path / "a.spending").charge_terms("b", "body", 2, 0.5)  # answers with noise of their own
+    assert describe_sketch(tmp_path / "a.sketch")["spent so far"].startswith("ε = 1.0")
 
 
 def test_describe_tells_of_noise_that_protected_nothing(tmp_path):
@@ -432,6 +532,8 @@ def test_describe_of_a_copy_makes_no_ledger(tmp_path):
     assert told["held by"] == "a querier, under pseudonyms"
     assert "budget left" not in told
     assert not (tmp_path / "for-b.spending").exists()
+    export_sketch(tmp_path / "a.sketch", "b", tmp_path / "a.copy")  # beside the ledger of the owner's file
+    assert "spent so far" not in describe_sketch(tmp_path / "a.copy")
 
 
 def test_describe_says_when_a_rebuild_is_due(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import stat
@@ -87,6 +88,17 @@ def test_both_ends_compute_the_same_key_and_others_another(two, tmp_path):
     assert len({keys.pair_key(a, b_public), keys.pair_key(a, keys.read_public(other)), keys.pair_key(c, b_public)}) == 3
 
 
+def test_a_pair_key_belongs_to_its_pair_and_its_purpose(two):
+    """HKDF (RFC 5869) by hand: no salt, and both public keys in what it is bound to."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    (a, a_public), (_, b_public) = two["a"], two["b"]
+    common = X25519PrivateKey.from_private_bytes(a).exchange(X25519PublicKey.from_public_bytes(b_public))
+    extracted = hmac.digest(bytes(32), common, "sha256")
+    bound = b"fedrank silo 1 pair" + min(a_public, b_public) + max(a_public, b_public)
+    assert keys.pair_key(a, b_public) == hmac.digest(extracted, bound + b"\x01", "sha256")
+
+
 def test_two_silos_agree_on_a_shared_key_without_sending_it(tmp_path):
     for name in ("a", "b"):
         keys.new_identity(tmp_path / f"{name}.secret")
@@ -118,6 +130,8 @@ def test_a_wrapped_key_opens_for_its_addressee_only(two, tmp_path):
     with pytest.raises(ValueError, match="does not open"):
         keys.open_key(wrapped, keys.read_secret(tmp_path / "c.secret"), a_public, tmp_path / "at-c.key")
     assert not (tmp_path / "at-c.key").exists()
+    with pytest.raises(ValueError, match="does not open"):  # sent back to where it came from, as if b had made it
+        keys.open_key(wrapped, a, b_public, tmp_path / "back.key")
 
 
 @pytest.mark.parametrize("place", [0, 16, 28, -1])

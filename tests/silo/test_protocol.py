@@ -235,6 +235,8 @@ def test_decoys_of_a_term_are_the_same_every_time_and_secret():
     assert len(set(once[:4])) == 4
     assert "flu" not in choose_decoys(["flu"], 3, ["flu", "a", "b", "c"], b"secret")
     assert choose_decoys(["flu"], 0, WORDS, b"secret") == []
+    with pytest.raises(ValueError, match="3 of 4 decoys"):
+        choose_decoys(["flu"], 4, ["flu", "a", "b", "c"], b"secret")
 
 
 @pytest.mark.parametrize(("exact", "sensitivity"), [(True, 2), (False, 1)])
@@ -380,14 +382,41 @@ def test_a_short_answer_is_noticed(owner_of, parties):
         read_answer(seal(empty, "answer", parties["a"], "b"), asked, parties["b"])
 
 
+@pytest.mark.parametrize(
+    ("status", "noise", "documents", "numbers", "count", "told"),
+    [
+        (7, 0, 1, 1, 1.0, "unknown kind"),
+        (0, 3, 1, 1, 1.0, "unknown kind"),
+        (0, 0, 1, 0, 1.0, "for 0 rows, and 1 were asked"),
+        (0, 0, 0, 0, 1.0, "for 0 rows, and 1 were asked"),
+        (0, 1, 1, 7, 1.0, "for 7 rows, and 1 were asked"),
+        (0, 2, 1, 1, 1.0, "for 1 rows, and 7 were asked"),
+        (0, 0, 2**32 - 1, 1, 1.0, "ends too early"),
+        (0, 0, 1, 1, float("nan"), "no number"),
+        (0, 0, 1, 1, float("inf"), "no number"),
+    ],
+)
+def test_an_answer_of_nonsense_is_refused(parties, status, noise, documents, numbers, count, told):
+    asked = question(parties)
+    content = protocol.ANSWER.pack(asked.id, status, noise, 1) + protocol.FOUND.pack(documents, numbers, 0)
+    if numbers and documents == 1:
+        content += bytes(8) + struct.pack("<f", count) * numbers
+    with pytest.raises(ValueError, match=told):
+        read_answer(seal(content, "answer", parties["a"], "b"), asked, parties["b"])
+
+
 def test_an_owner_without_noise_or_sketches_does_not_start(owner_of, parties, tmp_path):
     owner = owner_of("lookup")
     with pytest.raises(ValueError, match="give the documents away"):
         replace(owner, noise="sketch")
     with pytest.raises(ValueError, match="needs the sketches"):
         replace(owner, sketches=None)
-    with pytest.raises(ValueError, match="allows no answer"):
-        replace(owner, epsilon=0.0)
+    for epsilon in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="allows no answer"):
+            replace(owner, epsilon=epsilon)
+    fewer = {name: sketches[1:] for name, sketches in owner.sketches.items()}
+    with pytest.raises(ValueError, match="others than the file's documents"):
+        replace(owner, sketches=fewer)
     with pytest.raises(ValueError, match="'sketch' or 'lookup' or 'paper'"):
         replace(owner, noise="loud")
     sketch_collection(collection(), KEY, NOISED, tmp_path / "b.sketch")

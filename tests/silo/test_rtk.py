@@ -167,9 +167,9 @@ def test_holes_and_when_a_rebuild_is_due():
     rtk = rtk.delete([0])  # was pushed out long ago
     assert rtk.holes == 0
     rtk = rtk.delete([9, 7])
-    assert (rtk.documents[0, 0, 0].tolist(), rtk.holes, rtk.short_cells) == ([8, 6, -1, -1], 2, 0)
+    assert (rtk.documents[0, 0, 0].tolist(), rtk.holes, rtk.short_cells) == ([8, 6], 2, 0)
     rtk = rtk.insert(np.array([[[5]], [[7]]], dtype=np.int32))  # 5 is no better than the one that is lost
-    assert (rtk.documents[0, 0, 0].tolist(), rtk.holes) == ([8, 11, 6, -1], 1)
+    assert (rtk.documents[0, 0, 0].tolist(), rtk.holes) == ([8, 11, 6], 1)
     rtk = rtk.delete([8, 11])
     assert (rtk.holes, rtk.short_cells) == (3, 1)
     with pytest.raises(ValueError, match="document 8 is not there"):
@@ -192,6 +192,30 @@ def test_a_deleted_document_is_never_found_again():
     assert [x.tolist() for x in rtk.delete([0]).query(cells[0], signs[0])] == [[1, 3], [2, 1]]
     assert [x.tolist() for x in rtk.query(cells[1], signs[1])] == [[], []]
     assert [x.tolist() for x in rtk.delete([0, 1, 2, 3]).query(cells[0], signs[0])] == [[], []]
+
+
+def test_there_are_as_many_places_as_the_fullest_cell_needs():
+    rule = TopKRule(alpha=2, k=4)
+    for n in (0, 1, 3, 8, 20):
+        for blocks in (1, 5):
+            rtk = built(random_sketches(1, n), rule, blocks=blocks)
+            assert rtk.documents.shape == rtk.values.shape == (2, DEPTH, WIDTH, min(n, rule.capacity))
+    few = built(random_sketches(1, 3), rule)
+    assert few.insert(random_sketches(2, 2)).documents.shape[3] == 3 + 2
+    assert few.insert(random_sketches(2, 20)).documents.shape[3] == rule.capacity
+    assert few.insert(random_sketches(2, 0)).documents.shape[3] == 3
+    assert few.delete([0, 2]).documents.shape[3] == 1
+    assert few.delete([0, 1, 2]).bytes < few.bytes / 2
+
+
+def test_deleting_ignores_row_numbers_that_cannot_be():
+    rtk = built(np.ones((3, DEPTH, WIDTH), dtype=np.int32), TopKRule(alpha=1, k=3))
+    rtk.documents[0, :, 0, 1] = 10**9
+    rtk.documents[0, :, 1, 1] = -5
+    rtk.sizes[0, 0, 2] = 10**6
+    left = rtk.delete([0])
+    assert [left.documents[0, 1, column].tolist() for column in range(WIDTH)] == [[2, -1], [2, -1], [1, 2]]
+    assert left.sizes[0, 0].tolist() == [1, 1, 2]
 
 
 def test_a_row_number_that_cannot_be_is_left_out():
@@ -272,6 +296,6 @@ def test_wrong_questions_are_refused():
     with pytest.raises(ValueError, match="these are of 4 x 3"):
         rtk.insert(np.zeros((1, 3, 4), dtype=np.int32))
     with pytest.raises(ValueError, match="build it again"):
-        replace(rtk, rule=TopKRule(k=3))
+        replace(rtk, rule=TopKRule(alpha=1, k=4))  # keeps 4, and 5 are there
     with pytest.raises(ValueError, match="do not fit"):
         replace(rtk, sizes=rtk.sizes[0])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from math import exp, inf, sqrt
+from math import exp, inf, nan, sqrt
 
 import pytest
 from scipy.stats import norm
@@ -160,6 +161,27 @@ def test_a_charge_is_on_the_disk_before_anything_is_answered(tmp_path, monkeypat
     monkeypatch.setattr("os.fsync", lambda _: lengths.append((tmp_path / "a.spending").stat().st_size))
     assert ledger.charge_terms("b", "body", 1, 0.5) is None
     assert lengths == [(tmp_path / "a.spending").stat().st_size]
+    lengths.clear()
+    ledger.charge_sketches(["d1"], 1.0)
+    assert lengths == [(tmp_path / "a.spending").stat().st_size]
+
+
+def test_the_name_of_a_new_ledger_is_on_the_disk_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    Spending(tmp_path / "a.spending")
+    assert synced == [tmp_path.stat().st_ino, (tmp_path / "a.spending").stat().st_ino]
+
+
+def test_charges_that_make_no_sense_are_refused(tmp_path):
+    ledger = Spending(tmp_path / "a.spending", limits=Limits(total=1.0))
+    for terms, epsilon in ((1, nan), (1, -0.5), (1, 0.0), (-1, 0.5)):
+        with pytest.raises(ValueError, match="cannot be charged"):
+            ledger.charge_terms("b", "body", terms, epsilon)
+    for multiplier in (0.0, -1.0, nan):
+        with pytest.raises(ValueError, match="is no noise"):
+            ledger.charge_sketches(["d"], multiplier)
+    assert ledger.spent() == 0
 
 
 def test_a_charge_cut_short_by_a_crash_is_dropped_and_the_next_one_is_whole(tmp_path):

@@ -31,7 +31,8 @@ class SilosSpec:
 
     count: Annotated[int, Field(ge=2)] = 4
     split: Literal["random", "topics"] = "random"  # topics: each holds documents that are alike
-    queries: Positive | None = None  # for each silo to train on; None: all that there are
+    queries: Positive | None = None  # for each silo to train on; None: all; one in four is kept for the test
+    labels: Literal["judgements", "ranks"] = "judgements"  # grades by people; or, as in the paper, by rank of BM25
 
 
 @dataclass(frozen=True, kw_only=True)

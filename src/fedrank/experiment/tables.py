@@ -192,10 +192,13 @@ def clients_table(found: Findings) -> Table | None:
             rows.append([*_variant_cells(found, variant, words), *cells])
     if not rows:
         return None
-    note = (
-        "Each client's final model on the queries that it searches with, by its own grades; means over repeats. They "
-        "learned from these queries: compare variants here, not with the tables above."
-    )
+    if found.asked.get("kind") in ("silo", "trees"):
+        note = "Each client's final model on its own test queries; means over repeats."
+    else:
+        note = (
+            "Each client's final model on the queries that it searches with, by its own grades; means over repeats. "
+            "They learned from these queries: compare variants here, not with the tables above."
+        )
     return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
 
 

@@ -31,6 +31,10 @@ ALIGN = 64  # bytes
 Part = NDArray[Any]
 
 
+# What parsing raises where checksums are right: they do not make the sender honest.
+UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+
+
 class SketchFileError(ValueError):
     """The file is no sketch that this fedrank can trust."""
 
@@ -47,7 +51,8 @@ def write_arrays(
     header = json.dumps({**settings, "parts": entries}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
+    part.unlink(missing_ok=True)  # what lies there from a crash may have other rights
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
     try:
         with open(handle, "wb") as out:
             out.write(BEGIN.pack(FORMAT, VERSION, len(header), _digest(header)))
@@ -85,8 +90,10 @@ def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], d
     try:
         header = json.loads(raw)
         parts = {entry["name"]: _mapped(data, start, entry, types, path) for entry in header["parts"]}
-    except (KeyError, TypeError) as error:  # a sum that is right does not make the sender honest
-        raise SketchFileError(f"{path}: a header without {error}; {_AGAIN}") from None
+    except SketchFileError:
+        raise
+    except UNREADABLE as error:
+        raise SketchFileError(f"{path}: a header that makes no sense ({error!r}); {_AGAIN}") from None
     return header, parts
 
 

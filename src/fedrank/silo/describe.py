@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from math import isinf
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from fedrank.silo.files import SketchFile, open_sketch, release_multiplier
 from fedrank.silo.spending import SUFFIX, Spending
@@ -27,7 +24,8 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
 
     file = open_sketch(path)
     sketcher, rule = file.sketcher, file.fields["body"].rule
-    ledger = _ledger(file.path)
+    where = "each end" if rule.ends == 2 else "one end"
+    ledger = _ledger(file)
     delta = DELTA if ledger is None else ledger.limits.delta
     size = os.path.getsize(file.path)
     told = {
@@ -38,8 +36,8 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
         "fields": ", ".join(file.fields),
         "tokeniser": sketcher.tokeniser.name,
         "key": f"fingerprint {file.fingerprint.hex()} (of key, rows and cells)",
-        "kept": f"{rule.capacity:,} documents at each of {rule.ends} ends of a cell (α = {rule.alpha:g}, K = {rule.k})",
-        "size": f"{size / 1e6:,.1f} MB, {size / max(1, _full_size(file)):.0%} of the sketches of all documents",
+        "kept": f"up to {rule.capacity:,} documents at {where} of a cell (α = {rule.alpha:g}, K = {rule.k})",
+        "size": f"{size / 1e6:,.1f} MB; the sketches of all documents would take {_full_size(file) / 1e6:,.1f} MB",
     }
     for name, top in file.fields.items():
         told[f"error in {name}"] = _error(file, name)
@@ -55,9 +53,14 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
             f"ε = {costs[0][1]} at δ = {delta:g} for one occurrence of a word in one field of one document"
         )
         told["for more"] = ", ".join(f"{k} times: {cost}" for k, cost in costs[1:])
-        told["holds for"] = "all queries of all queriers together; that a document exists is not protected"
+        told["holds for"] = (
+            "all queries of all queriers to this file together; another sketch of the same documents costs on top, and "
+            "that a document exists is not protected"
+        )
     if ledger is not None:
-        told |= _spent(ledger)
+        told |= _spent(ledger, file.noised)
+    elif file.ids is not None:
+        told["spent so far"] = f"unknown: {file.path.with_suffix(SUFFIX)}, the ledger of this file, is not there"
     return told
 
 
@@ -82,10 +85,10 @@ def show_sketch(description: Mapping[str, str], console: Console) -> None:
     console.print(table)
 
 
-def _ledger(path: Path) -> Spending | None:
+def _ledger(file: SketchFile) -> Spending | None:
     """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
-    path = path.with_suffix(SUFFIX)
-    return Spending(path) if path.exists() else None
+    path = file.path.with_suffix(SUFFIX)
+    return Spending(path) if file.ids is not None and path.exists() else None
 
 
 def _noise(file: SketchFile) -> str:
@@ -105,18 +108,24 @@ def _error(file: SketchFile, field: str) -> str:
     """The error of a count in a document of usual length; without the secret squares, as if no word were repeated."""
     if not len(file):
         return "no documents"
-    length = float(np.maximum(file.lengths[field], 0).mean())
+    length = max(0.0, float(file.lengths[field].mean()))
     squares = length if file.squares is None else float(file.squares[field].mean())
     bound = file.sketcher.error_bound(CHANCE, length, squares)
     repeated = ", if no word is repeated" if file.squares is None else ""
     return f"at most ±{bound:.1f} in {1 - CHANCE:.0%} of counts in a document of {length:,.0f} words{repeated}"
 
 
-def _spent(ledger: Spending) -> dict[str, str]:
+def _spent(ledger: Spending, noised: bool) -> dict[str, str]:
     from fedrank.protect.promises import up
 
     spent, left = ledger.spent(), ledger.left()
-    told = {"spent so far": "none can be claimed" if isinf(spent) else f"ε = {up(spent)} towards all queriers together"}
+    if isinf(spent):
+        words = "none can be claimed"
+    elif spent:
+        words = f"ε = {up(spent)} towards all queriers together"
+    else:
+        words = "nothing was answered" + ("" if noised else ", and nothing can be claimed once this file leaves you")
+    told = {"spent so far": words}
     limits = []
     if left is not None:
         limits.append(f"ε = {_down(left)} of {ledger.limits.total:g} towards all queriers together")
@@ -124,7 +133,7 @@ def _spent(ledger: Spending) -> dict[str, str]:
         for row in ledger.totals()[:-1]:
             name = str(row["querier"])
             limits.append(f"ε = {_down(ledger.left(name) or 0.0)} towards {name!r}")
-        limits.append(f"at most {ledger.limits.querier:g} towards each querier")
+        limits.append(f"ε = {_down(ledger.left('') or 0.0)} of {ledger.limits.querier:g} towards any other querier")
     told["budget left"] = "; ".join(limits) or "no limit was set"
     return told
 

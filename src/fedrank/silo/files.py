@@ -5,8 +5,9 @@ and "title" where there is one) the parts are the arrays of `ReverseTopK` and `l
 
 The owner's file has secret parts besides: `ids`, `squares` (of counts, from which errors are foretold) and
 `pseudonym-key`. A copy for sending has `pseudonyms` in their place, other ones for every querier, and its rows stand in
-their order, so that neither name nor place of a document tells what it was. A file without noise is as secret as the
-documents: no copy is made of it.
+their order, so that neither name nor place of a document tells what it was. Two queriers who put their copies together
+still find the same numbers in both, and ε is towards all together. A file without noise is as secret as the documents:
+no copy is made of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.documents import Documents, is_name
 from fedrank.data.text import Tokeniser
-from fedrank.silo.array_file import Part, SketchFileError, read_arrays, write_arrays
+from fedrank.silo.array_file import UNREADABLE, Part, SketchFileError, read_arrays, write_arrays
 from fedrank.silo.hashing import Hashing
 from fedrank.silo.rtk import COUNT_MIN, ReverseTopK, TopKRule, build
 from fedrank.silo.sketch import Sketcher, TermCounts
@@ -87,7 +88,10 @@ class SketchFile:
         return made
 
     def pseudonyms_for(self, querier: str, rows: NDArray[Any]) -> NDArray[np.uint64]:
-        """[rows]: what documents are called towards one querier; names for another cannot be matched with them."""
+        """[rows]: what documents are called towards one querier; no name for another can be matched with one of these.
+
+        Documents can: queriers who put their copies together find the same cells and lengths in both.
+        """
         if self.ids is None or self.pseudonym_key is None:
             raise ValueError(f"{self.path} is a copy for a querier; only the owner's file can name documents")
         start = hashlib.blake2b(querier.encode(), key=self.pseudonym_key, digest_size=8, person=b"fedrank alias")
@@ -113,6 +117,8 @@ def sketch_collection(
 ) -> SketchFile:
     """Sketch a collection into a file, and note in the ledger beside it what its noise costs."""
     out = Path(out)
+    if out.suffix == SUFFIX:
+        raise ValueError(f"{out}: the ledger of the sketch would get this name; call the sketch otherwise")
     if out.exists():
         raise FileExistsError(
             f"{out} exists; a second sketch of the same documents draws new noise and costs as much again: add to it, "
@@ -145,6 +151,11 @@ def add_documents(
     if set(texts) - set(file.fields):
         raise ValueError(
             f"{file.path} was made without titles and cannot take some now; leave them out, or make it anew"
+        )
+    if file.noised and not file.path.with_suffix(SUFFIX).exists():
+        raise FileNotFoundError(
+            f"{file.path.with_suffix(SUFFIX)}, the ledger of this sketch, is not there, so that nobody knows what was "
+            "spent; restore it from a copy, or make the sketch anew"
         )
     _spending(file.path, sketcher, documents.ids)
     fields, lengths, squares = {}, {}, {}
@@ -184,6 +195,8 @@ def export_sketch(path: str | os.PathLike[str], querier: str, out: str | os.Path
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another name for the copy")
+    if not querier:
+        raise ValueError("a copy for nobody; name who gets it, so that pseudonyms are for them alone")
     names = file.pseudonyms_for(querier, np.arange(len(file)))
     order = np.argsort(names)
     copy = replace(_reordered(file, order), path=out, ids=None, squares=None, pseudonym_key=None)
@@ -241,7 +254,7 @@ def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
     header, parts = read_arrays(path, TYPES)
     try:
         return _from_parts(path, header, parts)
-    except (KeyError, TypeError, ValueError) as error:  # a sum that is right does not make the sender honest
+    except UNREADABLE as error:
         raise SketchFileError(f"{path}: {error}") from None
 
 
@@ -359,23 +372,25 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
     rule = TopKRule(**header["rule"])
     rows = len(parts["body.lengths"])
     fields, lengths = {}, {}
+    if header["fields"] not in (["body"], ["body", "title"]):
+        raise ValueError(f"fields {header['fields']}; a sketch has a body, and may have a title")
     for name in header["fields"]:
         documents, values, sizes, lost = (parts[f"{name}.{each}"] for each in TOP_PARTS)
         lengths[name] = parts[f"{name}.lengths"]
         # Compiled loops trust these numbers, and a file may come from somebody else.
-        if documents.shape[1:3] != (sketcher.depth, sketcher.width) or lengths[name].shape != (rows,):
+        if documents.shape[1:-1] != (sketcher.depth, sketcher.width) or lengths[name].shape != (rows,):
             raise ValueError("parts of other shapes than the settings say")
         if documents.size and not -1 <= documents.min() <= documents.max() < rows:
             raise ValueError("a cell that names documents which are not there")
-        if not 0 <= sizes.min() <= sizes.max() <= rule.capacity:
+        if not 0 <= sizes.min() <= sizes.max() <= documents.shape[3]:
             raise ValueError("a cell with more documents than it can hold")
         top = ReverseTopK(rule, sketcher.kind, documents, values, sizes, lost, np.ones(rows, dtype=np.bool_))
-        if np.any((documents >= 0) != (np.arange(rule.capacity) < sizes[..., None])):
+        if np.any((documents >= 0) != (np.arange(documents.shape[3]) < sizes[..., None])):
             raise ValueError("a cell that holds another number of documents than it says")
         fields[name] = top
     owned = "ids" in parts
     ids = _split(parts["ids"]) if owned else None
-    if len(parts["pseudonyms"] if ids is None else ids) != rows:
+    if (parts["pseudonyms"].shape if ids is None else (len(ids),)) != (rows,):
         raise ValueError(f"names for other documents than the {rows} that are there")
     return SketchFile(
         path,

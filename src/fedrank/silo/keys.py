@@ -91,9 +91,9 @@ def agree_key(secret: str | os.PathLike[str], public: str | os.PathLike[str], ou
 
 def wrap_key(key: bytes, secret: bytes, public: bytes) -> bytes:
     """The shared key, so that only the holder of the other secret key can open it and knows from whom it came."""
-    outer = _derive(secret, public, b"wrap")
+    outer = _derive(secret, public, b"wrap")  # the same in both directions: the sender's public key tells them apart
     nonce = os.urandom(NONCE)
-    closed = aead(outer).encrypt(nonce, _checked(key, "the shared key"), WRAPPED)
+    closed = aead(outer).encrypt(nonce, _checked(key, "the shared key"), WRAPPED + _public_of(secret))
     return _HEAD.pack(WRAPPED, nonce) + closed
 
 
@@ -106,7 +106,7 @@ def open_key(wrapped: bytes, secret: bytes, public: bytes, out: str | os.PathLik
         raise ValueError(f"{len(wrapped)} bytes that are no wrapped key of this version; ask for the file again")
     _, nonce = _HEAD.unpack_from(wrapped)
     try:
-        key = aead(_derive(secret, public, b"wrap")).decrypt(nonce, wrapped[_HEAD.size :], WRAPPED)
+        key = aead(_derive(secret, public, b"wrap")).decrypt(nonce, wrapped[_HEAD.size :], WRAPPED + public)
     except InvalidTag:
         raise ValueError(
             "the wrapped key does not open: it was damaged, is for another silo, or comes from another one than the "
@@ -129,9 +129,8 @@ def _derive(secret: bytes, public: bytes, purpose: bytes) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    mine = made.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    mine = _public_of(secret)
     if mine == public:
         raise ValueError("both keys are of the same silo, so that nobody else could read; give the other's public key")
     try:
@@ -141,6 +140,13 @@ def _derive(secret: bytes, public: bytes, purpose: bytes) -> bytes:
     # Both public keys go in, in one order for both ends, so that a key belongs to this pair and no other.
     info = b"fedrank silo 1 " + purpose + b"".join(sorted((mine, public)))
     return HKDF(algorithm=SHA256(), length=SIZE, salt=None, info=info).derive(common)
+
+
+def _public_of(secret: bytes) -> bytes:
+    made = _x25519().from_private_bytes(_checked(secret, "the secret key"))
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return made.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 def _x25519() -> type[X25519PrivateKey]:

@@ -50,7 +50,8 @@ class Party:
             raise ValueError(
                 f"{self.name!r} has no public key of {other!r}, so no letter of theirs can be read or sent"
             )
-        purpose = struct.pack("<B", KINDS[kind]) + _packed_name(sender) + _packed_name(addressee)
+        names = (_packed_name(name).ljust(NAME, b"\0") for name in (sender, addressee))
+        purpose = struct.pack("<B", KINDS[kind]) + b"".join(names)
         pair = pair_key(self.secret, self.others[other])
         return hashlib.blake2b(purpose, key=pair, digest_size=32, person=b"fedrank letter").digest()
 

@@ -19,7 +19,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor, log2
+from math import floor, isfinite, log2
 from random import SystemRandom
 from typing import Any
 
@@ -99,7 +99,13 @@ class Owner:
             raise ValueError(
                 f"noise = {self.noise!r} needs the sketches of all documents without noise, for every field"
             )
-        if not self.epsilon > 0:
+        for name, sketches in (self.sketches or {}).items():
+            settings = self.file.sketcher
+            if sketches.shape != (len(self.file), settings.depth, settings.width):
+                raise ValueError(
+                    f"sketches of the field {name!r} are {sketches.shape}, others than the file's documents"
+                )
+        if not (isfinite(self.epsilon) and self.epsilon > 0):
             raise ValueError(f"epsilon = {self.epsilon} allows no answer; use a number above 0, such as 0.5")
 
 
@@ -178,9 +184,14 @@ def read_answer(letter: bytes, asked: Asked, me: Party) -> Answer:
     _, status, noise, terms = reader.take(ANSWER)
     if status == REFUSED:
         return Answer({}, content[ANSWER.size :].decode(errors="replace"))
+    if status != ANSWERED or noise >= len(NOISES):
+        raise ValueError(f"an answer of {owner!r} of an unknown kind ({status}, {noise}); is its fedrank newer? update")
+    rows = asked.signs.shape[1] if NOISES[noise] == "paper" else 1
     found = []
     for _ in range(terms):
         documents, numbers, with_lengths = reader.take(FOUND)
+        if numbers != rows:
+            raise ValueError(f"an answer of {owner!r} for {numbers} rows, and {rows} were asked for")
         pseudonyms = reader.array("<u8", documents).astype(np.uint64)
         told: Any = reader.array("<f4", documents * numbers).astype(np.float64).reshape(documents, numbers)
         found.append((pseudonyms, told, reader.array("<i4", documents).astype(np.int64) if with_lengths else None))
@@ -189,8 +200,8 @@ def read_answer(letter: bytes, asked: Asked, me: Party) -> Answer:
     out = {}
     for term, place, signs in zip(asked.terms, asked.places, asked.signs, strict=True):
         pseudonyms, told, lengths = found[place]
-        if NOISES[noise] == "paper" and told.shape[1] != len(signs):
-            raise ValueError(f"an answer of {owner!r} for {told.shape[1]} rows, and {len(signs)} were asked for")
+        if not np.isfinite(told).all():
+            raise ValueError(f"an answer of {owner!r} with a count that is no number; ask again")
         counts = asked.sketcher.estimate(told, signs) if NOISES[noise] == "paper" else told[:, 0]
         out[term] = Found(pseudonyms, counts, lengths)
     return Answer(out)
@@ -204,9 +215,14 @@ def choose_decoys(terms: Sequence[str], many: int, dictionary: Sequence[str], se
     chosen = []
     for term in terms:
         stream = hashlib.shake_128(b"fedrank decoys" + secret + term.encode("utf-8", "surrogatepass"))
-        words = np.frombuffer(stream.digest(16 * (many + 16)), dtype="<u8")
+        words = np.frombuffer(stream.digest(64 * (many + 16)), dtype="<u8")
         others = [other for word in words if (other := dictionary[int(word) % len(dictionary)]) != term]
-        chosen += list(dict.fromkeys(others))[:many]
+        found = list(dict.fromkeys(others))[:many]
+        if len(found) < many:
+            raise ValueError(
+                f"{len(found)} of {many} decoys for a term: the dictionary has too few words; use a larger one"
+            )
+        chosen += found
     return chosen
 
 

@@ -70,17 +70,17 @@ class ReverseTopK:
 
     rule: TopKRule
     kind: str  # "count-sketch" or "count-min"
-    documents: Rows  # [ends, z, w, capacity]: rows, best first; -1 where nothing is kept
-    values: NDArray[np.int32]  # [ends, z, w, capacity]: what the cell of that document's sketch holds
+    documents: Rows  # [ends, z, w, slots]: rows, best first; -1 where nothing is kept; slots: what the fullest needs
+    values: NDArray[np.int32]  # [ends, z, w, slots]: what the cell of that document's sketch holds
     sizes: NDArray[np.int32]  # [ends, z, w]: documents that are kept
     lost: NDArray[np.int32]  # [ends, z, w]: best value that was pushed out; `NONE`: none was
     present: NDArray[np.bool_]  # [rows]: False where a document was deleted; rows are never used again
 
     def __post_init__(self) -> None:
-        ends, depth, width, capacity = self.documents.shape
-        if (ends, capacity) != (self.rule.ends, self.rule.capacity):
+        ends, depth, width, slots = self.documents.shape
+        if ends != self.rule.ends or slots > self.rule.capacity:
             raise ValueError(
-                f"{ends} ends of {capacity} documents, and the rule keeps {self.rule.ends} of {self.rule.capacity}; "
+                f"{ends} ends of {slots} documents, and the rule keeps {self.rule.ends} of {self.rule.capacity}; "
                 "build it again"
             )
         if self.values.shape != self.documents.shape or not self.sizes.shape == self.lost.shape == (ends, depth, width):
@@ -104,6 +104,11 @@ class ReverseTopK:
         return sum(array.nbytes for array in (self.documents, self.values, self.sizes, self.lost, self.present))
 
     @property
+    def fullest(self) -> int:
+        """Documents that the fullest end of a cell keeps."""
+        return int(self.sizes.max())
+
+    @property
     def holes(self) -> int:
         """Places that deletions left and that lost documents might have taken, over all cells."""
         return int(np.sum((self.rule.capacity - self.sizes) * (self.lost != NONE), dtype=np.int64))
@@ -116,15 +121,11 @@ class ReverseTopK:
     def insert(self, sketches: NDArray[np.int32]) -> ReverseTopK:
         """With more documents [new, z, w]; they get the rows from `len(present)` on, in their order."""
         grown = replace(
-            self,
-            documents=np.array(self.documents),
-            values=np.array(self.values),
-            sizes=np.array(self.sizes),
-            lost=np.array(self.lost),
+            _with_slots(self, min(self.rule.capacity, self.fullest + len(sketches))),
             present=np.concatenate([self.present, np.ones(len(sketches), dtype=np.bool_)]),
         )
         _merge(grown, sketches, len(self.present))
-        return grown
+        return _trimmed(grown)
 
     def delete(self, rows: Sequence[int] | NDArray[Any]) -> ReverseTopK:
         """Without these documents; one that is not there is refused."""
@@ -137,9 +138,9 @@ class ReverseTopK:
             raise ValueError(f"document {gone[~inside][0]} is not there, so that nothing was deleted; check its row")
         present = np.array(self.present)
         present[gone] = False
-        documents, values, sizes = np.array(self.documents), np.array(self.values), np.array(self.sizes)
-        remove_rows(documents, values, sizes, present)
-        return replace(self, documents=documents, values=values, sizes=sizes, present=present)
+        left = replace(_with_slots(self, self.documents.shape[3]), present=present)
+        remove_rows(left.documents, left.values, left.sizes, present)
+        return _trimmed(left)
 
     def query(self, cells: NDArray[Any], signs: NDArray[Any], k: int | None = None) -> tuple[Rows, Estimates]:
         """The documents that hold a term most often, and how often, best first; equal counts in the order of rows.
@@ -185,23 +186,26 @@ class ReverseTopK:
 def build(blocks: Iterable[NDArray[np.int32]], rule: TopKRule, kind: str, depth: int, width: int) -> ReverseTopK:
     """Keep the best documents of every cell; `blocks` are sketches [some, z, w] (`Sketcher.blocks`), in order of rows.
 
-    Memory is that of the result and of one block.
+    Memory is that of the result, of the smaller one that it grows from, and of one block.
     """
     shape = (rule.ends, depth, width)
     made = ReverseTopK(
         rule,
         kind,
-        documents=np.full((*shape, rule.capacity), -1, dtype=np.int32),
-        values=np.zeros((*shape, rule.capacity), dtype=np.int32),
+        documents=np.empty((*shape, 0), dtype=np.int32),
+        values=np.empty((*shape, 0), dtype=np.int32),
         sizes=np.zeros(shape, dtype=np.int32),
         lost=np.full(shape, NONE, dtype=np.int32),
         present=np.empty(0, dtype=np.bool_),
     )
     rows = 0
     for block in blocks:
+        slots, needed = made.documents.shape[3], min(rule.capacity, made.fullest + len(block))
+        if needed > slots:
+            made = _with_slots(made, min(rule.capacity, max(needed, 2 * slots)))
         _merge(made, block, rows)
         rows += len(block)
-    return replace(made, present=np.ones(rows, dtype=np.bool_))
+    return _trimmed(replace(made, present=np.ones(rows, dtype=np.bool_)))
 
 
 def naive(
@@ -237,11 +241,29 @@ def _place(cells: NDArray[Any], signs: NDArray[Any], depth: int, width: int) -> 
     return cells, signs
 
 
+def _with_slots(top: ReverseTopK, slots: int) -> ReverseTopK:
+    """A copy with so many places in every end of a cell."""
+    kept = min(slots, top.documents.shape[3])
+    documents = np.full((*top.sizes.shape, slots), -1, dtype=np.int32)
+    documents[..., :kept] = top.documents[..., :kept]
+    values = np.zeros((*top.sizes.shape, slots), dtype=np.int32)
+    values[..., :kept] = top.values[..., :kept]
+    return replace(top, documents=documents, values=values, sizes=np.array(top.sizes), lost=np.array(top.lost))
+
+
+def _trimmed(top: ReverseTopK) -> ReverseTopK:
+    """Without places that no cell needs: a few documents make a small file."""
+    return top if top.documents.shape[3] == top.fullest else _with_slots(top, top.fullest)
+
+
 def _merge(into: ReverseTopK, sketches: NDArray[np.int32], first: int) -> None:
+    """Put sketches into the cells, which have places enough: `fullest` and the new ones, or those of the rule."""
     from fedrank.kernels.sketch import merge_block
 
     if sketches.shape[1:] != (into.depth, into.width):
         raise ValueError(f"sketches of {sketches.shape[1:]} cells; these are of {into.depth} x {into.width}")
+    if not len(sketches):
+        return
     merge_block(
         np.ascontiguousarray(sketches, dtype=np.int32),
         first,

@@ -2,7 +2,8 @@
 
 The unit is one occurrence of one term in one field of one document; documents are disjoint, so the largest cost over
 documents counts. Noise that is added when a document is sketched is paid then, once for all answers to everybody; a
-changed document draws new noise and pays again. Noise that is added to answers is paid per answered term, by the pair
+changed document draws new noise and pays again, if it keeps its id: only by that are two sketchings known to be of one
+document, and only within one ledger. Noise that is added to answers is paid per answered term, by the pair
 of owner and querier and by the owner towards all queriers together, who may put their answers into one pot.
 
 The ledger is a file of JSON, one line for every charge, only ever appended to; a charge is on the disk before anything
@@ -76,6 +77,7 @@ class Spending:
         self._read_to = 0
         with self._locked() as file:
             if self._read_to == 0:
+                _keep_name(self.path)
                 self._append(file, {"fedrank": "silo spending", "version": VERSION, "owner": owner})
             if owner and self.owner and owner != self.owner:
                 raise SpendingError(
@@ -93,6 +95,8 @@ class Spending:
         """
         if multiplier is None:
             return
+        if not multiplier > 0:
+            raise ValueError(f"multiplier = {multiplier} is no noise; use a number above 0, or None for none")
         with self._locked() as file:
             shift = max((self._shifts.get(name, 0.0) for name in ids), default=0.0) + multiplier**-2
             shift = max(shift, max(self._shifts.values(), default=0.0))
@@ -113,6 +117,10 @@ class Spending:
 
         Returns None when it is paid, else why the owner refuses.
         """
+        if terms < 0 or (epsilon is not None and not epsilon > 0):
+            raise ValueError(
+                f"{terms} terms at ε = {epsilon} cannot be charged; use numbers above 0, or None: no claim"
+            )
         with self._locked() as file:
             if question and question in self._questions:
                 return "this question was answered before, and a second answer would tell more; ask it as a new one"
@@ -222,6 +230,16 @@ class Spending:
                     account.pure[line["field"]] = account.pure.get(line["field"], 0.0) + cost
             if line["question"]:
                 self._questions.add(line["question"])
+
+
+def _keep_name(path: Path) -> None:
+    """A new file can be lost in a crash with all that was noted in it, until its folder is on the disk, too."""
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _gaussian(shift: float, delta: float) -> float:

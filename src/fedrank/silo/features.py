@@ -1,0 +1,101 @@
+"""The sixteen features of CS-F-LTR: how well the title and the body of a document fit a query.
+
+They need three things about each term of the query: how often the document holds it, how many documents do, and how
+long documents are. Where the numbers come from (counted, or estimated from a sketch) makes no difference here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.types import Features
+
+K1, B = 1.2, 0.75  # of BM25
+DISCOUNT = 0.7  # of LMIR.ABS
+MU = 2000.0  # of LMIR.DIR, words
+LAMBDA = 0.1  # of LMIR.JM: the collection's share
+
+KINDS = ("length", "TF", "IDF", "TF-IDF", "BM25", "LMIR.ABS", "LMIR.DIR", "LMIR.JM")
+FIELDS = ("body", "title")
+FEATURE_NAMES = tuple(f"{kind} of {field}" for field in FIELDS for kind in KINDS)
+BM25_OF = {field: FEATURE_NAMES.index(f"BM25 of {field}") for field in FIELDS}
+
+Real = NDArray[np.float64]
+_RAREST = 0.5  # documents that hold a term which no document was seen to hold
+
+
+@dataclass(frozen=True)
+class Background:
+    """What is known of one field of all documents: of a silo, or of the federation.
+
+    A noised document frequency may be negative or larger than the collection; it is brought back into range.
+    """
+
+    documents: int
+    words: float  # in all of them together
+    frequencies: Real  # [terms of the query]: documents that hold the term
+
+    @property
+    def mean_length(self) -> float:
+        return self.words / max(self.documents, 1)
+
+    @property
+    def idf(self) -> Real:
+        """[terms]: log(documents / documents with the term)."""
+        most = max(self.documents, 1)
+        idf: Real = np.log(most / np.clip(self.frequencies, _RAREST, most))
+        return idf
+
+    @property
+    def chance(self) -> Real:
+        """[terms]: how likely a word of the collection is this term.
+
+        Documents with the term stand for its occurrences, whose number would be one more thing to publish.
+        """
+        most = max(self.documents, 1)
+        chance: Real = np.clip(self.frequencies, _RAREST, most) / max(self.words, 1.0)
+        return np.minimum(chance, 1.0)
+
+
+def field_features(counts: Real, lengths: Real, background: Background) -> Real:
+    """[documents, 8] for one field of the documents of one query: counts [documents, terms], lengths [documents].
+
+    Estimated counts are brought into 0 .. length first. LMIR values are sums of logarithms. LMIR.ABS takes every word
+    of a document as a different one: how many are is not published.
+    """
+    if counts.shape != (len(lengths), len(background.frequencies)):
+        raise ValueError(
+            f"counts are {list(counts.shape)} for {len(lengths)} documents and {len(background.frequencies)} terms; "
+            "give one for each pair"
+        )
+    length = np.maximum(np.asarray(lengths, np.float64), 0.0)[:, None]
+    held = np.clip(counts, 0.0, length)
+    share = held / np.maximum(length, 1.0)
+    idf, chance = background.idf, background.chance
+    relative = length / max(background.mean_length, 1e-9)
+    bm25 = idf * held * (K1 + 1) / (held + K1 * (1 - B + B * relative))
+    kept = np.maximum(held - DISCOUNT, 0.0) / np.maximum(length, 1.0)
+    absolute = np.where(length > 0, kept + DISCOUNT * chance, chance)
+    dirichlet = (held + MU * chance) / (length + MU)
+    mixed = np.where(length > 0, (1 - LAMBDA) * share + LAMBDA * chance, chance)
+    return np.column_stack(
+        [
+            length[:, 0],
+            share.sum(axis=1),
+            np.full(len(held), idf.sum()),
+            (share * idf).sum(axis=1),
+            bm25.sum(axis=1),
+            np.log(absolute).sum(axis=1),
+            np.log(dirichlet).sum(axis=1),
+            np.log(mixed).sum(axis=1),
+        ]
+    )
+
+
+def features(counts: dict[str, Real], lengths: dict[str, Real], backgrounds: dict[str, Background]) -> Features:
+    """[documents, 16] for the documents of one query, from the counts, lengths and backgrounds of each field."""
+    parts = [field_features(counts[field], lengths[field], backgrounds[field]) for field in FIELDS]
+    return np.concatenate(parts, axis=1).astype(np.float32)

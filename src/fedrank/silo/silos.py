@@ -1,0 +1,257 @@
+"""Organisations made from one text collection: each has documents and queries of its own, and sees nobody else's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.collection import Collection
+from fedrank.data.text import Tokeniser
+from fedrank.seeds import rng_for
+from fedrank.silo.features import FIELDS, MU, Background, Real
+from fedrank.types import Grades
+
+Rows = NDArray[np.int64]  # of documents
+
+BEST, GOOD = 10, 100  # ranks up to which a document has grade 2, and grade 1
+TEST_EVERY = 4  # one query in four of a silo is for the test, however many it trains on
+OTHERS = 40  # candidates of a query beyond the first GOOD, drawn at random: what a query should not find
+_DIMENSIONS, _STEPS = 16, 20  # of the topics that documents are grouped by
+
+
+@dataclass(frozen=True)
+class SilosRule:
+    """How a collection is spread over organisations."""
+
+    count: int = 4  # organisations
+    split: Literal["random", "topics"] = "random"  # topics: similar documents, and the queries about them, lie together
+    queries: int | None = None  # a silo trains on at most as many; None: all but the quarter that it is tested on
+    labels: Literal["judgements", "ranks"] = "judgements"  # ranks: as the paper; a search engine's first 10 and 100
+
+    def __post_init__(self) -> None:
+        for name, value in (("count", self.count), ("queries", self.queries)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value} leaves nothing to learn; use 1 or more")
+
+
+@dataclass(frozen=True)
+class Index:
+    """How often each document holds each term, in one field."""
+
+    terms: dict[str, int]  # columns
+    columns: Any  # scipy's compressed columns, [documents, terms]
+    lengths: Real  # [documents]: words
+
+    @staticmethod
+    def of(texts: Sequence[str], tokeniser: Tokeniser) -> Index:
+        from scipy.sparse import csc_matrix
+
+        terms: dict[str, int] = {}
+        rows: list[int] = []
+        columns: list[int] = []
+        counts: list[int] = []
+        lengths = np.zeros(len(texts))
+        for row, text in enumerate(texts):
+            held = Counter(tokeniser(text))
+            rows += [row] * len(held)
+            columns += [terms.setdefault(term, len(terms)) for term in held]
+            counts += held.values()
+            lengths[row] = sum(held.values())
+        shape = (len(texts), max(len(terms), 1))
+        return Index(terms, csc_matrix((np.array(counts, np.float64), (rows, columns)), shape=shape), lengths)
+
+    def rows(self, rows: Rows) -> Index:
+        """Some of the documents."""
+        return Index(self.terms, self.columns.tocsr()[rows].tocsc(), self.lengths[rows])
+
+    def counts(self, asked: Sequence[str]) -> Real:
+        """[documents, terms asked for]."""
+        out = np.zeros((len(self.lengths), len(asked)))
+        known = [place for place, term in enumerate(asked) if term in self.terms]
+        if known:
+            out[:, known] = self.columns[:, [self.terms[asked[place]] for place in known]].toarray()
+        return out
+
+    def background(self, asked: Sequence[str]) -> Background:
+        """What all documents say about the terms asked for."""
+        holders = np.diff(self.columns.indptr)  # of every term
+        known = [holders[self.terms[term]] if term in self.terms else 0 for term in asked]
+        return Background(len(self.lengths), float(self.lengths.sum()), np.array(known, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A query of a silo, with the candidates among its own documents."""
+
+    id: str
+    terms: tuple[str, ...]  # each once
+    candidates: Rows  # of the silo's documents
+    grades: Grades  # [candidates]
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One organisation."""
+
+    number: int
+    fields: dict[str, Index]  # by name of the field
+    train: tuple[Question, ...]
+    test: tuple[Question, ...]
+
+    @property
+    def documents(self) -> int:
+        return len(self.fields["body"].lengths)
+
+
+def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, seed: int) -> list[Silo]:
+    """Spread a collection over organisations.
+
+    A query's candidates are the first 100 documents of its silo by query likelihood (a search engine over titles and
+    bodies, with the statistics of the whole collection) and 40 others drawn at random. With labels = "ranks" that order
+    is the truth, as in the paper, where it was that of MS MARCO's engine. Queries without a relevant candidate are left
+    out.
+    """
+    texts = {"body": collection.documents.text, "title": collection.documents.title}
+    whole = {field: Index.of(texts[field], tokeniser) for field in FIELDS}
+    both = Index.of([f"{title} {body}" for title, body in zip(texts["title"], texts["body"], strict=True)], tokeniser)
+    chances = np.asarray(both.columns.sum(axis=0)).ravel() / max(both.lengths.sum(), 1.0)
+    home = _homes(whole["body"], rule, seed)
+    asked = [tuple(dict.fromkeys(tokeniser(text))) for text in collection.queries]
+    owners = _owners(collection, home, rule, seed)
+    silos = []
+    for number in range(rule.count):
+        rows = np.flatnonzero(home == number)
+        engine = _Engine(both.rows(rows), chances)
+        train: list[Question] = []
+        test: list[Question] = []
+        for place, query in enumerate(owners[number]):
+            kept, most = (test, None) if place % TEST_EVERY == 1 else (train, rule.queries)
+            if len(kept) == most:
+                continue
+            order = engine.ranked(asked[query])
+            candidates = _candidates(order, len(rows), rng_for(seed, "candidates", query))
+            grades = _grades(collection, query, rows, order, rule.labels)[candidates]
+            if grades.any():
+                kept.append(Question(collection.query_ids[query], asked[query], candidates, grades))
+        if not train or not test:
+            raise ValueError(
+                f"silo {number} of {rule.count} has {len(rows)} documents, which answer {len(train)} queries to train "
+                f"on and {len(test)} to be tested on, and needs one of each; make fewer silos"
+            )
+        fields = {field: whole[field].rows(rows) for field in FIELDS}
+        silos.append(Silo(number, fields, tuple(train), tuple(test)))
+    return silos
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """Query likelihood with Dirichlet smoothing over some documents of a collection."""
+
+    own: Index  # titles and bodies together
+    chances: Real  # [terms]: share of each among all words of the collection
+
+    def ranked(self, asked: tuple[str, ...]) -> Rows:
+        """The documents that hold a term, best first; equal ones in the order of the collection."""
+        known = tuple(term for term in asked if term in self.own.terms)
+        held = self.own.counts(known)
+        expected = MU * self.chances[[self.own.terms[term] for term in known]]
+        scores = np.log1p(held / expected).sum(axis=1) - len(known) * np.log1p(self.own.lengths / MU)
+        matching = np.flatnonzero(held.any(axis=1))
+        return matching[np.argsort(-scores[matching], kind="stable")]
+
+
+def _candidates(order: Rows, documents: int, rng: np.random.Generator) -> Rows:
+    first = order[:GOOD]
+    rest = np.setdiff1d(np.arange(documents), first)
+    # Sorted, so that a place in the list says nothing about a rank.
+    return np.sort(np.concatenate([first, rng.choice(rest, min(OTHERS, len(rest)), replace=False)]))
+
+
+def _grades(collection: Collection, query: int, rows: Rows, order: Rows, labels: str) -> Grades:
+    """[documents of the silo]."""
+    if labels == "ranks":
+        grades = np.zeros(len(rows), np.int8)
+        grades[order[:GOOD]] = 1
+        grades[order[:BEST]] = 2
+        return grades
+    everywhere = np.zeros(len(collection.documents), np.int8)
+    judged, given = collection.judgements(query)
+    everywhere[judged] = given
+    return everywhere[rows]
+
+
+def _owners(collection: Collection, home: NDArray[np.int64], rule: SilosRule, seed: int) -> list[list[int]]:
+    """Queries of every silo in random order: dealt at random, or where most of the relevant documents lie."""
+    order = rng_for(seed, "queries of silos").permutation(len(collection.queries))
+    owners: list[list[int]] = [[] for _ in range(rule.count)]
+    for place, query in enumerate(order.tolist()):
+        number = place % rule.count
+        if rule.split == "topics":
+            judged, grades = collection.judgements(query)
+            found = np.bincount(home[judged], weights=grades, minlength=rule.count)
+            number = int(found.argmax()) if found.any() else number
+        owners[number].append(query)
+    return owners
+
+
+def _homes(body: Index, rule: SilosRule, seed: int) -> NDArray[np.int64]:
+    """[documents]: the silo of each."""
+    documents = len(body.lengths)
+    if documents < rule.count:
+        raise ValueError(f"{documents} documents cannot fill {rule.count} silos; make fewer")
+    rng = rng_for(seed, "documents of silos")
+    if rule.split == "random" or rule.count == 1:
+        return rng.permutation(np.arange(documents) % rule.count)
+    return _grouped(_topics(body, rng), rule.count, rng)
+
+
+def _topics(body: Index, rng: np.random.Generator) -> Real:
+    """[documents, dimensions]: directions of the strongest topics (latent semantic analysis), each row of length 1."""
+    from scipy.sparse import diags
+    from scipy.sparse.linalg import svds
+
+    held = body.columns.copy()
+    documents, terms = held.shape
+    idf = np.log(documents / np.maximum(np.diff(held.indptr), 1))
+    held.data = np.log1p(held.data)
+    held = held @ diags(idf)
+    size = min(_DIMENSIONS, min(documents, terms) - 1)
+    left, strength, _ = svds(held, k=size, v0=rng.standard_normal(min(documents, terms)))
+    vectors = left * strength
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+
+
+def _grouped(vectors: Real, groups: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Groups of similar rows, none larger than twice its share: k-means whose full groups send on who is nearest
+    elsewhere."""
+    most = -(-2 * len(vectors) // groups)
+    middles = vectors[rng.choice(len(vectors), groups, replace=False)]
+    found = np.zeros(len(vectors), np.int64)
+    for _ in range(_STEPS):
+        near = vectors @ middles.T
+        found = _placed(near, most)
+        middles = np.stack([vectors[found == group].mean(axis=0) for group in range(groups)])
+        middles /= np.maximum(np.linalg.norm(middles, axis=1, keepdims=True), 1e-12)
+    return found
+
+
+def _placed(near: Real, most: int) -> NDArray[np.int64]:
+    """The nearest group of each row that is not full; rows that are surest go first, and no group stays empty."""
+    groups = near.shape[1]
+    found = np.full(len(near), -1)
+    for group in range(groups):
+        free = np.flatnonzero(found < 0)
+        found[free[near[free, group].argmax()]] = group
+    left = np.full(groups, most) - 1
+    rest = np.flatnonzero(found < 0)
+    for row in rest[np.argsort(-near[rest].max(axis=1), kind="stable")]:
+        for group in np.argsort(-near[row], kind="stable"):
+            if left[group]:
+                found[row], left[group] = group, left[group] - 1
+                break
+    return found

@@ -1,0 +1,79 @@
+"""The sixteen features: by hand, against textbook formulas, and from counts that are off."""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedrank.data.text import Tokeniser
+from fedrank.silo.features import FEATURE_NAMES, Background, features, field_features
+from fedrank.silo.silos import Index
+from tests.oracles.silo_features import slow_features
+
+texts = st.lists(st.lists(st.sampled_from("abcde"), max_size=6), min_size=1, max_size=6)
+
+
+def test_one_document_by_hand() -> None:
+    """Four documents of ten words together, two of them with the term; this one holds it twice among four words."""
+    found = field_features(np.array([[2.0]]), np.array([4.0]), Background(4, 10.0, np.array([2.0])))[0]
+    assert found.tolist() == pytest.approx(
+        [
+            4.0,
+            2 / 4,
+            log(4 / 2),
+            2 / 4 * log(4 / 2),
+            log(2) * 2 * 2.2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 2.5)),
+            log((2 - 0.7) / 4 + 0.7 * 2 / 10),
+            log((2 + 2000 * 2 / 10) / (4 + 2000)),
+            log(0.9 * 2 / 4 + 0.1 * 2 / 10),
+        ]
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts, st.lists(st.sampled_from("abcdx"), min_size=1, max_size=3, unique=True))
+def test_counted_features_are_those_of_the_textbook(collection: list[list[str]], query: list[str]) -> None:
+    if not any(collection):
+        collection = [*collection, ["a"]]
+    index = Index.of([" ".join(words) for words in collection], Tokeniser())
+    found = field_features(index.counts(query), index.lengths, index.background(query))
+    expected = [slow_features(query, document, collection) for document in collection]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2),
+    st.floats(0, 1e6),
+    st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=2),
+)
+def test_noise_never_makes_a_feature_infinite(counts: list[float], length: float, frequencies: list[float]) -> None:
+    background = Background(10, 100.0, np.array(frequencies))
+    assert np.isfinite(field_features(np.array([counts]), np.array([length]), background)).all()
+
+
+def test_a_count_beyond_the_length_or_below_nothing_is_brought_back() -> None:
+    background = Background(4, 10.0, np.array([2.0]))
+    found = field_features(np.array([[9.0], [3.0], [-5.0], [0.0]]), np.full(4, 3.0), background)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[2], found[3])
+
+
+def test_body_comes_before_title_and_both_have_names() -> None:
+    counts = {"body": np.array([[1.0]]), "title": np.array([[0.0]])}
+    lengths = {"body": np.array([7.0]), "title": np.array([2.0])}
+    background = Background(4, 10.0, np.array([2.0]))
+    found = features(counts, lengths, {"body": background, "title": background})
+    assert found.shape == (1, 16)
+    assert found.dtype == np.float32
+    assert found[0, FEATURE_NAMES.index("length of body")] == 7
+    assert found[0, FEATURE_NAMES.index("length of title")] == 2
+
+
+def test_counts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"counts are \[1, 2\] for 1 documents and 1 terms"):
+        field_features(np.zeros((1, 2)), np.ones(1), Background(1, 1.0, np.ones(1)))
