@@ -125,7 +125,7 @@ def method_pages() -> dict[str, str]:
     overview = [
         "# Methods",
         "",
-        "Everything that a spec can name, as `fedrank methods` lists it. "
+        "Everything that a spec or a command can name, as `fedrank methods` lists it. "
         "[How to add one of your own](../how-to-add-a-method.md).",
         "",
         "| Family | What it is | Methods |",

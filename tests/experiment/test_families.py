@@ -151,6 +151,7 @@ def test_describe_names_every_setting():
         "control": False,
         "clip_weights": 0.0,
         "clip_gradients": 0.0,
+        "lists": "drawn",
     }
 
 

@@ -323,6 +323,7 @@ def _comments(kind: type) -> dict[str, str]:
     return found
 
 
+@cache
 def _own_comments(kind: type) -> dict[str, str]:
     try:
         lines = textwrap.dedent(inspect.getsource(kind)).splitlines()

@@ -208,6 +208,10 @@ def card(experiment: Experiment, rows: Sequence[Price], participations: int, rou
         facts["not_covered"].append("the queries that the server learns from itself, which are training queries here")
     if _shares(experiment):
         facts["not_covered"].append("queries that the partition shares with everybody are not protected at all")
+    if experiment.data.normalise == "global":
+        facts["not_covered"].append(
+            "the smallest and largest value of each feature of all clients, which are in model.json"
+        )
     if experiment.methods.arrival is not None:
         facts["not_covered"].append(
             "when a client sends, or says that it could, tells when it searched; times are not protected"

@@ -159,15 +159,16 @@ def claims_table(found: Findings) -> Table:
         if not math.isnan(claim.low):
             told += f" ({signed(claim.column, claim.low)} to {signed(claim.column, claim.high)})"
         verdict = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
-        counted = f"{claim.pairs} in {claim.folds} folds" if claim.folds else str(claim.pairs)
+        counted = str(claim.pairs) if claim.unit == "repeats" else f"{claim.pairs}, as {claim.counted:,} {claim.unit}"
         effect = "-" if math.isnan(claim.effect) else f"{claim.effect:+.1f}"
         texts = heading(claim.column), told, effect, counted
         rows.append([Cell(claim.says), Cell(verdict, tone=tones[claim.verdict]), *map(Cell, texts)])
     note = (
         "Difference with a confidence interval at the level 0.05 that the claims of the experiment share (Holm). From "
-        f"{BLOCKS} folds on a fold counts once, with the mean over its seeds. The effect is Cohen's d. A claim that "
-        f"something is better holds above 0, and does not hold below 0 or within ±{SMALL}; a claim that two are alike "
-        "holds inside its margin."
+        f"{BLOCKS} folds on a fold counts once, with the mean over its seeds; where there is one repeat, test queries "
+        "are counted, which says nothing about luck in training. The effect is Cohen's d. A claim that something is "
+        f"better holds above 0, and does not hold below 0 or within ±{SMALL}; a claim that two are alike holds inside "
+        "its margin."
     )
     return Table(["claim", "verdict", "measure", "difference", "effect", "repeats"], rows, 3, [note])
 
