@@ -104,8 +104,8 @@ def story(learned: Findings, forgotten: Variant, found: list[Finding], column: s
     drawing = curves(learned, column, heading(column))
     parts = [
         "<article><h1>A federation learns, is attacked, and forgets</h1>",
-        '<p class="lead">Ten people search. Everybody learns from their own clicks and sends only a change of the ranker. '
-        "All data are made up; all numbers were computed when this page was written.</p>",
+        '<p class="lead">Ten people search. Everybody learns from their own clicks and sends only a change of the '
+        "ranker. All data are made up; all numbers were computed when this page was written.</p>",
         f"<h2>They learn</h2><p>{escape(together)}</p>",
         f"<h2>Three of them lie</h2><p>They click on what is not relevant. {escape(attacked)}</p>",
         figure_html(drawing, f"{heading(column)} by round, mean over seeds."),

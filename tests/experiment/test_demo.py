@@ -1,0 +1,51 @@
+"""The demo: its story is made of the numbers of its own runs."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fedrank.experiment import demo as demo_module
+from fedrank.experiment.demo import LIARS, READING, demo
+from fedrank.experiment.federated_spec import read_experiment
+from fedrank.experiment.store import load_runs
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The same demo with fewer rounds, seeds and messages."""
+
+    def fewer(name):
+        changes = ["rounds=20"] if name == "demo-privacy" else ["rounds=20", "seeds=[1]", "evaluate_every=5"]
+        return read_experiment(name, changes)
+
+    monkeypatch.setattr(demo_module, "read_experiment", fewer)
+    for name, value in {"MESSAGES": 10, "REPEATS": 1000, "RUNS": 40}.items():
+        monkeypatch.setattr(demo_module, name, value)
+
+
+@pytest.mark.usefixtures("short")
+def test_the_story_holds_the_numbers_of_its_runs(tmp_path):
+    pytest.importorskip("dp_accounting")
+    out = io.StringIO()
+    demo(tmp_path / "runs", tmp_path / "demo.html", Console(file=out, width=120))
+    page = (tmp_path / "demo.html").read_text(encoding="utf-8")
+    runs = load_runs(tmp_path / "runs")
+    assert {run.status for run in runs} == {"finished"}
+    for variant in ("together", "alone", "attacked", "contained"):
+        [run] = runs.filter(experiment="demo", variant=variant)
+        assert f"{run.final('ndcg@10'):.4f}" in page
+        assert f"{run.final('ndcg@10'):.4f}" in out.getvalue()
+    [forgotten] = runs.filter(experiment="demo-unlearned")
+    assert forgotten.receipt["removed"]["clients"] == list(LIARS)
+    assert f"{forgotten.final('ndcg@10'):.4f}" in page
+    assert re.search(r"as it is: \d+ of 10 messages", page)
+    assert READING in page
+
+
+def test_liars_are_those_of_the_spec():
+    attacked = [variant for variant in read_experiment("demo").expand() if variant.name == "attacked"]
+    assert attacked[0].experiment.clients.malicious == len(LIARS)
