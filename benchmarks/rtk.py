@@ -1,14 +1,14 @@
 """What does reverse top-K cost, and what does it find? Next to reading the sketches of all documents (NAIVE).
 
     python benchmarks/rtk.py [--check]                        speed, size and building at the paper's size
-    python benchmarks/rtk.py --curves [--out FOLDER]          the same against n, K, alpha, w and z
+    python benchmarks/rtk.py --curves [--out FOLDER]          the same against n, K, alpha, w and z, around n / 4
     python benchmarks/rtk.py --cover [--out FOLDER]           cover rate against rule, alpha, beta, K, w, z and noise
     python benchmarks/rtk.py --cover --collection nfcorpus    the same for the words of real queries
 
 Made-up documents have 1,000 words drawn by Zipf's law from 50,000. 40 more words are asked for: each is the subject of
 300 documents, which hold it 1 + a geometric number of times (13 on average: --often), and is dropped once or twice into
 every twentieth of the others. Building is measured in CPU time of one core, a query on the clock (median of all), both
-in one process.
+in one process. --out writes the numbers (CSV), pictures (PNG) and a page with both (HTML).
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedrank.data.synthetic_text import zipf_documents
 from fedrank.silo.rtk import PUBLISHED, ReverseTopK, TopKRule, build, cover_rate, naive
@@ -83,8 +85,8 @@ def in_blocks(sketches: np.ndarray) -> Iterator[np.ndarray]:
 
 def smaller(built: ReverseTopK, rule: TopKRule) -> ReverseTopK:
     """What building with a smaller rule would have given: the best are a part of the best."""
-    size, whole = rule.capacity, built.rule.capacity
-    lost = built.lost if size == whole else np.where(built.sizes > size, built.values[..., size], built.lost)
+    size, slots = rule.capacity, built.documents.shape[3]
+    lost = built.lost if size >= slots else np.where(built.sizes > size, built.values[..., size], built.lost)
     return replace(
         built,
         rule=rule,
@@ -152,20 +154,27 @@ def measure(counts: TermCounts, words: list[str], sketcher: Sketcher, rule: TopK
     return row
 
 
-def curves() -> Iterator[Row]:
-    """Cost against each setting, around 1/4 of the paper's documents so that nothing runs for hours."""
-    base = DOCUMENTS // 4
+def curves(most: int) -> Iterator[Row]:
+    """Cost against each setting, around 1/4 of the most documents so that nothing runs for hours."""
+    base = most // 4
     counts, words = made_up(base)
-    for n in (base // 4, base // 2, base, 2 * base, 4 * base):
+    middle = measure(counts, words, Sketcher(), TopKRule())
+    yield {"against": "documents"} | middle
+    for n in (base // 4, base // 2, 2 * base, most):
         yield {"against": "documents"} | measure(*made_up(n), Sketcher(), TopKRule())
-    for k in (50, 100, 300):
-        yield {"against": "k"} | measure(counts, words, Sketcher(), TopKRule(k=k))
-    for alpha in (1, 2, 10):
-        yield {"against": "alpha"} | measure(counts, words, Sketcher(), TopKRule(alpha=alpha))
-    for width in (50, 100, 400):
-        yield {"against": "width"} | measure(counts, words, Sketcher(width=width), TopKRule())
-    for depth in (10, 20, 50):
-        yield {"against": "depth"} | measure(counts, words, Sketcher(depth=depth), TopKRule())
+    changes: dict[str, tuple[float, ...]] = {
+        "k": (50, 100, 300),
+        "alpha": (1, 2, 10),
+        "width": (50, 100, 400),
+        "depth": (10, 20, 50),
+    }
+    for against, values in changes.items():
+        yield {"against": against} | middle
+        for value in values:
+            setting = {against: value}
+            ruled = against in ("k", "alpha")
+            sketcher, rule = Sketcher(**({} if ruled else setting)), TopKRule(**(setting if ruled else {}))  # type: ignore[arg-type]
+            yield {"against": against} | measure(counts, words, sketcher, rule)
 
 
 class Covers:
@@ -249,36 +258,74 @@ def show(rows: Iterator[Row]) -> list[Row]:
     kept = []
     for row in rows:
         kept.append(row)
-        print("  ".join(f"{name} {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in row.items()))
+        print("  ".join(f"{name} {value if isinstance(value, str) else text(value)}" for name, value in row.items()))
         sys.stdout.flush()
     return kept
 
 
-def write(rows: list[Row], folder: Path, name: str) -> None:
-    """The rows as a table, and every curve of them as a picture."""
-    from matplotlib import pyplot
+DRAWN = {  # what is drawn of a cost, by the title of its row of pictures
+    "milliseconds a query": ("query_ms", "naive_by_column_ms", "naive_by_document_ms"),
+    "seconds of building": ("build_cpu_s",),
+    "megabytes": ("rtk_mb", "sketches_mb"),
+}
 
+
+def draw_costs(rows: list[Row], groups: list[str]) -> Figure:
+    figure = Figure(figsize=(3.2 * len(groups), 2.6 * len(DRAWN)), layout="constrained")
+    axes = figure.subplots(len(DRAWN), len(groups), squeeze=False, sharey="row")
+    for (title, names), line in zip(DRAWN.items(), axes, strict=True):
+        for group, axis in zip(groups, line, strict=True):
+            those = sorted((row for row in rows if row["against"] == group), key=lambda row: float(row[group]))
+            for name in names:
+                axis.loglog([row[group] for row in those], [row[name] for row in those], marker="o", label=name)
+            axis.set(xlabel=group, ylabel=title if group == groups[0] else "")
+            axis.minorticks_off()
+            axis.set_xticks([row[group] for row in those], [text(row[group]) for row in those])
+            axis.yaxis.set_major_formatter("{x:g}")
+        line[0].legend(fontsize="small")
+    return figure
+
+
+def draw_covers(rows: list[Row], groups: list[str]) -> Figure:
+    across = 4
+    figure = Figure(figsize=(3.2 * across, 2.8 * -(-len(groups) // across)), layout="constrained")
+    axes = figure.subplots(-(-len(groups) // across), across, squeeze=False).ravel()
+    for axis in axes[len(groups) :]:
+        axis.remove()
+    for group, axis in zip(groups, axes, strict=False):
+        those = [row for row in rows if row["against"] == group]
+        axis.bar([str(row["value"]) for row in those], [float(row["cover"]) for row in those])
+        axis.set(title=group, ylim=(0, 1))
+        if group == "rule":
+            axis.tick_params(axis="x", rotation=90, labelsize=6)
+    return figure
+
+
+def write(rows: list[Row], folder: Path, name: str) -> None:
+    """The rows as a table (CSV), every curve of them as a picture (PNG), and a page with both (HTML)."""
     folder.mkdir(parents=True, exist_ok=True)
+    names = list(dict.fromkeys(key for row in rows for key in row))
     with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(rows[0]))
+        table = csv.DictWriter(file, names)
         table.writeheader()
         table.writerows(rows)
-    groups = list(dict.fromkeys(str(row["against"]) for row in rows))
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups), 3), squeeze=False, layout="constrained")
-    for group, axis in zip(groups, axes[0], strict=True):
-        those = sorted((row for row in rows if row["against"] == group), key=lambda row: str(row.get("value", "")))
-        if name == "cover":
-            axis.bar([str(row["value"]) for row in those], [float(row["cover"]) for row in those])
-            axis.tick_params(axis="x", rotation=45 if group == "rule" else 0)
-            axis.set(title=group, ylim=(0, 1))
-        else:
-            x = np.array([float(row[group]) for row in those])
-            order = np.argsort(x)
-            for what in ("query_ms", "naive_by_column_ms", "build_cpu_s"):
-                axis.loglog(x[order], np.array([float(row[what]) for row in those])[order], marker="o", label=what)
-            axis.set(xlabel=group)
-            axis.legend()
-    figure.savefig(folder / f"{name}.png")
+    groups = list(dict.fromkeys(str(row["against"]) for row in rows if "against" in row))
+    picture = ""
+    if groups:
+        (draw_covers if name == "cover" else draw_costs)(rows, groups).savefig(folder / f"{name}.png")
+        picture = f'<p><img src="{name}.png" alt="curves"></p>'
+    body = "".join("<tr>" + "".join(f"<td>{text(row.get(key, ''))}</td>" for key in names) + "</tr>" for row in rows)
+    (folder / f"{name}.html").write_text(
+        f"<!doctype html><meta charset='utf-8'><title>Reverse top-K: {name}</title>"
+        "<style>body{font:14px sans-serif}td,th{padding:2px 8px;text-align:right}</style>"
+        f"<h1>Reverse top-K: {name}</h1><pre>{escape(str(__doc__))}</pre>{picture}"
+        f"<table><tr>{''.join(f'<th>{key}</th>' for key in names)}</tr>{body}</table>",
+        encoding="utf-8",
+    )
+
+
+def text(value: str | float) -> str:
+    return escape(value) if isinstance(value, str) else f"{value:.4g}"
 
 
 def main() -> int:
@@ -290,11 +337,11 @@ def main() -> int:
     arguments.add_argument("--curves", action="store_true")
     arguments.add_argument("--cover", action="store_true")
     arguments.add_argument("--collection", help="a collection of texts instead of made-up documents")
-    arguments.add_argument("--out", type=Path, help="folder for CSV and PNG")
+    arguments.add_argument("--out", type=Path, help="folder for CSV, PNG and HTML")
     arguments.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     asked = arguments.parse_args()
     if asked.curves:
-        rows = show(curves())
+        rows = show(curves(asked.documents))
     else:
         counts, words = real(asked.collection) if asked.collection else made_up(asked.documents, asked.often)
         if asked.cover:

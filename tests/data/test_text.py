@@ -20,6 +20,11 @@ def test_stems() -> None:
     assert Tokeniser("english")("Tests testing tested, 42") == ["test", "test", "test", "42"]
 
 
+def test_an_unknown_language_is_refused() -> None:
+    with pytest.raises(ValueError, match="'german': there is none and english"):
+        Tokeniser("german")
+
+
 def test_a_tokeniser_is_known_by_its_name() -> None:
     for tokeniser in (Tokeniser(), Tokeniser("english")):
         assert Tokeniser.named(tokeniser.name) == tokeniser

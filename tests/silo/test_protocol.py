@@ -137,6 +137,16 @@ def test_a_letter_that_cannot_be_right_is_named(parties, change, told):
         read_address(letter)
 
 
+def test_a_content_that_promises_more_than_it_has_is_refused(parties):
+    letter = seal(b"hello", "question", parties["b"], "a")
+    key = parties["b"].key("question", "b", "a")
+    envelope, nonce = letter[: messages.ENVELOPE.size], bytes(12)
+    plain = struct.pack("<I", 1021) + bytes(1020)
+    forged = envelope + nonce + messages.aead(key).encrypt(nonce, plain, envelope)
+    with pytest.raises(ValueError, match="promises 1,021 bytes"):
+        unseal(forged, "question", parties["a"])
+
+
 def test_a_letter_too_long_is_not_even_written(parties):
     with pytest.raises(ValueError, match="longer than 1,048,576"):
         seal(bytes(1 << 20), "question", parties["b"], "a")
@@ -261,6 +271,36 @@ def test_lookup_answers_the_best_of_noised_counts_and_pays_for_every_term(owner_
     assert sorted(named(owner, again.found["flu"]).values()) != sorted(counts.values())  # fresh noise
 
 
+def test_which_documents_are_named_depends_on_noised_counts_only(owner_of, parties):
+    """All titles hold the word once: by true counts the first would be named, and their order would tell more."""
+    owner = owner_of("lookup", source=SecureSource(bytes(32)))
+    expected = protocol.noised_counts(np.ones(12), 0.5, True, SecureSource(bytes(32)))
+    order = np.argsort(-expected, kind="stable")
+    assert set(order[:5]) != set(range(5))
+    found = exchange(owner, parties, terms=["title"], field="title").found["title"]
+    assert named(owner, found) == {f"d{row}": expected[row] for row in order[:5]}
+
+
+@pytest.mark.parametrize("epsilon", [10.0, 0.5, 0.01])
+def test_whole_and_half_counts_give_answers_on_one_grid(epsilon):
+    """A median of an even number of rows may end in a half; were all noise whole, the answer would tell."""
+    noise = protocol.noised_counts(np.zeros(2000), epsilon, True, SecureSource(bytes(32)))
+    assert np.any(noise % 1 == 0)
+    assert np.any(noise % 1 == 0.5)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_owner_who_publishes_lengths_adds_the_noise_for_that(owner_of, parties, exact):
+    """With exact lengths a neighbour replaces a word, and that moves a count by two."""
+    sketcher = replace(PLAIN, exact_lengths=exact)
+    owner = owner_of("lookup", sketcher, source=SecureSource(bytes(32)))
+    cells, signs = sketcher.places(["flu"], sketcher.hashing(KEY))
+    true = sketcher.estimate(owner.sketches["body"][:, np.arange(7), cells[0]], signs[0])
+    expected = protocol.noised_counts(true, 0.5, exact, SecureSource(bytes(32)))
+    got = exchange(owner, parties, k=12).found["flu"]
+    assert got.counts.tolist() == sorted(expected.astype(np.float32), reverse=True)
+
+
 def test_past_the_budget_the_owner_answers_that_it_refuses(owner_of, parties):
     owner = owner_of("lookup", limits=Limits(querier=1.0))
     assert exchange(owner, parties, terms=["flu", "word1"]).refused is None
@@ -368,6 +408,9 @@ def test_an_answer_to_another_question_is_refused(owner_of, parties):
     one, two = question(parties), question(parties)
     with pytest.raises(ValueError, match="another question"):
         read_answer(answer(one.letter, owner), two, parties["b"])
+    _, content = unseal(answer(one.letter, owner), "answer", parties["b"])
+    with pytest.raises(ValueError, match="an answer of 'c' to another question"):
+        read_answer(seal(content, "answer", parties["c"], "b"), one, parties["b"])
 
 
 def test_a_short_answer_is_noticed(owner_of, parties):

@@ -211,7 +211,7 @@ def test_there_are_as_many_places_as_the_fullest_cell_needs():
 def test_deleting_ignores_row_numbers_that_cannot_be():
     rtk = built(np.ones((3, DEPTH, WIDTH), dtype=np.int32), TopKRule(alpha=1, k=3))
     rtk.documents[0, :, 0, 1] = 10**9
-    rtk.documents[0, :, 1, 1] = -5
+    rtk.documents[0, :, 1, 1] = -1  # as an index it would be the last, which is there
     rtk.sizes[0, 0, 2] = 10**6
     left = rtk.delete([0])
     assert [left.documents[0, 1, column].tolist() for column in range(WIDTH)] == [[2, -1], [2, -1], [1, 2]]

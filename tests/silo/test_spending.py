@@ -97,6 +97,41 @@ def test_a_sketch_that_costs_too_much_is_refused_before_it_is_made(tmp_path):
     assert ledger.spent() < 5
 
 
+@pytest.mark.parametrize("limits", [Limits(querier=5.0), Limits(total=5.0)])
+def test_sketches_and_lookups_share_one_budget(tmp_path, limits):
+    ledger = Spending(tmp_path / "sketch first.spending", "a", limits)
+    ledger.charge_sketches(["d1"], 1.0)
+    assert ledger.charge_terms("b", "body", 1, 0.5) is None  # 4.377 + 0.5
+    refusal = ledger.charge_terms("b", "body", 1, 0.5)  # 4.377 + 1
+    assert refusal is not None
+    assert "5.4, and the budget is ε = 5" in refusal
+    ledger = Spending(tmp_path / "lookups first.spending", "a", limits)
+    for _ in range(2):
+        assert ledger.charge_terms("b", "body", 1, 0.5) is None
+    with pytest.raises(ValueError, match="budget is ε = 5"):
+        ledger.charge_sketches(["d1"], 1.0)
+    assert ledger.spent() == 1.0
+
+
+def test_a_budget_that_is_set_late_counts_what_was_spent_before(tmp_path):
+    ledger = Spending(tmp_path / "a.spending")
+    ledger.charge_terms("b", "title", 6, 0.5)
+    late = Spending(tmp_path / "a.spending", limits=Limits(total=2.0))
+    assert late.charge_terms("b", "body", 1, 0.5) is not None  # another field, but 3 are gone
+    ledger = Spending(tmp_path / "b.spending")
+    ledger.charge_terms("b", "body", 1, None)
+    late = Spending(tmp_path / "b.spending", limits=Limits(total=1e6))
+    refusal = late.charge_terms("b", "body", 1, 0.5)
+    assert refusal is not None
+    assert "nothing could be claimed" in refusal
+    ledger = Spending(tmp_path / "c.spending")
+    for _ in range(2):
+        ledger.charge_sketches(["d1"], 1.0)
+    late = Spending(tmp_path / "c.spending", limits=Limits(total=5.0))
+    with pytest.raises(ValueError, match="budget is ε = 5"):
+        late.charge_sketches(["d2"], 1.0)  # costs 4.4 for itself, and d1 has cost 6.5
+
+
 def test_a_sketch_without_noise_costs_nothing_while_it_stays(tmp_path):
     ledger = Spending(tmp_path / "a.spending")
     ledger.charge_sketches(["d1"], None)

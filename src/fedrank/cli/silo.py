@@ -54,7 +54,7 @@ def silo_sketch(
 
     settings: dict[str, Any] = {"kind": kind, "tokeniser": Tokeniser(stem)}  # type: ignore[arg-type]
     sketcher = Sketcher(width=width, depth=depth, noise=noise, exact_lengths=not noised_lengths, **settings)
-    limits = Limits(querier_budget, budget)
+    limits = None if budget is None and querier_budget is None else Limits(querier_budget, budget)
     shared, documents = read_key(key), read_documents(docs)
     console = new_console()
     with _progress(console) as report:
@@ -90,7 +90,7 @@ def silo_remove(
     from fedrank.silo.files import remove_documents
 
     made = remove_documents(sketch, id_)
-    say(new_console(), f"{sketch}: {len(id_):,} removed, {len(made):,} documents now")
+    say(new_console(), f"{sketch}: {len(set(id_)):,} removed, {len(made):,} documents now")
 
 
 @silo_app.command(
@@ -157,8 +157,9 @@ def key_wrap(
     from fedrank.silo.keys import fingerprint, read_key, read_public, read_secret, wrap_key
 
     theirs = read_public(public)
+    wrapped = wrap_key(read_key(key), read_secret(secret), theirs)
     with out.open("xb") as file:
-        file.write(wrap_key(read_key(key), read_secret(secret), theirs))
+        file.write(wrapped)
     say(new_console(), f"{out}: only the owner of {public}, {fingerprint(theirs)}, can open it")
 
 

@@ -30,6 +30,10 @@ class Tokeniser:
 
     stem: Literal["none", "english"] = "none"  # english: Snowball's, so that "tests" and "testing" are one term
 
+    def __post_init__(self) -> None:
+        if self.stem not in ("none", "english"):
+            raise ValueError(f"stem = {self.stem!r}: there is none and english")
+
     @property
     def name(self) -> str:
         """What tells two rules apart, such as "words-1" or "words-1-english"."""

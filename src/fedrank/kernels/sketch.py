@@ -59,7 +59,7 @@ def rank_of(value, side):
 def merge_block(sketches, first, keep, documents, values, sizes, lost):
     """Put sketches [new, z, w] into the sorted ends of all cells; `keep`: 0 both ends, 1 largest, 2 magnitudes."""
     new = sketches.shape[0]
-    ends, depth, width, capacity = documents.shape
+    ends, depth, width, slots = documents.shape
     order = np.empty(new, dtype=np.int64)
     for row in range(depth):
         for column in range(width):
@@ -71,7 +71,7 @@ def merge_block(sketches, first, keep, documents, values, sizes, lost):
                 worst = np.int64(-(1 << 40))  # a new document must be better than this
                 if shut != _NONE:
                     worst = rank_of(shut, side)
-                if size == capacity:
+                if size == slots:
                     worst = max(worst, rank_of(vals[size - 1], side))
                 many = 0
                 best_out = np.int64(-(1 << 40))
@@ -100,30 +100,30 @@ def merge_block(sketches, first, keep, documents, values, sizes, lost):
                         else:
                             document, value = docs[i], vals[i]
                             i -= 1
-                        if place < capacity:
+                        if place < slots:
                             docs[place], vals[place] = document, value
                         elif rank_of(value, side) > best_out:
                             best_out = rank_of(value, side)
                             value_out = value
-                    sizes[end, row, column] = min(size + many, capacity)
+                    sizes[end, row, column] = min(size + many, slots)
                 if best_out > -(1 << 40) and (shut == _NONE or best_out > rank_of(shut, side)):
                     lost[end, row, column] = value_out
 
 
 @compiled()
 def remove_rows(documents, values, sizes, present):
-    """Close the gaps of documents that are no longer there."""
-    ends, depth, width, _ = documents.shape
+    """Close the gaps of documents that are no longer there, and of row numbers that cannot be."""
+    ends, depth, width, slots = documents.shape
     for end in range(ends):
         for row in range(depth):
             for column in range(width):
                 docs, vals = documents[end, row, column], values[end, row, column]
-                left = 0
-                for i in range(sizes[end, row, column]):
-                    if present[docs[i]]:
+                left, size = 0, min(np.int64(sizes[end, row, column]), slots)
+                for i in range(size):
+                    if 0 <= docs[i] < present.size and present[docs[i]]:
                         docs[left], vals[left] = docs[i], vals[i]
                         left += 1
-                for i in range(left, sizes[end, row, column]):
+                for i in range(left, size):
                     docs[i], vals[i] = -1, 0
                 sizes[end, row, column] = left
 
@@ -184,7 +184,7 @@ def best_first(keys, found, k):
 
 @compiled()
 def query_top(documents, values, sizes, signs, fill, rows, fewest, k, absent, smallest):
-    """The k best documents by their entries in the cells of a term [z, capacity]; see `ReverseTopK.query`.
+    """The k best documents by their entries in the cells of a term [z, slots]; see `ReverseTopK.query`.
 
     Row numbers may come from elsewhere: those that cannot be are left out.
     """
