@@ -62,11 +62,11 @@ def test_from_three_folds_on_a_fold_counts_once() -> None:
     gains = {(1, 1): 0.00, (1, 2): 0.02, (2, 1): 0.01, (2, 2): 0.03, (3, 1): 0.05, (3, 2): 0.07}
     found = judge(stated({key: 0.5 + gain for key, gain in gains.items()}, b))
     expected = stats.ttest_1samp([0.01, 0.02, 0.06], 0).confidence_interval(0.95)
-    assert (found.pairs, found.folds) == (6, 3)
+    assert (found.pairs, found.counted, found.unit) == (6, 3, "folds")
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     two = {key: value for key, value in gains.items() if key[0] < 3}
     few = judge(stated({key: 0.5 + gain for key, gain in two.items()}, b))
-    assert (few.pairs, few.folds) == (4, 0)
+    assert (few.pairs, few.counted, few.unit) == (4, 4, "repeats")
     assert few.low == pytest.approx(stats.ttest_1samp(list(two.values()), 0).confidence_interval(0.95).low)
 
 
@@ -85,8 +85,7 @@ def test_claims_that_something_is_better_are_decided_as_holm_decides(rows: list[
 
 
 def test_claims_of_one_experiment_share_the_level() -> None:
-    # p of the single tests: about 0.015 (a) and 0.6 (unclear).
-    a, b = values(0.50, 0.53, 0.51, 0.55), values(0.49, 0.50, 0.49, 0.51)
+    a, b = values(0.50, 0.53, 0.51, 0.545), values(0.49, 0.50, 0.49, 0.51)
     unclear = stated(values(0.5, 0.6, 0.4), values(0.5, 0.45, 0.52))
     clear = stated(values(0.9, 0.91, 0.92), values(0.1, 0.12, 0.11))
     p = float(stats.ttest_rel(list(a.values()), list(b.values())).pvalue)
@@ -102,12 +101,22 @@ def test_a_claim_that_nobody_tested_costs_the_others_nothing() -> None:
     assert [one.verdict for one in verdicts] == [HOLDS, *[UNTESTED] * 5]
 
 
-def test_equal_differences_have_an_endless_effect() -> None:
-    found = judge(stated(values(0.75, 0.5, 0.25), values(0.5, 0.25, 0.0)))
-    assert found.verdict == HOLDS
-    assert found.effect == math.inf
+def test_repeats_that_are_all_the_same_are_one_repeat() -> None:
+    higher, lower = values(0.75, 0.5, 0.25), values(0.5, 0.25, 0.0)
+    assert judge(stated(higher, lower)).verdict == OPEN
+    assert judge_all([stated(higher, lower)])[0].verdict == OPEN
     same = judge(stated(values(0.5, 0.5), values(0.5, 0.5)))
     assert (same.verdict, same.effect) == (FAILS, 0.0)
+
+
+def test_one_repeat_is_judged_by_its_queries() -> None:
+    queries = np.array([0.1, 0.3, 0.2, 0.0, 0.2])
+    found = judge(Stated("a beats b", "ndcg@10", values(0.66), values(0.5), queries=queries))
+    expected = stats.ttest_1samp(queries, 0).confidence_interval(0.95)
+    assert (found.verdict, found.pairs, found.counted, found.unit) == (HOLDS, 1, 5, "queries")
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    several = judge(Stated("a beats b", "ndcg@10", values(0.66, 0.64), values(0.5, 0.5), queries=queries))
+    assert several.unit == "repeats"
 
 
 def test_what_cannot_be_told_says_how_many_repeats_would_tell() -> None:

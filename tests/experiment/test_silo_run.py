@@ -94,9 +94,29 @@ def test_silos_that_train_alone_have_their_own_models(collection: Path, tmp_path
 def test_a_run_without_noise_repeats_to_the_last_byte(name: str, collection: Path, tmp_path: Path) -> None:
     method = {"name": name} | ({"noise": 0.0, **SKETCH} if name == "local-plus" else {})
     one, again = (task(spec(collection, method), tmp_path / part) for part in ("one", "again"))
-    assert perform(one) == perform(again) == "finished"
+    assert perform(one) == "finished"
+    silo_run._silos.cache_clear()
+    assert perform(again) == "finished"
     for file in ("rounds.csv", "queries.csv", "clients.csv", "model.json"):
         assert (one.folder / file).read_bytes() == (again.folder / file).read_bytes()
+
+
+def test_runs_share_silos_only_where_these_are_the_same(collection: Path, tmp_path: Path) -> None:
+    silo_run._silos.cache_clear()
+    asked = {
+        "first": spec(collection, "global"),
+        "another method": spec(collection, {"name": "cross-silo", "noise": 0.0, **SKETCH}),
+        "again": spec(collection, "global"),
+        "other silos": spec(collection, "global", silos={"count": 3, "split": "topics"}),
+    }
+    models = {}
+    for part, question in asked.items():
+        done = task(question, tmp_path / part)
+        assert perform(done) == "finished"
+        models[part] = (done.folder / "model.json").read_bytes()
+    assert silo_run._silos.cache_info().misses == 2
+    assert models["first"] == models["again"], "nothing of the silos was changed by the run between"
+    assert models["first"] != models["other silos"]
 
 
 def test_a_stopped_run_begins_again(collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

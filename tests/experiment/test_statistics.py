@@ -75,6 +75,9 @@ def test_degenerate_pairs_are_defined() -> None:
     constant = paired_t([0.4, 0.5, 0.7], [0.3, 0.4, 0.6])
     assert (constant.p, constant.effect) == (0.0, float("inf"))
     assert "same difference" in constant.note
+    copies = paired_t([0.5, 0.5, 0.5], [0.4, 0.4, 0.4])  # of a forest that draws nothing by chance
+    assert isnan(copies.p)
+    assert "all repeats are the same" in copies.note
     one = paired_t([0.4], [0.3])
     assert isnan(one.p)
     assert one.difference == pytest.approx(0.1)

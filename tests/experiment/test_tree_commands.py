@@ -160,3 +160,37 @@ def test_a_truncated_model_or_split_is_named(split, tmp_path):
 def test_an_unknown_data_set_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no file and no data set 'synthetic-categorie'; did you mean"):
         split_data("synthetic-categorie", Topics(), tmp_path / "out")
+
+
+def test_files_are_split_together(tmp_path):
+    for name, seed in (("train", 2), ("validation", 3), ("test", 4)):
+        (tmp_path / f"{name}.txt").write_text("".join(letor_lines(made_up_data(30, seed=seed))))
+    files = {name: tmp_path / f"{name}.txt" for name in ("validation", "test")}
+    made = split_data(str(tmp_path / "train.txt"), splitter_for("topics"), tmp_path / "out", **files)
+    assert sum(share.test.queries for share in made.shares) == 30
+    assert all((tmp_path / "out" / f"client-{c}" / "test.txt").exists() for c in (1, 2))
+    read = read_letor(tmp_path / "validation.txt")
+    assert set(made.shares[0].merge.query_ids) <= set(read.query_ids) - set(made.shares[0].validation.query_ids)
+    with pytest.raises(ValueError, match="synthetic-categories is no file"):
+        split_data("synthetic-categories", splitter_for("topics"), tmp_path / "other", **files)
+
+
+def test_what_fails_leaves_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="no category '9'"):
+        split_data("synthetic-categories", splitter_for("feature:category", categories=["9"]), tmp_path / "split")
+    models = [save_linear(tmp_path / f"{name}.json", 1.0, 2.0) for name in "ab"]
+    with pytest.raises(FileNotFoundError, match="no merge set"):
+        merge_models(models, tmp_path / "nowhere", "linear", tmp_path / "merged")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
+def test_the_folder_of_an_experiment_stands_for_its_only_run(tmp_path):
+    for number, run in enumerate(("fold-1-seed-1", "fold-1-seed-2"), start=1):
+        place = tmp_path / "trained" / "only" / run
+        place.mkdir(parents=True)
+        save_linear(place / "model.json", float(number))
+        (place / "run.json").write_text("{}")
+        if number == 1:
+            assert load_model(tmp_path / "trained").weights.tolist() == [1.0]
+    with pytest.raises(FileNotFoundError, match=r"holds 2 runs; name the folder of one of them.*fold-1-seed-1"):
+        load_model(tmp_path / "trained")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,11 +13,16 @@ pytest.importorskip("lightgbm")
 pytest.importorskip("optuna")
 
 from fedrank.experiment.apply import evaluate_model, score_lines
+from fedrank.experiment.report import write_report
 from fedrank.experiment.run import Task, load_fold, perform
-from fedrank.experiment.spec import from_tables
+from fedrank.experiment.schedule import run_experiment
+from fedrank.experiment.spec import SpecError, from_tables
+from fedrank.experiment.store import load_runs
+from fedrank.experiment.tree_commands import letor_lines
 from fedrank.rank.measures import average, evaluate
 from fedrank.rank.model import load_model
 from fedrank.rank.selection import Selected
+from fedrank.seeds import rng_for
 from tests.made_up import made_up_data
 
 FILES = ("rounds.csv", "validation.csv", "queries.csv", "model.txt", "model.json", "selected.npz")
@@ -180,4 +186,97 @@ def test_clients_merge_their_forests(tmp_path, files):
     test = load_fold(task.experiment.data, 1).test
     for number, value in enumerate(after, start=1):
         model = load_model(task.folder / "clients" / str(number) / "merged")
+        # By these, `fedrank evaluate` knows the test queries of its fold.
+        assert (model.notes["data"], model.notes["fold"]) == ("train", 1)
+        assert model.notes["merged by"] == "linear"
         assert evaluate(["ndcg@10"], model.score(test), test)[0] == pytest.approx(value)
+
+
+def merging(folder, files, **changes):
+    tables = {
+        "kind": "trees",
+        "data": files,
+        "booster": {"name": "lambdamart", "trees": 4, "leaves": 4, "min_data_in_leaf": 3},
+        "measures": ["ndcg@10"],
+        "split": {"name": "dealt"},
+        "merge": "pooled",
+        **changes,
+    }
+    return Task(folder, from_tables(tables).single(1, 5), "test", "only", {}, 1, 5)
+
+
+def test_every_forest_is_tuned_by_its_own_validation_queries(tmp_path, files):
+    large = tmp_path / "large.txt"  # the space was made for large data: leaves of a small set are too light
+    large.write_text("".join(letor_lines(made_up_data(300, longest=60, seed=3))))
+    first, again = (merging(tmp_path / name, files | {"train": str(large)}, tune=2) for name in ("first", "again"))
+    assert perform(first) == "finished", (first.folder / "run.json").read_text()
+    tuned = json.loads((first.folder / "run.json").read_text())["tuned"]
+    assert [set(each) for each in tuned] == [{"trials", "rate", "leaves", "min_data_in_leaf", "min_sum_hessian"}] * 3
+    settings = {key: value for key, value in tuned[0].items() if key != "trials"}
+    share = first.experiment.splitting(load_fold(first.experiment.data, 1), rng_for(5, "split"))[0]
+    alone = dataclasses.replace(first.experiment.built, **settings)(share.train, share.validation, seed=5)
+    assert load_model(first.folder / "clients/1/local").trees == alone.trees
+    # A run that was killed begins again, but tries nothing twice.
+    again.folder.mkdir()
+    for study in ("study-1.db", "study-2.db", "study-3.db"):
+        (again.folder / study).write_bytes((first.folder / study).read_bytes())
+    assert perform(again) == "finished"
+    for file in ("rounds.csv", "queries.csv", "clients.csv", "model.json", "model.txt"):
+        assert (again.folder / file).read_bytes() == (first.folder / file).read_bytes(), file
+    assert json.loads((again.folder / "run.json").read_text())["tuned"] == tuned
+
+
+def test_settings_that_never_split_are_named(tmp_path, files):
+    task = merging(tmp_path / "run", files, tune=1)
+    assert perform(task) == "failed"
+    error = json.loads((task.folder / "run.json").read_text())["error"]
+    assert "with none of 1 settings a tree could split" in error["message"]
+
+
+def test_a_tuned_client_needs_validation_queries(tmp_path, files):
+    data = {key: files[key] for key in ("train", "test")}
+    by = {"name": "categories", "by": "feature:1", "bins": 3, "rest": "none"}
+    task = merging(tmp_path / "run", data, tune=1, split=by, merge="alone")
+    assert perform(task) == "failed"
+    error = json.loads((task.folder / "run.json").read_text())["error"]
+    assert "no validation queries" in error["message"]
+
+
+def test_who_grows_a_forest_together_has_no_settings_of_its_own(tmp_path, files):
+    with pytest.raises(SpecError, match="clients that grow one forest together share its settings"):
+        merging(tmp_path, files, tune=1, merge={"name": "cyclic"})
+
+
+def test_a_report_speaks_of_trees(tmp_path, files):
+    data = {key: files[key] for key in ("train", "test")}
+    run_experiment(task_of(tmp_path, data, evaluate_every=1).experiment, "grown", tmp_path)
+    run_experiment(merging(tmp_path, files, merge="linear").experiment, "merged", tmp_path)
+    grown, merged = (
+        write_report(load_runs(tmp_path / name), tmp_path / f"{name}.html").read_text() for name in ("grown", "merged")
+    )
+    assert "ndcg@10 by number of trees" in grown
+    assert "splits and leaf values by gradients and hessians" in grown
+    assert "Learning curves" not in merged
+    assert "as it trained it (before) and as it became (after)" in merged
+    for page in (grown, merged):
+        assert "sent by clients" not in page
+        assert "interactions" not in page
+        assert "aggregation" not in page
+
+
+def test_forests_of_different_sizes_still_make_a_report(tmp_path, files):
+    data = {key: files[key] for key in ("train", "test")}
+    for trees in (2, 4):  # two repeats that share no row of rounds.csv
+        asked = task_of(tmp_path, data, evaluate_every=50, booster={"trees": trees}).experiment
+        run_experiment(dataclasses.replace(asked, seeds=[trees]), "sizes", tmp_path)
+    runs = load_runs(tmp_path / "sizes")
+    assert len(runs.finished) == 2
+    assert "Final quality" in write_report(runs, tmp_path / "sizes.html").read_text()
+
+
+def test_a_forest_that_ends_too_early_says_so(tmp_path, files):
+    few = {"min_data_in_leaf": 600, "keep": 0.01}  # of 1,798 documents; those that are chosen are fewer than 1,200
+    task = task_of(tmp_path / "run", {key: files[key] for key in ("train", "test")}, booster=few)
+    assert perform(task) == "finished"
+    notes = " ".join(json.loads((task.folder / "run.json").read_text())["notes"])
+    assert "it ended after 1 of 20 trees" in notes

@@ -21,8 +21,12 @@ from fedrank.federate.forests import (
 )
 from fedrank.federate.merge import Linear, Stacking
 from fedrank.federate.splits import Categories, Dealt, Share
+from fedrank.rank.engines import engine_scores
+from fedrank.rank.export import export, plain_scores
+from fedrank.rank.forest import Forest
 from fedrank.rank.merged import LinearMix, damped, save_any
-from fedrank.rank.model import load_model
+from fedrank.rank.model import Model, load_model
+from fedrank.rank.rankers import Linear as Weighted
 from tests.made_up import made_up_data
 
 lightgbm = pytest.importorskip("lightgbm")
@@ -186,3 +190,31 @@ def test_nothing_to_split_is_named():
     share = Share("blank", blank, None, None, blank)
     with pytest.raises(ValueError, match="no client found anything to split"):
         grown_together((share, share), SMALL, lambda number: [(0, 1.0)], 1)
+
+
+def test_leaves_with_linear_models_are_damped_as_a_whole():
+    data = made_up_data(40, longest=30, seed=6)
+    told = {"objective": "lambdarank", "linear_tree": True, "num_leaves": 4, "min_data_in_leaf": 5, "verbose": -1}
+    rows = lightgbm.Dataset(data.features, data.grades, group=np.diff(data.offsets), params=told)
+    grown = Forest(lightgbm.train(told, rows, 5).model_to_string())
+    assert "is_linear=1" in grown.text
+    mix = LinearMix((grown, grown), (0.25, 0.75), "fixed", (2.0, 0.5))
+    assert mix.as_forest().score(data) == pytest.approx(mix.score(data), abs=1e-6)
+
+
+def test_a_sum_of_forests_goes_to_an_engine(tmp_path):
+    mix = LinearMix(train_locally(parts(), SMALL, 1), (0.3, 0.7))
+    save_any(mix, tmp_path / "model.json")
+    export(tmp_path, "solr", tmp_path / "solr.json")
+    names = tuple(f"f{i + 1}" for i in range(mix.features))
+    features = made_up_data(10, seed=5).features
+    theirs = engine_scores("solr", (tmp_path / "solr.json").read_bytes(), features, names)
+    assert theirs == pytest.approx(plain_scores(mix, features), abs=1e-5)
+
+
+def test_a_mix_of_models_with_ranges_knows_them():
+    ranges = np.array([[0.0, 0.0], [1.0, 2.0]], dtype=np.float32)
+    one, other, third = (Model(Weighted(), np.ones(2), 2, "global", ranges=r) for r in (ranges, ranges, 2 * ranges))
+    assert LinearMix((one, other), (0.5, 0.5)).ranges is ranges
+    with pytest.raises(ValueError, match="within different ranges"):
+        LinearMix((one, third), (0.5, 0.5))

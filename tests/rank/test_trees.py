@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.data.ranking import RankingData  # noqa: E402
+from fedrank.data.synthetic import synthetic  # noqa: E402
 from fedrank.kernels.trees import best_negatives  # noqa: E402
-from fedrank.rank.boosting import STUMP, Tree  # noqa: E402
+from fedrank.rank.boosting import FEW, STUMP, Tree  # noqa: E402
 from fedrank.rank.measures import evaluate, ranking  # noqa: E402
 from fedrank.rank.trees import (  # noqa: E402
     BOOSTERS,
@@ -76,6 +77,24 @@ def test_selgb_is_lightgbm_on_the_hardest_negatives_slowly(keep, every, least):
         scores = scores + grown.predict(TRAIN.features, raw_score=True)
         trees += every
     np.testing.assert_allclose(booster(TRAIN, seed=1).score(TRAIN), scores, rtol=1e-9, atol=1e-12)
+
+
+def test_a_tree_on_few_rows_is_that_of_lightgbm_on_them():
+    """LightGBM goes by columns there, which changes nothing but the time."""
+    data, booster = synthetic("istella-x", 12), Selgb(trees=2, leaves=8)
+    first, second = booster.grow(data, None, 1)
+    rows, scores, added = np.flatnonzero(second.kept), np.zeros(data.documents), np.zeros(data.documents)
+    assert len(rows) < FEW * data.documents
+    first.grown.add(data, scores)
+    part = lightgbm.Dataset(data.features, data.grades.astype(float), params=booster.engine(1, 1)).subset(rows)
+    part.construct()
+    query = np.repeat(np.arange(data.queries), np.diff(data.offsets))[rows]
+    part.set_group(np.unique(query, return_counts=True)[1])
+    part.set_init_score(scores[rows])
+    theirs = lightgbm.Booster(booster.engine(1, 1), part)
+    theirs.update()
+    second.grown.add(data, added)
+    np.testing.assert_array_equal(added, theirs.predict(data.features, raw_score=True))
 
 
 def hardest(data: RankingData, scores, keep, least):

@@ -59,7 +59,7 @@ def test_a_stopped_study_ends_as_an_undisturbed_one(tmp_path):
 
 
 def test_other_boosters_keep_their_own_settings(tmp_path):
-    found = tune(Selgb(trees=3, keep=0.2), TRAIN, VALIDATION, 1, tmp_path / "study.db", 1)
+    found = tune(Selgb(trees=3, keep=0.2), made_up_data(400, longest=60), VALIDATION, 1, tmp_path / "study.db", 1)
     assert found is not None
     assert isinstance(found[0], Selgb)
     assert found[0].keep == 0.2

@@ -85,6 +85,8 @@ def trees_split(
     ] = "no-relevant",
     merge: Annotated[str, typer.Option(help="Where merge sets come from: remaining, or validation.")] = "remaining",
     bins: Annotated[int, typer.Option(min=0, help="Of a feature: so many categories; 0: each value is one.")] = 0,
+    validation: Annotated[Path | None, typer.Option(help="LETOR file, divided too; to stop and to merge by.")] = None,
+    test: Annotated[Path | None, typer.Option(help="LETOR file, divided too; to measure on.")] = None,
     fold: Annotated[int, typer.Option(min=1, help="Of a set with folds.")] = 1,
     seed: Seed = 1,
 ) -> None:
@@ -92,7 +94,7 @@ def trees_split(
     from fedrank.experiment.tree_commands import show_split, split_data, splitter_for
 
     split = splitter_for(by, rule, clients, category or (), rest, merge, bins)
-    show_split(split_data(data, split, out, fold, seed), new_console())
+    show_split(split_data(data, split, out, fold, seed, validation, test), new_console())
 
 
 @trees_app.command(

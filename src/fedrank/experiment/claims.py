@@ -25,6 +25,7 @@ class Stated:
     higher: Mapping[Hashable, float]
     lower: Mapping[Hashable, float]
     within: float | None = None  # if given: the two are said to differ by no more than this
+    queries: NDArray[np.float64] | None = None  # differences of single test queries, for where there is one repeat
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Verdict:
     verdict: str  # HOLDS, FAILS, OPEN or UNTESTED
     column: str = ""
     pairs: int = 0  # repeats that both variants have
-    folds: int = 0  # blocks that were counted instead of repeats; 0: repeats were counted
+    counted: int = 0  # of them, or of their folds, or of test queries
+    unit: str = "repeats"  # or "folds" or "queries"
     difference: float = math.nan  # mean of the variant said to be higher minus the other one
     low: float = math.nan  # confidence interval of that mean
     high: float = math.nan
@@ -61,33 +63,35 @@ def judge_all(claims: Sequence[Stated]) -> tuple[Verdict, ...]:
 def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     """Judge one claim by the repeats that both variants have.
 
-    From three folds on a fold counts once, with the mean over its seeds: repeats of one fold share their data. Without
-    `within` a claim holds if the confidence interval of the mean difference lies above 0; it does not if the interval
-    lies below 0, or so close around 0 that the difference is less than a hundredth either way. With `within` it holds
-    if the interval lies inside ± within, and does not if it lies outside.
+    From three folds on a fold counts once, with the mean over its seeds: repeats of one fold share their data. Where
+    there is one repeat, or several that are the same, test queries are counted: then luck in training is not covered.
+    Without `within` a claim holds if the confidence interval of the mean difference lies above 0; it does not if the
+    interval lies below 0, or so close around 0 that the difference is less than a hundredth either way. With `within`
+    it holds if the interval lies inside ± within, and does not if it lies outside.
     """
     says, column, within = claim.says, claim.column, claim.within
-    repeats, counted, folds = _differences(claim)
-    n = len(counted)
+    repeats, differences, unit = _counted(claim)
+    n = len(differences)
     if n == 0:
         return Verdict(says, UNTESTED, column, why="no repeat of both variants is finished")
-    mean = float(counted.mean())
+    mean = float(differences.mean())
     if n == 1:
-        return Verdict(says, OPEN, column, 1, 0, mean, why="one repeat has no spread; use several seeds or folds")
-    sd = float(counted.std(ddof=1))
+        why = "one repeat has no spread; use several seeds or folds"
+        return Verdict(says, OPEN, column, repeats, 1, unit, mean, why=why)
+    sd = float(differences.std(ddof=1))
     half = float(stats.t.ppf(1 - level / 2, n - 1)) * sd / math.sqrt(n)
     low, high = mean - half, mean + half
     if within is not None:
         verdict = HOLDS if -within < low and high < within else FAILS if low > within or high < -within else OPEN
     else:
         verdict = HOLDS if low > 0 else FAILS if high < 0 or (low > -SMALL and high < SMALL) else OPEN
-    effect = mean / sd if sd > 1e-12 * abs(mean) else math.copysign(math.inf, mean) if mean else 0.0
-    why = _needed(mean, sd, n, folds, within, level) if verdict == OPEN else ""
-    return Verdict(says, verdict, column, repeats, folds, mean, low, high, effect, why)
+    effect = mean / sd if sd > 0 else 0.0
+    why = _needed(mean, sd, n, unit, within, level) if verdict == OPEN else ""
+    return Verdict(says, verdict, column, repeats, n, unit, mean, low, high, effect, why)
 
 
-def _differences(claim: Stated) -> tuple[int, NDArray[np.float64], int]:
-    """How many repeats both have, the differences that are counted, and of how many folds they are the means."""
+def _counted(claim: Stated) -> tuple[int, NDArray[np.float64], str]:
+    """How many repeats both variants have, the differences that are counted, and what these are of."""
     known = {
         repeat: claim.higher[repeat] - claim.lower[repeat]
         for repeat in claim.higher
@@ -97,17 +101,22 @@ def _differences(claim: Stated) -> tuple[int, NDArray[np.float64], int]:
     for repeat, difference in known.items():
         by_fold.setdefault(repeat[0] if isinstance(repeat, tuple) else repeat, []).append(difference)
     if len(by_fold) >= BLOCKS:
-        return len(known), np.array([np.mean(values) for values in by_fold.values()]), len(by_fold)
-    return len(known), np.array(list(known.values())), 0
+        return len(known), np.array([np.mean(values) for values in by_fold.values()]), "folds"
+    differences = np.array(list(known.values()))
+    if len(differences) and np.ptp(differences) <= 1e-12 and differences.any():  # what nothing varies is one repeat
+        if claim.queries is not None and len(claim.queries) > 1:
+            return len(known), claim.queries, "queries"
+        differences = differences[:1]
+    return len(known), differences, "repeats"
 
 
 def _decided_at(claim: Stated) -> float:
     """The smallest level at which the interval would decide the claim: its p; infinite where there is no test."""
-    _, counted, _ = _differences(claim)
-    n = len(counted)
+    _, differences, _ = _counted(claim)
+    n = len(differences)
     if n < 2:
         return math.inf
-    mean, error = float(counted.mean()), float(counted.std(ddof=1)) / math.sqrt(n)
+    mean, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(n)
 
     def beyond(distance: float) -> float:
         """p of a mean that lies this far on its own side of a limit; negative: on the other side."""
@@ -121,13 +130,12 @@ def _decided_at(claim: Stated) -> float:
     return min(inside, outside)
 
 
-def _needed(mean: float, sd: float, n: int, folds: int, within: float | None, level: float) -> str:
-    """How many repeats would show a difference as large as the one that was seen, four times in five."""
+def _needed(mean: float, sd: float, n: int, unit: str, within: float | None, level: float) -> str:
+    """How many would show a difference as large as the one that was seen, four times in five."""
     distance = abs(mean) if within is None else abs(within - abs(mean))
-    counted = "folds" if folds else "repeats"
     if distance < sd / 20:
-        return f"{n} {counted} differ too much to tell; hundreds would be needed"
+        return f"{n:,} {unit} differ too much to tell; hundreds more would be needed"
     sure = float(stats.norm.ppf(1 - level / 2) + stats.norm.ppf(0.8))
     wanted = max(math.ceil((sure * sd / distance) ** 2) + 2, n + 1)
-    more = ", or more seeds in each," if folds else ""
-    return f"{n} {counted} are too few for so small a difference; about {wanted}{more} would show it"
+    more = ", or more seeds in each," if unit == "folds" else ""
+    return f"{n:,} {unit} are too few for so small a difference; about {wanted:,}{more} would show it"

@@ -50,7 +50,7 @@ Panel = tuple[str, list[tuple[str, Variant]]]  # title, lines with their labels
 
 
 def curves(found: Findings, column: str, title: str) -> str:
-    """One column by round: a line per variant with a 95% band, in several panels where there are many variants."""
+    """One column by round or tree: a line per variant with a 95% band, in several panels where variants are many."""
     with mpl.rc_context(LOOK):
         panels = split(found)
         across = min(len(panels), 2 if len(panels) in (2, 4) else 3)
@@ -66,15 +66,15 @@ def curves(found: Findings, column: str, title: str) -> str:
             own: dict[str, Any] = {}
             base = found.baseline
             if len(panels) > 1 and base is not None and all(variant is not base for _, variant in lines):
-                own |= _line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
+                own |= draw_line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
             for i, (label, variant) in enumerate(lines):
                 place = labels.index(label) if together else i
                 told = f"{label} ({variant.claim()})" if protected else label
-                own |= _line(axis, variant, column, told, COLOURS[place], STYLES[place])
+                own |= draw_line(axis, variant, column, told, COLOURS[place], STYLES[place])
             if name:
-                _plain(axis.set_title(_wrapped(name, 44), loc="left", color=INK))
+                plain(axis.set_title(wrapped(name, 44), loc="left", color=INK))
             if not together:
-                _legend(axis, own, 26, loc="lower right", fontsize=7.5, labelspacing=0.25)
+                legend(axis, own, 26, loc="lower right", fontsize=7.5, labelspacing=0.25)
             handles |= own
         axes[0].set_ylim(*_heights(found, column))
         for i, axis in enumerate(axes):
@@ -83,15 +83,15 @@ def curves(found: Findings, column: str, title: str) -> str:
             lowest = i + across >= len(panels)
             axis.tick_params(labelbottom=lowest, length=3)
             if lowest:
-                axis.set_xlabel("round")
+                axis.set_xlabel(found.counted)
             if i % across == 0:
-                _plain(axis.set_ylabel(title))
+                plain(axis.set_ylabel(title))
         if together and len(found.variants) > 1:
             if len(panels) > 1 or max(map(len, handles)) > 60:
-                _legend(figure, handles, 44, loc="outside lower center", ncols=min(len(handles), 3))
+                legend(figure, handles, 44, loc="outside lower center", ncols=min(len(handles), 3))
             else:
-                _legend(figure, handles, 30, loc="outside right center")
-        return _svg(figure)
+                legend(figure, handles, 30, loc="outside right center")
+        return as_svg(figure)
 
 
 def weight_bars(variants: Sequence[Variant], top: int = 12) -> str:
@@ -111,12 +111,12 @@ def weight_bars(variants: Sequence[Variant], top: int = 12) -> str:
             axis.axvline(0, color=QUIET, lw=0.8)
             axis.set_yticks(places, [_shown(textwrap.shorten(names[i] or "-", 34, placeholder="…")) for i in order])
             for text in axis.get_yticklabels():
-                _plain(text)
+                plain(text)
             axis.tick_params(axis="y", length=0)
             axis.grid(False, axis="y")
             axis.set_xlabel("weight")
-            _plain(axis.set_title(_wrapped(variant.label, 40), loc="left"))
-        return _svg(figure)
+            plain(axis.set_title(wrapped(variant.label, 40), loc="left"))
+        return as_svg(figure)
 
 
 def heaviest(
@@ -149,7 +149,7 @@ def split(found: Findings) -> list[Panel]:
     return [("", [(v.label, v) for v in variants[start : start + size]]) for start in range(0, len(variants), size)]
 
 
-def _line(
+def draw_line(
     axis: Any, variant: Variant, column: str, label: str, colour: str, style: str, band: bool = True
 ) -> dict[str, Any]:
     curve = variant.curve(column)
@@ -175,13 +175,13 @@ def _heights(found: Findings, column: str) -> tuple[float, float]:
     return max(bottom, low - room) - edge, min(top, high + room) + edge
 
 
-def _legend(owner: Any, handles: dict[str, Any], width: int, **look: Any) -> None:
-    names = [_shown(_wrapped(label, width)) for label in handles]
+def legend(owner: Any, handles: dict[str, Any], width: int, **look: Any) -> None:
+    names = [_shown(wrapped(label, width)) for label in handles]
     for text in owner.legend(list(handles.values()), names, handlelength=2.2, **look).get_texts():
-        _plain(text)
+        plain(text)
 
 
-def _plain(text: Any) -> None:
+def plain(text: Any) -> None:
     text.set_parse_math(False)  # names come from files, and a "$" there is only a "$"
 
 
@@ -189,11 +189,11 @@ def _shown(label: str) -> str:
     return "\u200b" + label if label.startswith("_") else label  # legends leave out what starts with "_"
 
 
-def _wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(text, width)) or text
 
 
-def _svg(figure: Figure) -> str:
+def as_svg(figure: Figure) -> str:
     FigureCanvasAgg(figure)
     file = io.StringIO()
     with warnings.catch_warnings():

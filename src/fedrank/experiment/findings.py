@@ -100,6 +100,8 @@ class Variant:
         if not lines:
             return None
         rounds = reduce(np.intersect1d, [line[0] for line in lines])
+        if not len(rounds):  # forests that stopped at different sizes may share none
+            return None
         values = np.array([line[1][np.isin(line[0], rounds)] for line in lines])
         window = next(iter(self.repeats.values())).window if column == "online" else 1
         return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window)
@@ -195,6 +197,11 @@ class Findings:
         """Whether users were shown lists while the models learned."""
         readings = (reading for variant in self.variants for reading in variant.repeats.values())
         return any(not math.isnan(reading.values.get("online", math.nan)) for reading in readings)
+
+    @property
+    def counted(self) -> str:
+        """What grows from left to right in a learning curve."""
+        return "trees" if self.asked.get("kind") == "trees" else "round"
 
     @property
     def main(self) -> str:
@@ -482,7 +489,7 @@ def _compare(found: Findings, column: str, by_query: bool, notes: list[str]) -> 
     for variant, test in zip(others, tests, strict=True):
         if test.note.startswith("only"):
             notes.append(f"Comparisons rest on {test.note}. Add seeds to be surer.")
-        elif test.note.startswith(("one pair", "no repeat")):
+        elif test.note.startswith(("one pair", "no repeat", "all repeats")):
             untested.setdefault(test.note, []).append(variant.label)
     for note, labels in untested.items():
         which = f"{len(labels)} variants" if len(labels) > 4 else "; ".join(labels)
@@ -545,12 +552,19 @@ def _published(found: Findings, notes: list[str]) -> tuple[Published, ...]:
 
 
 def _claims(found: Findings) -> tuple[Verdict, ...]:
-    repeats = {variant.name: variant.values for variant in found.variants}
+    named = {variant.name: variant for variant in found.variants}
+    asked_for_trees = found.asked.get("kind") == "trees"
     stated = []
     for entry in found.asked.get("claims") or []:
         column = str(entry.get("measure") or found.main)
-        higher, lower = (repeats[name](column) if name in repeats else {} for name in (entry["higher"], entry["lower"]))
-        stated.append(Stated(str(entry["says"]), column, higher, lower, entry.get("within")))
+        higher, lower = (named.get(entry[role]) for role in ("higher", "lower"))
+        ours, theirs = ({} if variant is None else variant.values(column) for variant in (higher, lower))
+        queries = None
+        # Forests are grown with little luck, so one of them can be judged by its queries; other rankers are not.
+        if asked_for_trees and higher is not None and lower is not None and column in found.measures:
+            rows = _query_differences(higher, lower, column, [])
+            queries = rows[~np.isnan(rows)]
+        stated.append(Stated(str(entry["says"]), column, ours, theirs, entry.get("within"), queries))
     return judge_all(stated)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedrank.data.catalog import Fold
 from fedrank.experiment.run import News, Task, write_facts, write_whole
-from fedrank.experiment.trees_run import cell, table
+from fedrank.experiment.trees_run import cell, origin_of, table
 from fedrank.experiment.trees_spec import TreesExperiment
 from fedrank.federate.forests import Merging, train_and_merge
 from fedrank.rank.measures import average
-from fedrank.rank.merged import save_any
+from fedrank.rank.merged import save_any, with_notes
+from fedrank.rank.trees import Booster
+from fedrank.rank.tuning import Tuned
 
 
 class _Stopped(Exception):
@@ -41,18 +42,25 @@ def perform_merge(
         "over clients",
         "final": "the only evaluation",
     }
-    judged = (
-        fold if asked.data.evaluate_on == "test" or fold.validation is None else replace(fold, test=fold.validation)
-    )
 
-    def between(step: str) -> None:
+    def check() -> bool:
         if stop():
             raise _Stopped
-        tell(News(0, 1, float("nan"), 0, time.monotonic() - began, 0.0))
+        return False
 
+    def say(quality: float) -> None:
+        tell(News(0, 1, quality, 0, time.monotonic() - began, 0.0))
+
+    def between(step: str) -> None:
+        check()
+        say(float("nan"))
+
+    booster: Booster = asked.built
+    if asked.tune:
+        booster = Tuned(booster, asked.tune, task.folder, lambda done, best: say(best.quality), check)
     try:
         outcome = train_and_merge(
-            judged, asked.splitting, asked.built, asked.merging, asked.measures, task.seed, threads, between
+            fold, asked.splitting, booster, asked.merging, asked.measures, task.seed, threads, between
         )
     except _Stopped:
         write_facts(task.folder, facts | {"status": "interrupted", "round": 0})
@@ -64,7 +72,7 @@ def perform_merge(
         task.folder / "rounds.csv",
         table(["round", "online", "interactions", "bytes_up", "bytes_down", *asked.measures], [row]),
     )
-    queries = zip(judged.test.query_ids, per_query.T, strict=True)
+    queries = zip(fold.test.query_ids, per_query.T, strict=True)
     write_whole(
         task.folder / "queries.csv",
         table(["query", *asked.measures], [[query, *map(cell, column)] for query, column in queries]),
@@ -72,8 +80,10 @@ def perform_merge(
     write_whole(task.folder / "clients.csv", _clients(outcome))
     timing = [1, f"{time.monotonic() - began:.3f}", f"{time.process_time() - cpu:.3f}"]
     write_whole(task.folder / "timing.csv", table(["round", "seconds", "cpu_seconds"], [timing]))
-    _save(task, outcome)
+    _save(task, fold, outcome)
     tell(News(1, 1, float(average(per_query)[0]), 0, time.monotonic() - began, 0.0))
+    if isinstance(booster, Tuned):
+        facts["tuned"] = [{"trials": asked.tune, **best.settings} for best in booster.best]
     write_facts(task.folder, facts | {"status": "finished", "round": 1, "rounds": 1})
     return "finished"
 
@@ -87,12 +97,13 @@ def _clients(outcome: Merging) -> str:
     return table(["client", "queries", "interactions", *columns], rows)
 
 
-def _save(task: Task, outcome: Merging) -> None:
+def _save(task: Task, fold: Fold, outcome: Merging) -> None:
     """`model.json` where all clients have the same model; otherwise one folder for each, and every local model."""
+    origin = origin_of(task, fold)
     if len({id(model) for model in outcome.merged}) == 1:
-        save_any(outcome.merged[0], task.folder / "model.json")
+        save_any(with_notes(outcome.merged[0], origin), task.folder / "model.json")
     for number, (local, merged) in enumerate(zip(outcome.local, outcome.merged, strict=True), start=1):
         for kind, model in (("local", local), ("merged", merged)):
             folder = task.folder / "clients" / str(number) / kind
             folder.mkdir(parents=True, exist_ok=True)
-            save_any(model, folder / "model.json")
+            save_any(with_notes(model, origin), folder / "model.json")

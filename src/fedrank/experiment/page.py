@@ -121,7 +121,7 @@ def article(found: Findings, anchor: str) -> str:
     parts.append(f"<details><summary>Confidence intervals and ranges</summary>{intervals}</details>")
     sections = (
         *(_comparisons, _claims, _published, _curves, _robustness, _clients, _privacy, _costs, _weights),
-        *(_conventions, _unfinished, _provenance),
+        *(conventions_html, _unfinished, _provenance),
     )
     parts += [*(section(found) for section in sections), "</article>"]
     return "\n".join(part for part in parts if part)
@@ -154,17 +154,18 @@ def _published(found: Findings) -> str:
 
 
 def _curves(found: Findings) -> str:
-    charts = []
+    charts, trees = [], found.counted == "trees"
     if any(len(variant.repeats) >= figures.FEWEST for variant in found.variants):
         band = " Bands: 95% confidence interval of the mean over repeats; very wide ones are cut off."
     else:
         band = f" No bands: they need at least {figures.FEWEST} repeats."
     for column in (*found.measures, "online"):
-        windows = {curve.window for variant in found.variants if (curve := variant.curve(column)) is not None}
-        if not windows:
+        drawn = [curve for variant in found.variants if (curve := variant.curve(column)) is not None]
+        if not drawn or (trees and all(len(curve.rounds) == 1 for curve in drawn)):  # models were merged once
             continue
+        windows = {curve.window for curve in drawn}
         name = heading(column)
-        text = f"{name} by round, mean over repeats.{band}"
+        text = f"{name} by {'number of trees' if trees else 'round'}, mean over repeats.{band}"
         if column == "online":
             widest = " or ".join(f"{window:,}" for window in sorted(windows))
             text += (
@@ -172,6 +173,8 @@ def _curves(found: Findings) -> str:
                 if windows != {1}
                 else " Not smoothed."
             )
+        elif trees:
+            text += " A line ends with the smallest forest of its repeats."
         else:
             text += " Measured on the test queries, after aggregation."
         charts.append(figure_html(figures.curves(found, column, name), text))
@@ -221,7 +224,8 @@ def _weights(found: Findings) -> str:
     return "<h2>What the linear model learned</h2>" + figure_html(figures.weight_bars(shown), text)
 
 
-def _conventions(found: Findings) -> str:
+def conventions_html(found: Findings) -> str:
+    """How each number was measured."""
     sentences: list[str] = []
     for name in (*found.measures, *{key: None for run in found.runs.finished for key in run.conventions}):
         told = dict.fromkeys(run.conventions[name] for run in found.runs.finished if name in run.conventions)

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.experiment.families import nearest
+from fedrank.experiment.families import build, nearest
 from fedrank.experiment.run import write_whole
 from fedrank.experiment.spec import Question, builtin_names, read_question, to_tables
 from fedrank.experiment.toml import write_toml
@@ -59,6 +59,7 @@ class Paper:
     title: str
     authors: str
     year: int
+    other_data: bool = False  # experiments are on other data than the paper's: published values show the order only
     remarks: tuple[Remark, ...] = ()
     other: tuple[Other, ...] = ()
     unlearn: Unlearning | None = None
@@ -188,14 +189,13 @@ def unlearn_after(name: str, asked: Question, label: str, runs: Path, console: C
 
     What was asked is written next to the results, so that reports judge the paper's claims there, too.
     """
-    from fedrank.experiment.families import build
-    from fedrank.experiment.forget import unlearn_runs
-    from fedrank.unlearn.methods import Unlearner
-
     key, _, rest = name.partition("/")
     [plan] = [paper.unlearn for paper in papers() if paper.key == key]
     if plan is None or plan.experiment != rest:
         return None
+    from fedrank.experiment.forget import unlearn_runs
+    from fedrank.unlearn.methods import Unlearner
+
     made = set()
     for variant in asked.expand():
         for method in plan.methods.get(variant.given, ()):

@@ -61,7 +61,7 @@ def perform_silo(
     card = _card(asked)
     name = asked.data.folder or asked.data.name or ""
     collection = _collection(name)
-    silos = make_silos(collection, SilosRule(**asdict(asked.silos)), Tokeniser(), task.seed)
+    silos = _silos(name, SilosRule(**asdict(asked.silos)), task.seed)
     lists = method.lists(silos, task.seed)
     test = RankingData.join(lists.test)
     facts |= {
@@ -117,8 +117,13 @@ def perform_silo(
     return "finished"
 
 
-# Runs that differ in method or seed share a collection.
+# Runs that differ in method or seed share a collection, and those that differ in method alone share silos.
 _collection: Callable[[str], Collection] = lru_cache(maxsize=2)(load_collection)
+
+
+@lru_cache(maxsize=4)
+def _silos(name: str, rule: SilosRule, seed: int) -> list[Silo]:
+    return make_silos(_collection(name), rule, Tokeniser(), seed)
 
 
 def _ranking_part(weights: Weights) -> Weights:

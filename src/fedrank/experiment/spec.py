@@ -168,6 +168,8 @@ def read_question(source: str | Path, overrides: Sequence[str] = (), quick: bool
                 raise ValueError(f"{key}: is varied, so setting it would change nothing; set vary.{key}=[...] instead")
             varied = keys[0] == "vary" and len(keys) > 1  # in [vary], dotted keys are single keys
             put(tables, ["vary", ".".join(keys[1:])] if varied else keys, value)
+        if any(keys[0] == "vary" and isinstance(value, list) for keys, value in changes):
+            _leave_out(tables)
         _resolve(tables, Path())
         return from_tables(tables)
     except ValueError as problem:
@@ -259,13 +261,18 @@ def _quick_form(tables: Table) -> Table:
             tables["variants"] = {name: known[name] for name in value}
         else:
             put(tables, [section, rest] if section == "vary" else key.split("."), value)
+    _leave_out(tables)
+    tables.pop("published", None)
+    tables["title"] = f"{tables.get('title', '')} (quick form)".strip()
+    return tables
+
+
+def _leave_out(tables: Table) -> None:
+    """Leave out claims about variants that are not asked for, and a baseline that is none of them."""
     names = {row.folder for row in _rows(flat(tables.get("vary", {})), tables.get("variants", {}))}
     tables["claims"] = [row for row in tables.get("claims", ()) if {row.get("higher"), row.get("lower")} <= names]
     if tables.get("baseline") not in names:
         tables.pop("baseline", None)
-    tables.pop("published", None)
-    tables["title"] = f"{tables.get('title', '')} (quick form)".strip()
-    return tables
 
 
 def to_tables(experiment: Question) -> Table:

@@ -75,7 +75,7 @@ def paired_t(a: ArrayLike, b: ArrayLike) -> Paired:
     """Two-tailed Student's t-test of paired values: value i of a and of b share fold and seed.
 
     Defined where the formula is not: no difference at all has p = 1, the same difference in every pair has p = 0, and
-    one pair has no p.
+    one pair has no p. Nor have repeats that are copies of one: all values of a are equal, and all of b.
     """
     differences = _differences(a, b)
     n = len(differences)
@@ -87,6 +87,8 @@ def paired_t(a: ArrayLike, b: ArrayLike) -> Paired:
     effect = cohens_d(a, b)
     if not np.any(differences):
         return Paired(n, 0.0, 1.0, 0.0, "all pairs are equal")
+    if len(np.unique(a)) == 1 and len(np.unique(b)) == 1:
+        return Paired(n, mean, float("nan"), float("nan"), "all repeats are the same: no test")
     if np.isinf(effect):
         return Paired(n, mean, 0.0, effect, "the same difference in every pair")
     p = float(2 * stats.t.sf(abs(effect) * np.sqrt(n), n - 1))

@@ -159,22 +159,24 @@ def claims_table(found: Findings) -> Table:
         if not math.isnan(claim.low):
             told += f" ({signed(claim.column, claim.low)} to {signed(claim.column, claim.high)})"
         verdict = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
-        counted = str(claim.pairs) if claim.unit == "repeats" else f"{claim.pairs}, as {claim.counted:,} {claim.unit}"
+        counted = str(claim.pairs) if claim.unit == "repeats" else f"{claim.pairs} ({claim.counted:,} {claim.unit})"
         effect = "-" if math.isnan(claim.effect) else f"{claim.effect:+.1f}"
         texts = heading(claim.column), told, effect, counted
         rows.append([Cell(claim.says), Cell(verdict, tone=tones[claim.verdict]), *map(Cell, texts)])
     note = (
         "Difference with a confidence interval at the level 0.05 that the claims of the experiment share (Holm). From "
-        f"{BLOCKS} folds on a fold counts once, with the mean over its seeds; where there is one repeat, test queries "
-        "are counted, which says nothing about luck in training. The effect is Cohen's d. A claim that something is "
-        f"better holds above 0, and does not hold below 0 or within ±{SMALL}; a claim that two are alike holds inside "
-        "its margin."
+        f"{BLOCKS} folds on a fold counts once, with the mean over its seeds; of forests that were grown once, test "
+        "queries are counted, which says nothing about luck in training. The effect is Cohen's d. A claim that "
+        f"something is better holds above 0, and does not hold below 0 or within ±{SMALL}; a claim that two are alike "
+        "holds inside its margin."
     )
     return Table(["claim", "verdict", "measure", "difference", "effect", "repeats"], rows, 3, [note])
 
 
 def clients_table(found: Findings) -> Table | None:
     """How well the final models serve clients, from the average one to the worst; None where all are alike."""
+    if found.asked.get("kind") == "trees":
+        return _merged_table(found)
     names, words = _variant_columns(found)
     rows = []
     for variant in found.variants:
@@ -193,7 +195,7 @@ def clients_table(found: Findings) -> Table | None:
             rows.append([*_variant_cells(found, variant, words), *cells])
     if not rows:
         return None
-    if found.asked.get("kind") in ("silo", "trees"):
+    if found.asked.get("kind") == "silo":
         note = "Each client's final model on its own test queries; means over repeats."
     else:
         note = (
@@ -203,15 +205,40 @@ def clients_table(found: Findings) -> Table | None:
     return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
 
 
+def _merged_table(found: Findings) -> Table | None:
+    """Every client before and after merging: who gains, and who loses."""
+    names, words = _variant_columns(found)
+    columns = [f"{where} {when}" for where in ("own", "others", "all") for when in ("before", "after")]
+    rows = []
+    for variant in found.variants:
+        readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
+        for measure in found.measures if readings else ():
+            tables = [np.array([reading[f"{measure} {column}"] for column in columns]) for reading in readings]
+            for client in range(min(table.shape[1] for table in tables)):
+                values = np.array([table[:, client] for table in tables]).T  # [columns, repeats]
+                means = [float(known.mean()) if len(known := row[~np.isnan(row)]) else math.nan for row in values]
+                cells = [Cell(measure), Cell(str(client + 1)), *(Cell(number(measure, mean)) for mean in means)]
+                rows.append([*_variant_cells(found, variant, words), *cells])
+    if not rows:
+        return None
+    note = (
+        "Each client's model as it trained it (before) and as it became (after), on test queries of its own kind, of "
+        "the other clients' kinds, and on all of them; means over repeats."
+    )
+    return Table([*names, "measure", "client", *columns], rows, len(names) + 2, [note])
+
+
 def cost_table(found: Findings) -> Table:
     """What a run of each variant cost, on average over repeats."""
     names, words = _variant_columns(found)
     rows = []
+    # Nobody searches while trees grow, and what travels is not counted.
+    costs = [name for name in COSTS if found.asked.get("kind") != "trees" or name.endswith("seconds")]
     for variant in found.variants:
-        cells = [Cell(amount(name, variant.cost(name))) for name in COSTS]
+        cells = [Cell(amount(name, variant.cost(name))) for name in costs]
         rows.append([*_variant_cells(found, variant, words), *cells])
     note = "Means over repeats, each for a whole run. Times depend on the machine and on what else it was doing."
-    return Table([*names, *(heading(name) for name in COSTS)], rows, len(names), [note])
+    return Table([*names, *(heading(name) for name in costs)], rows, len(names), [note])
 
 
 def unfinished_table(runs: Runs) -> Table:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.catalog import CATALOG, Fold, load
+from fedrank.data.catalog import CATALOG, Fold, load, load_files
 from fedrank.data.letor import read_letor
 from fedrank.data.ranking import RankingData
 from fedrank.experiment.families import describe, nearest
@@ -81,13 +81,21 @@ def splitter_for(
     return Categories(by, tuple(categories), clients, bins=bins, **settings)
 
 
-def split_data(data: str, split: Splitter, out: str | Path, fold: int = 1, seed: int = 1) -> SplitMade:
-    """Divide a set of the catalog, or the queries of one LETOR file, among clients, and write what each holds."""
+def split_data(
+    data: str,
+    split: Splitter,
+    out: str | Path,
+    fold: int = 1,
+    seed: int = 1,
+    validation: str | Path | None = None,
+    test: str | Path | None = None,
+) -> SplitMade:
+    """Divide a set of the catalog, or the queries of LETOR files, among clients, and write what each holds."""
     folder = _new_folder(out)
-    read = _read_fold(data, fold)
+    read = _read_fold(data, fold, validation, test)
     shares = split(read, rng_for(seed, "split"))
-    if Path(data).is_file():  # its queries are neither validation nor test queries
-        shares = tuple(replace(share, validation=None, test=None) for share in shares)
+    if Path(data).is_file() and test is None:
+        shares = tuple(replace(share, test=None) for share in shares)
     found = differences(as_clients(shares), seed)
     clients = []
     for number, share in enumerate(shares, start=1):
@@ -251,10 +259,12 @@ def _made_of(model: Scorer) -> str:
     return "trees on the features of the merge set alone"
 
 
-def _read_fold(data: str, fold: int) -> Fold:
+def _read_fold(data: str, fold: int, validation: str | Path | None, test: str | Path | None) -> Fold:
     if Path(data).is_file():
-        read = read_letor(data)
-        return Fold(read, None, read, Path(data).name, 1)
+        # Without a test file its place is held by the training queries, which `split_data` takes out again.
+        return load_files(data, test or data, validation)
+    if validation is not None or test is not None:
+        raise ValueError(f"{data} is no file, so that validation and test files go with nothing; name a file to split")
     if data not in CATALOG:
         raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
     return load(data, fold, normalise=CATALOG[data].normalise_trees)
@@ -285,5 +295,4 @@ def _new_folder(out: str | Path) -> Path:
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder

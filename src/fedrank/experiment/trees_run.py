@@ -58,7 +58,7 @@ def perform_trees(task: Task, facts: dict[str, Any], threads: int, tell: Tell, s
     assert isinstance(asked, TreesExperiment)
     # Trees read raw features as well as scaled ones, and raw ones are what a search engine has.
     fold = load_fold(replace(asked.data, normalise=asked.data.normalise or "none"), task.fold)
-    facts["conventions"] |= CONVENTIONS
+    facts["conventions"] |= CONVENTIONS | {"engine": _engine()}
     facts |= {"data": _described(fold), "notes": list(fold.notes), "engine": _engine(), "behind_final": 1}
     write_facts(task.folder, facts | {"status": "running"})
     if asked.data.evaluate_on == "validation" and fold.validation is None:
@@ -108,6 +108,13 @@ def _perform_forest(
             record.keep_if_due()
     record.finish(task, fold)
     size = record.best
+    if len(record.trees) < booster.trees and not (
+        isinstance(booster, Lambdamart) and booster.is_over(record.validation)
+    ):
+        facts["notes"].append(
+            f"it ended after {len(record.trees):,} of {booster.trees:,} trees, because the documents that were left to "
+            "it could not be split; lower booster.min_data_in_leaf or keep more of them"
+        )
     if size < len(record.trees):
         facts["notes"].append(
             f"{len(record.trees):,} trees were grown; the first {size:,} rank the validation queries best"
@@ -230,10 +237,7 @@ class Record:
             content = io.BytesIO()
             np.savez_compressed(content, **self.selected.arrays())  # type: ignore[arg-type]
             write_whole(self.folder / "selected.npz", content.getvalue())
-        notes = {
-            "experiment": task.name, "variant": task.variant, "fold": task.fold, "seed": task.seed, "data": fold.name,
-        }  # fmt: skip
-        save_forest(planted(self.trees[:size], fold.train, notes), self.folder / "model.json")
+        save_forest(planted(self.trees[:size], fold.train, origin_of(task, fold)), self.folder / "model.json")
 
     def _rounds(self, size: int) -> str:
         nothing = [""] * len(self.measures)
@@ -270,6 +274,11 @@ def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
             return dict(kept)
     except (OSError, ValueError, EOFError, BadZipFile):
         return None
+
+
+def origin_of(task: Task, fold: Fold) -> dict[str, Any]:
+    """What a model says of the run that it comes from; by it, `fedrank score` finds the test queries of its fold."""
+    return {"experiment": task.name, "variant": task.variant, "fold": task.fold, "seed": task.seed, "data": fold.name}
 
 
 def _described(fold: Fold) -> dict[str, Any]:

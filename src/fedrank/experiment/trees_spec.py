@@ -24,7 +24,9 @@ class TreesExperiment(Question):
     booster: str | Table = field(metadata={"example": '[booster] with name = "lambdamart"'})
     split: str | Table | None = None  # who holds which queries; None: one organisation holds them all
     merge: str | Table | None = None  # how those who hold them come to one model
-    tune: Annotated[int, Field(ge=0)] = 0  # settings of the booster that are tried on the validation queries; 0: none
+    tune: Annotated[int, Field(ge=0)] = (
+        0  # settings of the booster that are tried on the validation queries, for every client's forest; 0: none
+    )
     kind: Literal["trees"] = "trees"
     evaluate_every: Positive = 10  # trees
 
@@ -75,8 +77,9 @@ class TreesExperiment(Question):
             found.append("data.log: trees learn from grades, and a log has clicks only; give a name or files")
         if (values.get("split") is None) != (values.get("merge") is None):
             found.append("split: who holds which queries and merge, what becomes of their models, go together")
-        if values.get("split") is not None and values.get("tune"):
-            found.append("tune: settings are not chosen for each client in this version; use 0 with a split")
+        merge = values.get("merge")
+        if values.get("tune") and (merge["name"] if isinstance(merge, dict) else merge) in ("bagged", "cyclic"):
+            found.append("tune: clients that grow one forest together share its settings; use 0, or another merge")
         if values.get("split") is not None and data is not None and data.evaluate_on == "validation":
             found.append("data.evaluate_on: merge sets may come from the validation queries; use test with a split")
         return found

@@ -199,7 +199,7 @@ def make_shares(fold: Fold, names: Sequence[str], held: Sequence[Holding], merge
     elif fold.validation is not None:
         pool, place = fold.validation, held[2]
     else:
-        raise ValueError(f"{fold.name} has no validation queries to merge by; give validation data as well")
+        raise ValueError(f"{fold.name} has no validation queries to merge by; name a file of them as validation")
     useful = np.maximum.reduceat(pool.grades, pool.offsets[:-1]) > 0
     shares = []
     for client, name in enumerate(names):

@@ -21,6 +21,7 @@ from fedrank.rank.forest import END, lightgbm
 Reals = NDArray[np.float64]
 MOST_DOCUMENTS = 10_000  # of a query, in LightGBM's lambdarank
 TOP_GRADE = 30  # highest grade that it has a gain for
+FEW = 0.1  # share of the rows below which LightGBM's copy by rows costs more time than it saves; trees are the same
 SMALLEST_SHARE = 50_000  # documents; a thread with less to do costs more than it saves
 
 # What a tree is called that could not split its rows: everybody is in its only leaf, which adds nothing.
@@ -101,7 +102,10 @@ class Plot:
         rows = self._whole if kept is None else self._subset(kept)
         if scores.any():  # without a score, boosters begin at 0
             rows.set_field("init_score", scores if kept is None else scores[kept])
-        booster = self._engine.Booster(self.settings, rows)
+        settings = self.settings
+        if kept is not None and kept.mean() < FEW:
+            settings = settings | {"force_row_wise": False, "force_col_wise": True}
+        booster = self._engine.Booster(settings, rows)
         number = 0
         while not booster.update() and booster.num_trees() > number:
             text = booster.model_to_string(start_iteration=number, num_iteration=1)

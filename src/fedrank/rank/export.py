@@ -67,7 +67,10 @@ def export(
 def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None) -> Parts:
     """What engines need of a model; refuses what no engine can express."""
     from fedrank.rank.forest import Forest
+    from fedrank.rank.merged import LinearMix
 
+    if isinstance(model, LinearMix):
+        model = model.as_forest() or model
     if model.normalised == "query":
         raise ValueError(
             "the model expects features normalised by query, over all candidates of a query; an engine scores one "
@@ -84,7 +87,9 @@ def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None)
         return Parts(names, None, np.empty(0), tuple(trees) or (Leaf(0.0),), ranges)
     if not isinstance(model, Model) or not isinstance(model.ranker, Linear | Mlp | Relu):
         kind = type(model.ranker if isinstance(model, Model) else model).__name__
-        raise ValueError(f"a model of kind {kind} has no form in an engine; export a linear, neural or tree ranker")
+        raise ValueError(
+            f"a model of kind {kind} has no form in an engine; export a linear, neural or tree one, or a sum of trees"
+        )
     weights = model.chosen(client).astype(np.float32).astype(np.float64)
     if ranges is not None:  # without a range a feature is always 0, whatever an engine measures
         units = max(abs(model.ranker.hidden), 1)

@@ -42,6 +42,11 @@ class _Mixture:
     def feature_names(self) -> tuple[str, ...]:
         return next((part.feature_names for part in self.parts if part.feature_names), ())
 
+    @property
+    def ranges(self) -> NDArray[np.float32] | None:
+        found: NDArray[np.float32] | None = getattr(self.parts[0], "ranges", None)
+        return found
+
 
 @dataclass(frozen=True)
 class LinearMix(_Mixture):
@@ -111,7 +116,7 @@ def damped(tree: str, factor: float) -> str:
     lines = []
     for line in tree.splitlines():
         key, mark, values = line.partition("=")
-        if key in ("leaf_value", "internal_value", "shrinkage"):
+        if key in ("leaf_value", "leaf_const", "leaf_coeff", "internal_value", "shrinkage"):
             values = " ".join(repr(float(value) * factor) for value in values.split())
         lines.append(key + mark + values)
     return "\n".join(lines)
@@ -132,6 +137,12 @@ def same_features(parts: Sequence[Scorer]) -> None:
             raise ValueError(
                 f"model 1 was trained on features with normalise = {first.normalised!r}, model {number} with "
                 f"{part.normalised!r}; train them alike"
+            )
+        one, other = (np.asarray(getattr(each, "ranges", None), dtype=np.float64) for each in (first, part))
+        if part.normalised == "global" and not np.array_equal(one, other, equal_nan=True):
+            raise ValueError(
+                f'models 1 and {number} were trained with normalise = "global" within different ranges, so that they '
+                'read the same document differently; train them with "none"'
             )
         if part.feature_names and first.feature_names and part.feature_names != first.feature_names:
             column = next(
@@ -195,6 +206,12 @@ def stacked(parts: Sequence[Scorer], data: RankingData, inputs: Inputs) -> Ranki
         feature_names=(*data.feature_names, *names) if known else (),
         ranges=None,
     )
+
+
+def with_notes(model: Scorer, notes: dict[str, Any]) -> Scorer:
+    """The same model, which says more about where it comes from."""
+    told: Scorer = replace(model, notes=model.notes | notes)  # type: ignore[type-var]
+    return told
 
 
 def save_any(model: Scorer, path: str | Path) -> None:

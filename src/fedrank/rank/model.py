@@ -111,7 +111,7 @@ def load_model(path: str | Path) -> Scorer:
     """Read `model.json`, the model of a run folder, or a text model of LightGBM."""
     path = Path(path)
     if path.is_dir():
-        path = path / "model.json"
+        path = _of_folder(path)
     if not path.exists():
         raise FileNotFoundError(f"no model at {path}; a finished run has one in its folder, as model.json")
     try:
@@ -126,6 +126,19 @@ def load_model(path: str | Path) -> Scorer:
         return _reader(name)(path) if name in READERS else _from_weights(content)
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f"{path} cannot be read as a model: {problem}") from None
+
+
+def _of_folder(folder: Path) -> Path:
+    """The model of a run, or of an experiment that has only one."""
+    own = folder / "model.json"
+    runs = [] if own.exists() else sorted(folder.glob("*/*/run.json"))
+    if len(runs) == 1:
+        return runs[0].with_name("model.json")
+    if runs:
+        raise FileNotFoundError(
+            f"{folder} holds {len(runs)} runs; name the folder of one of them, such as {runs[0].parent}"
+        )
+    return own
 
 
 def load_weights(path: str | Path) -> Model:

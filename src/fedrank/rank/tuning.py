@@ -6,13 +6,14 @@ is tried next depends on the trials that were completed and on the seed, not on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.trees import Lambdamart, NothingToSplit, best_size
+from fedrank.rank.forest import Forest
+from fedrank.rank.trees import Booster, Lambdamart, NothingToSplit, Past, Step, best_size
 from fedrank.seeds import key_for
 
 NAME = "booster"  # of the study, in its file
@@ -26,6 +27,50 @@ class Trial:
     settings: dict[str, float | int]
     quality: float  # nDCG@10 of the validation queries, after the best number of trees
     trees: int  # that number
+
+
+@dataclass
+class Tuned:
+    """A booster that looks for its settings whenever it is called: `study-1.db` is of the first forest, and so on."""
+
+    booster: Booster  # one of fedrank's own
+    trials: int  # for each forest
+    folder: Path  # of the studies
+    tell: Callable[[int, Trial], None] = lambda done, best: None
+    stop: Callable[[], bool] = lambda: False  # has to raise what ends the run: a forest cannot be left out
+    best: list[Trial] = field(default_factory=list)  # [forests]
+
+    @property
+    def trees(self) -> int:
+        return self.booster.trees
+
+    def grow(
+        self,
+        train: RankingData,
+        validation: RankingData | None,
+        seed: int,
+        threads: int = 1,
+        past: Past = Past(),  # noqa: B008
+    ) -> Iterator[Step]:
+        """With the settings that it was given."""
+        return self.booster.grow(train, validation, seed, threads, past)
+
+    def __call__(
+        self, train: RankingData, validation: RankingData | None = None, seed: int = 0, threads: int = 1
+    ) -> Forest:
+        if validation is None:
+            raise ValueError(
+                f"a client with {train.queries} queries has no validation queries with a relevant document to tune on; "
+                "use fewer clients, or tune = 0"
+            )
+        if not isinstance(self.booster, Lambdamart):
+            raise ValueError("tune: only fedrank's own boosters have settings that Optuna knows; set tune = 0")
+        study = self.folder / f"study-{len(self.best) + 1}.db"
+        found = tune(self.booster, train, validation, self.trials, study, seed, threads, self.tell, self.stop)
+        assert found is not None  # `stop` raises
+        booster, trials = found
+        self.best.append(max(trials, key=lambda trial: trial.quality))
+        return booster(train, validation, seed, threads)
 
 
 def tune(
@@ -85,6 +130,11 @@ def _tune(
         done = _done(optuna, study)
         tell(len(done), max(done, key=lambda trial: trial.quality))
     best = max(done, key=lambda trial: trial.quality)
+    if best.trees == 0:
+        raise NothingToSplit(
+            f"with none of {trials} settings a tree could split {train.documents:,} documents of {train.queries:,} "
+            "queries; try more settings, use more data, or tune = 0"
+        )
     return replace(booster, **best.settings), done  # type: ignore[arg-type]
 
 

@@ -1,0 +1,226 @@
+"""The report on the papers: published next to measured, and a verdict for every finding."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+from fedrank.experiment.claims import FAILS, HOLDS, OPEN, UNTESTED
+from fedrank.experiment.findings import Findings, Published, find, what_final_means
+from fedrank.experiment.page import conventions_html, figure_html, shell, table_html
+from fedrank.experiment.paper_figures import drawings
+from fedrank.experiment.papers import ON, QUICK, UNLEARNED, Item, Paper, papers
+from fedrank.experiment.run import write_whole
+from fedrank.experiment.store import Runs, load_runs
+from fedrank.experiment.tables import (
+    Cell,
+    Table,
+    claims_table,
+    final_table,
+    heading,
+    number,
+    published_table,
+    signed,
+)
+
+VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
+TOLD = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not hold", "do not hold"),
+    OPEN: ("cannot be told from the repeats there are", "cannot be told from the repeats there are"),
+    UNTESTED: ("was not tested", "were not tested"),
+}
+TONES = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
+
+
+@dataclass(frozen=True)
+class Done:
+    """Finished runs of a table or figure."""
+
+    item: Item
+    form: str  # "whole" or "quick", and ", unlearned"
+    found: Findings  # without published values of other data
+    published: tuple[Published, ...]  # all of them
+
+    @property
+    def data(self) -> str:
+        return str(self.found.runs.finished[0].data.get("name", ""))
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^\w-]+", "-", f"{self.found.folder.parent.name}-{self.found.folder.name}")
+
+    @property
+    def repeats(self) -> str:
+        counts = sorted({len(variant.repeats) for variant in self.found.variants})
+        return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+
+
+def write_papers_report(folder: Path, out: Path) -> str:
+    """Write the overview, and a page on each paper beside it; returns what they say in one sentence."""
+    runs = load_runs(folder) if folder.is_dir() else Runs()
+    known = papers()
+    done = match(known, find(runs, by_query=False) if len(runs.finished) else [])
+    for paper in known:
+        write_whole(_beside(out, paper), paper_page(paper, done[paper.key], out.name))
+    everything = [one for some in done.values() for one in some]
+    write_whole(out, overview_page(known, done, out))
+    return summary(everything)
+
+
+def match(known: Sequence[Paper], sections: Sequence[Findings]) -> dict[str, list[Done]]:
+    """Which runs are those of which table or figure, paper by paper; runs of anything else are left out."""
+    done: dict[str, list[Done]] = {}
+    for paper in known:
+        done[paper.key] = []
+        for item in paper.items:
+            ours = re.compile(rf"{re.escape(item.name)}({QUICK})?({ON}.+?)?({UNLEARNED})?")
+            for found in sections:
+                fits = ours.fullmatch(f"{found.folder.parent.name}/{found.folder.name}")
+                if fits:
+                    quick, elsewhere, unlearned = fits.groups()
+                    form = ("quick" if quick else "whole") + (", unlearned" if unlearned else "")
+                    own = not elsewhere and not paper.other_data
+                    shown = found if own else replace(found, published=())
+                    done[paper.key].append(Done(item, form, shown, found.published))
+    return done
+
+
+def summary(done: Sequence[Done]) -> str:
+    """How many claims were tested, and what became of them."""
+    verdicts = Counter(claim.verdict for one in done for claim in one.found.claims)
+    if not verdicts:
+        return "Nothing has been tested yet: `fedrank papers run` does the experiments."
+    counts = ", ".join(f"{n} {TOLD[verdict][n > 1]}" for verdict in VERDICTS if (n := verdicts[verdict]))
+    values = [entry for one in done for entry in one.found.published]
+    met = sum(entry.verdict.startswith("within") for entry in values)
+    published = f" Of {len(values)} published values {met} lie within the spread of our repeats." if values else ""
+    experiments = "1 experiment" if len(done) == 1 else f"{len(done)} experiments"
+    return f"{sum(verdicts.values())} tests of claims in {experiments}: {counts}.{published}"
+
+
+def overview_page(known: Sequence[Paper], done: dict[str, list[Done]], out: Path) -> str:
+    """The page that says what became of every table and figure."""
+    everything = [one for some in done.values() for one in some]
+    parts = ["<h1>The papers, measured</h1>", f'<p class="lead">{escape(summary(everything))}</p>']
+    for paper in known:
+        link = f'<a href="{escape(_beside(out, paper).name)}">{escape(paper.title)}</a>'
+        parts.append(f'<h2>{link}</h2><p class="over">{escape(paper.authors)}, {paper.year}</p>')
+        parts.append(table_html(overview(paper, done[paper.key])))
+    parts.append(f'<p class="note">{escape(_NOTE)}</p>')
+    return shell("The papers, measured", parts)
+
+
+def paper_page(paper: Paper, done: Sequence[Done], back: str) -> str:
+    """All on one paper: what contradicts it, its findings, its values, its figures."""
+    parts = [
+        f'<p class="over"><a href="{escape(back)}">The papers, measured</a></p><h1>{escape(paper.title)}</h1>',
+        f'<p class="over">{escape(paper.authors)}, {paper.year}</p><p class="lead">{escape(summary(done))}</p>',
+    ]
+    if paper.remarks:
+        rows = [[Cell(row.says), Cell(row.evidence)] for row in paper.remarks]
+        parts.append("<h2>What contradicts the paper, or what it does not say</h2>")
+        parts.append(table_html(Table(["what we saw", "where to see it"], rows, 2)))
+    if any(one.found.claims for one in done):
+        parts.append(f"<h2>Findings</h2>{table_html(findings_table(done))}")
+    if any(one.published for one in done):
+        parts.append(f"<h2>Published and measured</h2>{table_html(values_table(done))}")
+    parts.append(f"<h2>Tables and figures</h2>{table_html(overview(paper, done))}")
+    if paper.other:
+        rows = [[Cell(row.item), Cell(row.command)] for row in paper.other]
+        parts.append(table_html(Table(["also", "command"], rows, 2)))
+    parts += [_section(one) for one in done]
+    parts.append(f'<p class="note">{escape(_NOTE)}</p>')
+    return shell(paper.title, parts)
+
+
+def overview(paper: Paper, done: Sequence[Done]) -> Table:
+    """One row for each table or figure and each form of it that ran."""
+    rows = []
+    for item in paper.items:
+        ours = [one for one in done if one.item is item]
+        if not ours:
+            why = "not run: its data are not here" if item.missing else "not run"
+            told = Cell(f"{why}; not tested here" if item.experiment.claims else why, tone="quiet", hint=item.missing)
+            rows.append([*map(Cell, (item.label, item.name, "-", item.data, "0", "-")), told])
+        for one in ours:
+            values = one.found.published
+            met = sum(entry.verdict.startswith("within") for entry in values)
+            verdicts = Counter(claim.verdict for claim in one.found.claims)
+            text = "; ".join(f"{verdict}: {verdicts[verdict]}" for verdict in VERDICTS if verdicts[verdict])
+            tone = "worse" if verdicts[FAILS] else "better" if verdicts[HOLDS] else "quiet"
+            texts = (item.label, item.name, one.form, one.data, one.repeats)
+            rows.append(
+                [
+                    *map(Cell, texts),
+                    Cell(f"{met} of {len(values)}" if values else "-"),
+                    Cell(text or "none stated", tone=tone if text else "quiet"),
+                ]
+            )
+    return Table(["item", "experiment", "form", "data", "repeats", "published values met", "verdict"], rows, 4)
+
+
+def findings_table(done: Sequence[Done]) -> Table:
+    """Every claim with its verdict, in the order of the paper."""
+    rows = []
+    for one in done:
+        for claim in one.found.claims:
+            told = f"{signed(claim.column, claim.difference)}"
+            where = f"{one.item.label}, {one.form}, {one.data}"
+            cells = (claim.says, where, heading(claim.column), told, str(claim.pairs))
+            rows.append([*map(Cell, cells), Cell(claim.verdict, tone=TONES[claim.verdict], hint=claim.why)])
+    return Table(["finding", "tested in", "measure", "difference", "repeats", "verdict"], rows, 3)
+
+
+def values_table(done: Sequence[Done]) -> Table:
+    """Every published value next to ours, with the convention that ours follow."""
+    conventions: dict[str, str] = {}
+    rows = []
+    for one in done:
+        for entry in one.published:
+            runs = one.found.runs.finished
+            told = next((run.conventions[entry.column] for run in runs if entry.column in run.conventions), "")
+            sentence = " ".join([told or heading(entry.column), what_final_means(one.found)[0]])
+            mark = conventions.setdefault(sentence, f"({chr(ord('a') + len(conventions))})")
+            ours = entry.measured
+            verdict = entry.verdict if one.found.published else "other data: only the order can be compared"
+            tone = {"within": "better", "outside": "worse"}.get(verdict.split()[0], "quiet")
+            published = number(entry.column, entry.value)
+            published += "" if entry.spread is None else f" ± {number(entry.column, entry.spread)}"
+            texts = (f"{entry.source}: {entry.variant.label}", heading(entry.column), mark, published)
+            measured = (number(entry.column, ours.mean), number(entry.column, ours.sd), str(ours.n))
+            rows.append([*map(Cell, (*texts, *measured)), Cell(verdict, tone=tone)])
+    header = ["what", "measure", "convention", "published", "measured", "spread", "repeats", "verdict"]
+    notes = [f"{mark} {sentence}" for sentence, mark in conventions.items()]
+    rule = published_table(done[0].found).notes if done else []
+    return Table(header, rows, 3, [*notes, "Spread: standard deviation over our repeats (folds x seeds).", *rule])
+
+
+def _section(one: Done) -> str:
+    """A table or figure: its picture, its claims, and behind a click its values and how they were measured."""
+    form = f"{one.form}, {one.data}"
+    parts = [f'<h2 id="{one.anchor}">{escape(one.item.label)}: {escape(one.found.title)}</h2>']
+    parts.append(f'<p class="over">{escape(one.item.name)} · {escape(form)}</p>')
+    parts += [figure_html(svg, caption) for svg, caption in drawings(one.item.name, one.found)]
+    if one.found.claims:
+        parts.append(table_html(claims_table(one.found)))
+    notes = "".join(f'<p class="warn">{escape(note)}</p>' for note in one.found.notes)
+    told = f"{notes}{table_html(final_table(one.found))}{conventions_html(one.found)}"
+    parts.append(f"<details><summary>Final quality, and how it was measured</summary>{told}</details>")
+    parts.append(f'<p class="note">All else: fedrank report {escape(str(one.found.folder))}</p>')
+    return "\n".join(parts)
+
+
+def _beside(out: Path, paper: Paper) -> Path:
+    return out.with_name(f"{out.stem}-{paper.key}{out.suffix}")
+
+
+_NOTE = (
+    "A published value is met if it lies within the spread of our repeats. Quick forms are far shorter than the "
+    "published experiments, mostly on made-up data: they show that an experiment works, and what does not hold there "
+    "may hold in full."
+)
