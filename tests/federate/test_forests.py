@@ -13,6 +13,7 @@ from fedrank.federate.forests import (
     Alone,
     Bagged,
     Cyclic,
+    Merging,
     Pooled,
     grown_together,
     train_and_merge,
@@ -218,3 +219,11 @@ def test_a_mix_of_models_with_ranges_knows_them():
     assert LinearMix((one, other), (0.5, 0.5)).ranges is ranges
     with pytest.raises(ValueError, match="within different ranges"):
         LinearMix((one, third), (0.5, 0.5))
+
+
+def test_queries_of_nobody_are_no_other_clients_queries():
+    values = np.array([[[0.1, 0.2, 0.9], [0.3, 0.4, 0.8]]])  # one measure, two clients, three queries
+    own = np.array([[True, False, False], [False, True, False]])
+    columns = Merging((), (), (), ("ndcg@10",), values, values, own).by_client()
+    assert columns["ndcg@10 others before"].tolist() == [0.2, 0.3]
+    assert columns["ndcg@10 all after"] == pytest.approx([(0.1 + 0.2 + 0.9) / 3, (0.3 + 0.4 + 0.8) / 3])

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
-from fedrank.federate.categories import query_categories, tallies
+from fedrank.federate.categories import Tally, query_categories, tallies
 from fedrank.federate.differences import differences
 from fedrank.federate.splits import SPLITS, Categories, Dealt, Topics, as_clients, k_means
+from fedrank.seeds import rng_for
 from tests.made_up import made_up_data
 
 RULES = ("tie-breaking", "no-ties", "exclusive")
@@ -270,3 +271,10 @@ def test_settings_that_make_no_split_are_refused():
     ):
         with pytest.raises(ValueError, match=r"use|name each once"):
             wrong()
+
+
+def test_the_sum_of_grades_decides_before_the_highest_grade():
+    relevant, grades, top = (np.array([row]) for row in ([2, 2], [1 + 4, 3 + 3], [4, 3]))
+    assert query_categories(Tally(relevant, grades, top, relevant), "tie-breaking", rng_for(1, "ties")).tolist() == [1]
+    level = np.array([[1 + 4, 2 + 3]])  # equal sums: the highest grade decides
+    assert query_categories(Tally(relevant, level, top, relevant), "tie-breaking", rng_for(1, "ties")).tolist() == [0]
