@@ -199,7 +199,6 @@ def test_bounds_by_hand():
     [
         ({"kind": "bloom"}, "count-sketch"),
         ({"width": 0}, "width = 0"),
-        ({"tokeniser": Tokeniser("german")}, "words-1-german"),  # type: ignore[arg-type]
         ({"noise": -1.0}, "noise = -1"),
         ({"noise": math.nan}, "noise = nan"),
         ({"noise": 0.001}, "whole numbers"),

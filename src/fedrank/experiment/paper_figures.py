@@ -60,7 +60,7 @@ def drawings(name: str, found: Findings) -> Iterator[tuple[str, str]]:
     with suppress(OSError, ValueError):  # data that are not here any more
         if name == "selgb/fig-6":
             yield from gain_by_length(found, "selgb", "lambdamart-500")
-        if name in ("selgb/fig-7", "selgb/fig-8"):
+        if name == "selgb/fig-7":
             yield from chosen(found)
     against = FIGURES.get(name)
     if against is not None:

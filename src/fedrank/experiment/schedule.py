@@ -301,4 +301,4 @@ class _Lines(Show):
 def _detail(task: Task, news: News) -> str:
     speed = f", {news.interactions / news.seconds:,.0f} interactions/s" if news.interactions and news.seconds else ""
     quality = "" if math.isnan(news.quality) else f", {task.experiment.measures[0]} {news.quality:.4f}"
-    return f"round {news.round:,} of {news.rounds:,}{quality}{speed}"
+    return f"{task.experiment.unit} {news.round:,} of {news.rounds:,}{quality}{speed}"

@@ -47,6 +47,7 @@ class SiloExperiment(Question):
     kind: Literal["silo"] = "silo"
     evaluate_every: Positive = 1  # rounds
 
+    unit = "pass"
     sections = ("data", "silos", "privacy")
     readers = COMMON_READERS | {
         "data": read_section(SiloData),

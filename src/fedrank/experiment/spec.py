@@ -99,6 +99,7 @@ class Question:
     quick: dict[str, Any] = field(default_factory=dict)  # dotted key -> value of a small form that takes minutes
 
     readers: ClassVar[Mapping[str, Reader]]  # what reads the value of a key that is no plain value
+    unit: ClassVar[str] = "round"  # what a row of rounds.csv is
     sections: ClassVar[tuple[str, ...]]  # tables of settings, of which variants change single ones
     if TYPE_CHECKING:  # fields of every kind, each with its own type
         kind: str

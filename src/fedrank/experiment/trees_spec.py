@@ -30,6 +30,7 @@ class TreesExperiment(Question):
     kind: Literal["trees"] = "trees"
     evaluate_every: Positive = 10  # trees
 
+    unit = "tree"
     sections = ("data",)
     readers = COMMON_READERS | {
         "data": read_section(DataSpec),

@@ -75,7 +75,6 @@ class Sketcher:
         if self.kind not in KINDS:
             raise ValueError(f"kind = {self.kind!r}; choose {' or '.join(map(repr, KINDS))}")
         Hashing(bytes(32), self.width, self.depth)
-        Tokeniser.named(self.tokeniser.name)  # a file that names another could never be read
         if not (isfinite(self.noise) and self.noise >= 0):
             raise ValueError(f"noise = {self.noise} is no deviation; use 0 for none or a number above, such as 1")
         if self.noise and not 0.5 <= self.deviation <= LOUDEST:
