@@ -62,6 +62,13 @@ def test_public_names_are_sorted_and_there():
     assert all(getattr(fedrank, name).__doc__ for name in with_docs)
 
 
+def test_type_checkers_and_users_find_the_same_public_names():
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    told = [(node.module, alias.asname) for node in block.body for alias in node.names]
+    assert sorted(told) == sorted((f"fedrank.{home}", name) for name, home in fedrank._HOMES.items())
+
+
 def test_an_unknown_public_name_is_an_attribute_error():
     assert not hasattr(fedrank, "no_such_thing")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from typer.main import get_command
 
 from fedrank.cli import app, main
@@ -341,6 +342,23 @@ def test_methods(fedrank):
     assert "lambdarank" not in one
 
 
+@pytest.mark.parametrize(("code", "done"), [(1, 3), (130, 1)])
+def test_papers_go_on_after_a_failure_and_not_after_a_stop(fedrank, monkeypatch, code, done):
+    asked = []
+
+    def ends(experiment, label, *_):
+        asked.append(label)
+        if len(asked) == 1:
+            raise typer.Exit(code)
+
+    monkeypatch.setattr("fedrank.cli.papers.do_experiment", ends)
+    names = ["thesis/fig-4-6", "thesis/fig-4-8", "thesis/fig-4-9"]
+    ended, out, err = fedrank("papers", "run", *names, "--quick")
+    assert (ended, err) == (code, "")
+    assert asked == [f"{name}-quick" for name in names[:done]]
+    assert ("Runs failed in thesis/fig-4-6; see above." in out) == (code == 1)
+
+
 def test_version(fedrank):
     code, out, _ = fedrank("--version")
     assert (code, re.fullmatch(r"fedrank \d+\.\d+\.\d+\n", out) is not None) == (0, True)
@@ -383,6 +401,7 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
     ):  # fmt: skip
         code, out, err = fedrank(*arguments)
         assert (code, err) == (0, "")
+        out = out.partition("Where they lie")[0]  # addresses and folders stay whole
         assert max(map(len, out.splitlines())) <= 60, arguments
     assert "Report: " in fedrank("report", "runs/small", "--out", f"{'long-' * 20}.md")[1]
 

@@ -336,15 +336,18 @@ def test_own_sparse_files_may_leave_out_the_last_features(tmp_path: Path) -> Non
 
 def test_the_table_shows_what_is_here_and_where_to_get_the_rest(root: Path) -> None:
     parts(root / "mq2008")
-    console = Console(file=io.StringIO(), width=250)
+    console = Console(file=io.StringIO(), width=80)  # names and addresses are whole even here
     show_catalog(console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    rows = {line.split("│")[1].strip(): line for line in shown.splitlines() if line.startswith("│")}
+    table, places = console.file.getvalue().split("Where they lie")  # type: ignore[attr-defined]
+    rows = {line.split()[0]: line.split() for line in table.splitlines() if line}
     assert set(CATALOG) <= set(rows)
-    assert str(root / "mq2008") in rows["mq2008"]
-    assert "15,211" in rows["mq2008"]
-    assert "istella.ai" in rows["istella-s"]
-    assert "built in" in rows["synthetic-mslr"]
+    assert rows["mq2008"] == ["mq2008", "784", "15,211", "46", "0-2", "5", "yes"]
+    assert rows["istella-s"][-1] == "no"
+    assert rows["synthetic-mslr"][-2:] == ["built", "in"]
+    lines = places.splitlines()
+    assert f"mq2008: {root / 'mq2008'}" in lines
+    assert "istella-s: Istella: https://istella.ai/data/letor-dataset/; not for commercial use" in lines
+    assert not any(line.startswith("synthetic") for line in lines)
 
 
 @needs_real_data

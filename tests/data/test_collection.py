@@ -44,6 +44,11 @@ def test_all_judgement_files_count_and_the_higher_grade_wins(tmp_path: Path) -> 
     assert found.unknown == 2
 
 
+def test_a_first_line_that_is_a_judgement_counts(tmp_path: Path) -> None:
+    found = read_collection(write(tmp_path, "q1\td1\t2\nq1\td2\t1\n"))
+    assert found.judgements(0)[1].tolist() == [2, 1]
+
+
 @pytest.mark.parametrize("line", ["q1\td1", "q1\td1\tgood", "q1\td1\t128", "q1 d1 1"])
 def test_a_line_that_is_no_judgement_is_named(tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match=r"qrels\.tsv, line 3: .* is no judgement"):

@@ -111,6 +111,8 @@ def test_ranges_of_the_training_data_travel_with_the_model(tmp_path, data):
     scaled = [(a / 4, (b - 1) / 4) for a, b in ((1, 4), (2, 0), (0, 2), (3, 0), (0, 1), (1, 1))]
     expected = [2 * a - 0.5 * b for a, b in scaled]
     assert [float(line) for line in score_lines(tmp_path / "model.json", data)] == pytest.approx(expected)
+    with pytest.raises(ValueError, match="the model reads 2 features, the data have 46; use data with the features"):
+        score_lines(tmp_path / "model.json", "synthetic-mq2007")
 
 
 def test_what_cannot_be_used(tmp_path, data):

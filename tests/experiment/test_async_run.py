@@ -144,6 +144,7 @@ def test_single_runs_say_which_arrival(log):
 
 
 GAUSSIAN = {"name": "gaussian", "clip": 1.0, "noise": 20.0}
+LOGGED = {"name": "pdgd", "lists": "logged", "batch": True, "clip_gradients": 1.0}
 
 
 def test_every_client_pays_by_its_arrivals(log, tmp_path):
@@ -292,6 +293,10 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
             },
             'learner.lists: "logged" takes clicks from the log',
         ),
+        (
+            {"kind": "federated", "learner": LOGGED, "mechanism": GAUSSIAN | {"unit": "interaction"}},
+            'mechanism.unit: "interaction" is paid once, and in rounds the same search',
+        ),
         ({"mechanism": GAUSSIAN, "arrival": {"name": "fedasync", "receive": False}}, "arrival.receive: false lets"),
         ({"arrival": {"name": "fedasink"}}, "arrival.name: no 'fedasink'; did you mean \"fedasync\"?"),
         ({"arrival": {"name": "fedasync", "mixing": 2.0}}, "arrival: mixing = 2.0 is no share"),
@@ -302,6 +307,13 @@ def test_what_does_not_go_together(log, changes, said):
     with pytest.raises(ValueError) as problem:
         from_tables(tables(log, **changes))
     assert said in str(problem.value)
+
+
+def test_a_search_that_is_taken_up_once_is_paid_once(log):
+    asked = from_tables(tables(log, learner=LOGGED, mechanism=GAUSSIAN | {"unit": "interaction"}))
+    assert {(row.promise.paid, row.times) for row in planned(asked)} == {("once", 1)}
+    every_time = from_tables(tables(log, kind="federated", learner=LOGGED, mechanism=GAUSSIAN))
+    assert {(row.promise.paid, row.times) for row in planned(every_time)} == {("participation", 1000)}
 
 
 @pytest.mark.parametrize(

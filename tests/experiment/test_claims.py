@@ -140,3 +140,32 @@ def test_too_little_to_test() -> None:
     one = judge(stated(values(1.0), values(0.5)))
     assert one.verdict == OPEN
     assert "several seeds" in one.why
+
+
+def seen(mean: float, distance: float, p: float) -> dict:
+    """Four differences whose mean lies `distance` from some limit, which is clear at p."""
+    z = np.array([-1.5, -0.5, 0.5, 1.5])
+    error = distance / float(stats.t.isf(p / 2, 3))
+    return values(*(mean + 2 * error * z / z.std(ddof=1)))
+
+
+@pytest.mark.parametrize(
+    ("claims", "verdicts"),
+    [
+        # At 0.025 for the clearest of two, and at 0.05 for the other only if the first is decided.
+        ([(0.1, 0.1, 0.03, None), (0.1, 0.1, 0.04, None)], [OPEN, OPEN]),
+        ([(0.1, 0.1, 0.04, None), (0.1, 0.1, 0.02, None)], [HOLDS, HOLDS]),
+        # Alike is as clear as its limit is far, however small the difference.
+        ([(0.1, 0.1, 0.04, None), (0.0, 0.05, 0.001, 0.05)], [HOLDS, HOLDS]),
+        ([(0.0, 0.05, 0.04, 0.05), (0.1, 0.1, 0.001, None)], [HOLDS, HOLDS]),
+        # Not alike is as clear as the difference is beyond the limit, not beyond 0.
+        ([(0.1, 0.04, 0.04, 0.06), (0.1, 0.1, 0.01, None)], [FAILS, HOLDS]),
+        # No difference worth acting on: less than a hundredth.
+        ([(0.0, 0.01, 0.04, None)], [FAILS]),
+        ([(0.0, 0.01, 0.06, None)], [OPEN]),
+    ],
+)
+def test_the_clearest_claim_is_judged_first_whatever_it_says(claims: list, verdicts: list[str]) -> None:
+    zero = values(0.0, 0.0, 0.0, 0.0)
+    asked = [stated(seen(mean, distance, p), zero, within) for mean, distance, p, within in claims]
+    assert [one.verdict for one in judge_all(asked)] == verdicts

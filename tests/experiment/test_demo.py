@@ -44,6 +44,7 @@ def test_the_story_holds_the_numbers_of_its_runs(tmp_path):
     assert f"{forgotten.final('ndcg@10'):.4f}" in page
     assert re.search(r"as it is: \d+ of 10 messages", page)
     assert READING in page
+    assert "`" not in page, "commands are marked up, not quoted"
 
 
 def test_liars_are_those_of_the_spec():

@@ -237,7 +237,16 @@ class TestCodeOutsideThePackage:
             ),
             ("broken_lab:X", "a.name: 'broken_lab:X' cannot be imported (half written); write module:Class"),
             (":X", "a.name: ':X' cannot be imported (Empty module name); write module:Class"),
-            ("no_lab:X", "a.name: 'no_lab:X' cannot be imported (No module named 'no_lab'); write module:Class"),
+            (
+                "no_lab.ideas:X",
+                "a.name: 'no_lab.ideas:X' cannot be imported (No module named 'no_lab'); "
+                "put its folder on PYTHONPATH, such as PYTHONPATH=. fedrank ...",
+            ),
+            (
+                "outside_lab.no:X",
+                "a.name: 'outside_lab.no:X' cannot be imported (No module named 'outside_lab.no'; 'outside_lab' is not "
+                "a package); write module:Class",
+            ),
         ],
     )
     def test_mistakes(self, name, message):

@@ -28,6 +28,7 @@ from fedrank.rank.measures import evaluate_weights
 from fedrank.rank.model import load_model
 from fedrank.unlearn.history import History
 from fedrank.unlearn.methods import UNLEARNERS, FedEraser, FedRemove, FineTune, GradientAscent, Retrain
+from tests.experiment.made_up_runs import write_run
 from tests.experiment.test_run import tables
 
 ROUNDS = 40
@@ -53,6 +54,15 @@ def finished(folder: Path, name: str = "small", **changes) -> Path:
 def trained(tmp_path_factory) -> Path:
     """Done once, and only read."""
     return finished(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.mark.parametrize("kind", ["async", "silo", "trees"])
+def test_what_was_not_learned_in_rounds_of_clients_is_not_replayed_as_such(tmp_path, kind):
+    run = write_run(tmp_path / "runs", "other")
+    (run / "spec.toml").write_text(f'kind = "{kind}"\n[clients]\ncount = 5\n')
+    with pytest.raises(ValueError, match=f'of kind "{kind}", and unlearning replays rounds of clients in step; take'):
+        unlearn_runs([run], [1], Retrain(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture

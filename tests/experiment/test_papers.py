@@ -15,14 +15,27 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedrank.data import synthetic_log
+from fedrank.data.logs import load_log
 from fedrank.experiment import paper_figures
 from fedrank.experiment.findings import find
 from fedrank.experiment.paper_tree_figures import by_step
-from fedrank.experiment.papers import Item, Paper, ask, data_of, named, papers, show_papers, unlearn_after
+from fedrank.experiment.papers import (
+    Item,
+    Paper,
+    ask,
+    data_of,
+    made_up_log,
+    named,
+    papers,
+    show_papers,
+    unlearn_after,
+)
 from fedrank.experiment.papers_page import match, summary, write_papers_report
 from fedrank.experiment.schedule import run_experiment
-from fedrank.experiment.spec import read_question
+from fedrank.experiment.spec import read_question, to_tables
 from fedrank.experiment.store import Runs, load_runs
+from fedrank.experiment.toml import write_toml
 
 from .made_up_runs import write_experiment, write_run
 
@@ -128,6 +141,10 @@ def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert item.name in text
     assert "fedrank logs describe" in text
     assert "estimates" in text
+    narrow = io.StringIO()
+    show_papers(Console(file=narrow, width=80))
+    for name in NAMES:
+        assert name in narrow.getvalue(), "a name that is cut cannot be typed"
 
 
 def test_other_data_get_a_folder_of_their_own(tmp_path: Path) -> None:
@@ -137,6 +154,29 @@ def test_other_data_get_a_folder_of_their_own(tmp_path: Path) -> None:
     assert label == "thesis/fig-4-8-quick-on-mq2008"
     assert data_of(asked) == "mq2008"
     assert ask(name, ["rounds=7"], False, tmp_path)[1] == name
+
+
+def test_a_made_up_log_that_was_stopped_halfway_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bm25s")
+    write = synthetic_log.synthetic_log
+    monkeypatch.setattr(synthetic_log, "synthetic_log", lambda out, **_: write(out, users=6))
+    asked, label = ask("aol4foltr/fig-5", [], True, tmp_path / "whole")
+    assert label == "aol4foltr/fig-5-quick"
+    whole = Path(asked.data.log)
+    assert len(load_log(whole)) > 0
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for what in ("json.dumps", "fedrank.data.build_log.finish"):  # while documents, or the data set, are written
+        with monkeypatch.context() as patch:
+            patch.setattr(what, stopped)
+            with pytest.raises(KeyboardInterrupt):
+                made_up_log(tmp_path / "parts")
+    parts = made_up_log(tmp_path / "parts")
+    names = sorted(path.name for path in whole.iterdir())
+    assert names == sorted(path.name for path in parts.iterdir())
+    assert all((whole / name).read_bytes() == (parts / name).read_bytes() for name in names)
 
 
 def test_a_narrower_grid_leaves_out_claims_about_the_rest(tmp_path: Path) -> None:
@@ -184,7 +224,9 @@ def test_table_6_2_trains_unlearns_and_judges(tmp_path: Path, monkeypatch: pytes
     assert {variant.name for variant in found.variants} == {f"{parent},retrain", f"{parent},fed-eraser,steps=3"}
     assert [claim.pairs for claim in found.claims] == [1]
     done = match((thesis,), find(load_runs(tmp_path), by_query=False))["thesis"]
-    assert [(one.item.name, one.form) for one in done] == [(name, "quick"), (name, "quick, unlearned")]
+    shorter = "changed: rounds, evaluate_every"
+    assert [(one.item.name, one.form) for one in done] == [(name, f"quick, {shorter}"), (name, "quick, unlearned")]
+    assert told["title"] == f"{thesis.unlearn.title} (quick form) ({shorter})"
     assert unlearn_after("thesis/fig-4-8", asked, label, tmp_path) is None
 
 
@@ -214,8 +256,14 @@ def runs(tmp_path: Path) -> Path:
         for variant, level in (("cascade-IID", 0.45), ("cascade-non-IID", 0.45), ("position-based-IID", 0.60)):
             for seed in (1, 2, 3, 4, 5):
                 write_run(tmp_path, label, variant, 1, seed, level=level, settings={"variants": variant})
-        write_experiment(tmp_path, CLAIMED, label)
+        write_asked(tmp_path, label)
     return tmp_path
+
+
+def write_asked(folder: Path, label: str, *changes: str) -> None:
+    """What was asked: figure 4.8, with the claims and the published value from above."""
+    tables = to_tables(read_question("thesis/fig-4-8", changes, quick="-quick" in label))
+    (folder / label / "experiment.toml").write_text(write_toml(tables | tomllib.loads(CLAIMED)))
 
 
 def test_runs_find_their_item(runs: Path) -> None:
@@ -231,6 +279,16 @@ def test_runs_find_their_item(runs: Path) -> None:
     assert told.endswith("Of 1 published values 1 lie within the spread of our repeats.")
 
 
+def test_changed_settings_are_told_and_nothing_published_is_judged_by_them(runs: Path) -> None:
+    write_asked(runs, "thesis/fig-4-8", "rounds=7", "learner.rate=0.5", "seeds=[8]", "data.folds=[2]")
+    done = match(papers(), find(load_runs(runs), by_query=False))["thesis"]
+    assert [(one.form, len(one.found.published)) for one in done] == [
+        ("whole, changed: rounds, learner.rate", 0),
+        ("quick", 0),
+    ]
+    assert "published" not in summary(done)
+
+
 def test_the_report_says_what_came_out(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "papers.html"
     told = write_papers_report(runs, out)
@@ -244,7 +302,7 @@ def test_the_report_says_what_came_out(runs: Path, tmp_path: Path) -> None:
     assert "<read>" not in page
     assert "gain 2^grade - 1" in text
     assert "within the spread of our repeats" in text
-    assert "other data: only the order can be compared" in text
+    assert "other data or settings: only the order can be compared" in text
     assert "not run: its data are not here; not tested here" in text or "not run; not tested here" in text
     assert page.count("<svg") >= 2
     for paper in papers():
@@ -296,6 +354,7 @@ def test_which_negatives_are_chosen_is_drawn_from_the_run_and_its_data(tmp_path:
         "ndcg@10",
     ]
     assert all(svg.startswith("<svg") for svg in pictures.values())
+    assert any(caption.startswith("ndcg@10 by number of trees") for caption in pictures)
     for file in tmp_path.glob("**/spec.toml"):
         file.write_text(file.read_text().replace("synthetic-categories", "mslr-web30k"))
     assert len(list(paper_figures.drawings("selgb/fig-7", found))) >= 1

@@ -167,3 +167,4 @@ def test_methods_can_be_compared_in_a_report(collection: Path, tmp_path: Path) -
     text = write_report(runs, tmp_path / "report.md").read_text(encoding="utf-8")
     assert "exact" in text
     assert "err" in text
+    assert "ndcg@10 by pass, mean over repeats" in write_report(runs, tmp_path / "report.html").read_text("utf-8")

@@ -120,6 +120,16 @@ MISTAKES = [
         'published=[{measure="online", value=0.5}]',
         'published[0].source: is missing; write source = "the paper, its table"',
     ),
+    ("claims=3", "claims: 3 is not a list of tables; write [[claims]]"),
+    ('claims=[{says="so", higher="only", lower="onyl"}]', "claims[0].lower: no variant 'onyl'; did you mean \"only\"?"),
+    (
+        'claims=[{says="so", higher="only", lower="only", measure="onlin"}]',
+        "claims[0].measure: no 'onlin' in measures; did you mean \"online\"?",
+    ),
+    (
+        'claims=[{says="so", higher="only", lower="only", measure="mrr@10"}]',
+        'claims[0].measure: no \'mrr@10\' in measures; there is "ndcg@10", "online", "online_sum", "reward"',
+    ),
 ]
 
 
@@ -516,3 +526,68 @@ def test_named_variants_that_vary_keep_their_names(tmp_path):
 def test_methods_that_do_not_go_together_are_refused_before_anything_runs(changes, message):
     with pytest.raises(SpecError, match=message):
         from_tables(tables(*changes))
+
+
+CLAIMING = """
+rounds = 3
+learner = "pdgd"
+measures = ["ndcg@10", "mrr@10"]
+data = { name = "synthetic-mq2007" }
+clients = { count = 3 }
+vary = { rounds = [1, 2, 3] }
+[[claims]]
+says = "two beat one"
+higher = "rounds=2"
+lower = "rounds=1"
+[[claims]]
+says = "three beat one"
+higher = "rounds=3"
+lower = "rounds=1"
+measure = "mrr@10"
+"""
+
+
+@pytest.mark.parametrize(
+    ("quick", "said"),
+    [
+        ("", []),
+        ("[quick]\nseeds = [7]\n", ["two beat one", "three beat one"]),
+        ("[quick]\nvary = { rounds = [1, 2] }\n", ["two beat one"]),
+        ('[quick]\nmeasures = ["ndcg@10"]\n', ["two beat one"]),
+    ],
+)
+def test_a_quick_form_keeps_every_claim_that_it_can_test(tmp_path, quick, said):
+    path = tmp_path / "mine.toml"
+    path.write_text(CLAIMING + quick)
+    if not quick:
+        with pytest.raises(SpecError, match=r"has no quick form; run it as it is, or give it a \[quick\] table"):
+            read_question(path, quick=True)
+        return
+    asked = read_question(path, quick=True)
+    assert [claim.says for claim in asked.claims] == said
+    assert asked.title == "(quick form)"
+
+
+def test_a_measure_that_is_left_out_takes_its_claims_along(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(CLAIMING)
+    assert [claim.says for claim in read_question(path, ['measures=["ndcg@10"]']).claims] == ["two beat one"]
+    assert [claim.says for claim in read_question(path, ["vary.rounds=[1, 3]"]).claims] == ["three beat one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("quick = 3\n" + CLAIMING, "quick: 3 is not a table; write [quick]"),
+        (CLAIMING + "[quick]\nvariants = 3\n", "quick.variants: 3 is no list; name the variants that stay"),
+        (CLAIMING + '[quick]\nvariants = ["a"]\n', "quick.variants: no 'a'"),
+        (CLAIMING.replace("[[claims]]", "[[clams]]") + '[quick]\nclaims = "so"\n', 'claims: "so" is not a list'),
+        (CLAIMING.replace("[[claims]]", "[[clams]]") + '[quick]\nclaims = ["so"]\n', 'claims[0]: "so" is not a table'),
+    ],
+)
+def test_mistakes_in_a_quick_form_are_told_like_others(tmp_path, text, said):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_question(path, quick=True)
+    assert said in str(caught.value)

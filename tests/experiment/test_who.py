@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 
 import numpy as np
 import pytest
@@ -118,6 +119,13 @@ def test_one_client_has_no_pairs(spec):
     found = describe_clients(spec(clients={"count": 1}))
     (line,) = [line for line in printed(found).splitlines() if line.startswith("queries in common ")]
     assert line.split() == ["queries", "in", "common", "-", "-", "-", "-"]
+
+
+def test_a_user_that_all_share_is_named_once_and_the_table_stays_narrow(spec):
+    text = printed(describe_clients(spec(clients={"count": 1, "user": "informational"})), width=80)
+    assert text.count("informational") == 1
+    assert re.search(r"^1 client, partition .*, user informational$", text, re.MULTILINE)
+    assert "…" not in text
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedrank.cli.shared import Changes, Workers, do_experiment, new_console, say
+from fedrank.cli.shared import FAILED, Changes, Workers, do_experiment, new_console, say
 
 papers_app = typer.Typer(
     help="The papers: each table and figure as an experiment, and published next to measured.", no_args_is_help=True
@@ -40,6 +40,7 @@ def papers_run(
 
     console = new_console()
     wanted = named(names)
+    failed = []
     for name in wanted:
         asked, label = ask(name, set_ or [], quick, runs)
         try:
@@ -49,10 +50,20 @@ def papers_run(
                 raise
             say(console, f"left out {name}: {problem}", style="yellow")
             continue
-        do_experiment(asked, label, runs, workers)
+        try:
+            do_experiment(asked, label, runs, workers)
+        except typer.Exit as end:
+            if end.exit_code != FAILED:  # the user asked to stop
+                raise
+            failed.append(name)
+            continue
         unlearned = unlearn_after(name, asked, label, runs, console)
         if unlearned is not None:
             say(console, f"Unlearned: {unlearned}")
+    if failed:
+        if len(wanted) > 1:
+            say(console, f"Runs failed in {', '.join(failed)}; see above.", style="red")
+        raise typer.Exit(FAILED)
 
 
 @papers_app.command("report", epilog="Example:  fedrank papers report --runs runs --out papers.html")
@@ -62,10 +73,10 @@ def papers_report(
     ),
     runs: Runs = Path("runs"),
 ) -> None:
-    """Published and measured side by side, and a verdict per finding: holds, does not hold, not tested here."""
+    """Published and measured side by side, and for each finding whether it holds, as far as that can be told."""
     from fedrank.experiment.papers_page import write_papers_report
 
     told = write_papers_report(runs, out)
     console = new_console()
     say(console, told)
-    say(console, f"Report: {out}")
+    say(console, f"Report: {out}, and beside it a page on each paper")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from fedrank.experiment.spec import Question
 
+FAILED = 1  # how a command ends whose runs failed
+
 Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")]
 Name = Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")]
 Changes = Annotated[
@@ -22,7 +24,9 @@ Changes = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")]
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
-ModelFile = Annotated[Path, typer.Argument(help="model.json, or the folder of a finished run.")]
+ModelFile = Annotated[
+    Path, typer.Argument(help="model.json, or the folder of a finished run (of its experiment, if it has one run).")
+]
 DataFile = Annotated[
     str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), or a name of the catalog (its test part).")
 ]
@@ -90,7 +94,7 @@ def do_experiment(experiment: Question, label: str, out: Path, workers: int | No
     if results.finished or results.skipped:
         show_table(load_runs(out / label), console)
         say(console, f"Pictures and tests: fedrank report {out / label} --out report.html")
-    if results.failed:
-        raise typer.Exit(1)
     if results.interrupted:
         raise typer.Exit(130)
+    if results.failed:
+        raise typer.Exit(FAILED)

@@ -24,7 +24,7 @@ def trees_train(
     data: Annotated[str, typer.Option(help="A name of the catalog, or a LETOR file to train on.")],
     out: Annotated[Path, typer.Option(help="Folder for the run: spec, model, curves.")],
     method: Annotated[
-        str, typer.Option(help="lambdamart, selgb, sgb, negsgb, goss, bagging: see fedrank methods booster.")
+        str, typer.Option(help="lambdamart, selgb, sgb, negsgb, goss, bagging, shortlist: see fedrank methods booster.")
     ] = "lambdamart",
     keep: Annotated[float | None, typer.Option(help="Share of negatives, or of rows, that a tree is grown on.")] = None,
     every: Annotated[int | None, typer.Option(min=1, help="Trees between two selections.")] = None,

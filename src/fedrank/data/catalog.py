@@ -401,19 +401,28 @@ def available() -> list[tuple[DataSet, Path | None]]:
 
 
 def show_catalog(console: Console) -> None:
-    """Print the catalog as a table."""
+    """Print the catalog as a table, and below it where each set lies or can be got."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("name", title="Data sets", title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("name", no_wrap=True)
     for column in ("queries", "documents", "features", "grades", "folds"):
         table.add_column(column, justify="right")
-    table.add_column("found here, or where to get it", overflow="fold")
+    table.add_column("here")
+    places = []
     for entry, folder in available():
         counts = ("" if count is None else f"{count:,}" for count in (entry.queries, entry.documents))
-        scale = f"0-{entry.grades - 1}"
-        place = "; ".join(filter(None, (entry.publisher, entry.licence))) if folder is None else str(folder)
-        table.add_row(entry.name, *counts, str(entry.features), scale, str(entry.folds), place)
+        built_in = entry.layout == "built-in"
+        here = "built in" if built_in else "no" if folder is None else "yes"
+        table.add_row(entry.name, *counts, str(entry.features), f"0-{entry.grades - 1}", str(entry.folds), here)
+        if not built_in:
+            place = "; ".join(filter(None, (entry.publisher, entry.licence))) if folder is None else str(folder)
+            places.append(Text.assemble((entry.name, "bold"), f": {place}"))
     console.print(table)
+    console.print("\nWhere they lie, or where to get them:", style="dim")
+    for line in places:
+        console.print(line, soft_wrap=True)  # an address that can be copied
 
 
 def _in_turn(parts: Sequence[RankingData], fold: int) -> tuple[RankingData, RankingData, RankingData]:

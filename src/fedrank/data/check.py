@@ -62,8 +62,10 @@ def check_files(
     for path in paths:
         try:
             data = read_letor(path, features=features, missing=missing, cache=False)
-        except (LetorError, OSError) as error:
+        except LetorError as error:
             checks.append(FileCheck(str(path), error=str(error)))
+        except OSError as error:
+            checks.append(FileCheck(str(path), error=f"{path}: {error.strerror or error}"))
         else:
             checks.append(check_data(data, str(path)))
     return checks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedrank.types import Grades, Offsets
 SYNTHETIC = "synthetic-silos"  # the collection that is always there
 _PACKED = ("", ".xz", ".gz")
 _TOP_GRADE = 127
+_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def load_collection(name: str) -> Collection:
 def read_collection(folder: str | os.PathLike[str]) -> Collection:
     """Read `corpus.jsonl`, `queries.jsonl` and every `qrels*.tsv` of a folder; any of them may be `.gz` or `.xz`.
 
-    A line of qrels is query, document, grade; its first line names the columns. A pair that is judged twice keeps the
-    higher grade, and grades below 0 (spam, in some sets) count as 0.
+    A line of qrels is query, document, grade; a first line without a number as its grade names the columns. A pair that
+    is judged twice keeps the higher grade, and grades below 0 (spam, in some sets) count as 0.
     """
     folder = Path(folder)
     documents = read_documents(_file(folder, "corpus.jsonl"))
@@ -93,7 +95,9 @@ def read_collection(folder: str | os.PathLike[str]) -> Collection:
     grades: list[dict[int, int]] = [{} for _ in asked.ids]
     unknown = 0
     for path in _judgements(folder):
-        for number, line in list(text_lines(path))[1:]:
+        for place, (number, line) in enumerate(text_lines(path)):
+            if place == 0 and not _WHOLE_NUMBER.fullmatch(line.rpartition(b"\t")[2].strip()):
+                continue  # the names of the columns
             query, document, grade = _judgement(line, path, number)
             if query not in query_of or document not in row_of:
                 unknown += 1

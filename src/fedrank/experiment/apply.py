@@ -108,7 +108,13 @@ def _read(data: str, model: Scorer) -> RankingData:
                 'the model was trained on features with normalise = "global" and does not say within which ranges; '
                 'train it again with this version of fedrank, or with "query" or "none"'
             )
-        return normalise(_read_plainly(data, model, "none", model.features), "global", ranges)
+        read = _read_plainly(data, model, "none", model.features)
+        if read.features.shape[1] != model.features:
+            raise ValueError(
+                f"the model reads {model.features} features, the data have {read.features.shape[1]}; "
+                "use data with the features that it was trained on"
+            )
+        return normalise(read, "global", ranges)
     return _read_plainly(data, model, model.normalised)
 
 

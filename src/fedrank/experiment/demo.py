@@ -99,7 +99,7 @@ def story(learned: Findings, forgotten: Variant, found: list[Finding], column: s
             for each in found
         ],
         5,
-        [f"{MESSAGES} messages; `fedrank audit demo-privacy` attacks more of them, and says what each verdict means."],
+        [f"{MESSAGES} messages; fedrank audit demo-privacy attacks more of them, and says what each verdict means."],
     )
     drawing = curves(learned, column, heading(column))
     parts = [
@@ -110,12 +110,13 @@ def story(learned: Findings, forgotten: Variant, found: list[Finding], column: s
         f"<h2>Three of them lie</h2><p>They click on what is not relevant. {escape(attacked)}</p>",
         figure_html(drawing, f"{heading(column)} by round, mean over seeds."),
         f"<h2>They leave</h2><p>{escape(after)} Forgetting replays what was recorded of the others, in a fraction of "
-        "the work of training again; `fedrank unlearn --verify` compares the two.</p>",
+        "the work of training again; <code>fedrank unlearn --verify</code> compares the two.</p>",
         table_html(table),
         f"<h2>What a message gives away</h2><p>{escape(messages)} The published noise protects only the sum of all "
         "messages; noise on the client protects each, at a price in quality.</p>",
         table_html(verdicts),
-        "<h2>Next</h2><p>fedrank run quickstart, then the tutorial in docs/.</p></article>",
+        "<h2>Next</h2><p><code>fedrank run quickstart</code>, then the tutorial in docs/. (After <code>make demo</code>"
+        " that is <code>.venv/bin/fedrank</code>.)</p></article>",
     ]
     return shell("A federation learns, is attacked, and forgets", parts)
 

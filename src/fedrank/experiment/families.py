@@ -219,7 +219,9 @@ def _class_for(protocol: Any, name: str, place: str) -> type:
     try:
         kind: Any = operator.attrgetter(attribute)(importlib.import_module(module))
     except Exception as problem:  # whatever the code of others may raise while it is imported
-        raise ValueError(f"{place}.name: {name!r} cannot be imported ({problem}); write module:Class") from None
+        lost = isinstance(problem, ModuleNotFoundError) and problem.name == module.partition(".")[0]
+        remedy = "put its folder on PYTHONPATH, such as PYTHONPATH=. fedrank ..." if lost else "write module:Class"
+        raise ValueError(f"{place}.name: {name!r} cannot be imported ({problem}); {remedy}") from None
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise ValueError(f"{place}.name: {name!r} is not a dataclass, whose fields would be its settings")
     has = {field.name for field in dataclasses.fields(kind)}.union(*(vars(base) for base in kind.__mro__))

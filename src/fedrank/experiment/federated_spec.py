@@ -220,6 +220,11 @@ def _arrival_problems(
                 'learner.lists: "logged" takes clicks from the log, so that nobody clicks in another way; use the user '
                 '"perfect" and no attack by clicks, or "drawn"'
             )
+        if values.get("kind") != "async" and getattr(mechanism, "unit", "client") == "interaction":
+            found.append(
+                'mechanism.unit: "interaction" is paid once, and in rounds the same search of a log is taken up again '
+                'and again; use "client", or kind = "async", where everything arrives once'
+            )
     if values.get("kind") != "async":
         if values.get("arrival") is not None:
             found.append('arrival: would do nothing in a federation in step; set kind = "async", or leave it out')
@@ -246,10 +251,8 @@ def _arrival_problems(
     if values.get("record_every"):
         found.append("record_every: updates that arrive out of step are not recorded in this version; use 0")
     place = getattr(mechanism, "place", None)
-    if mechanism is not None and isinstance(place, SecureSum) and rule.gathers:
-        with noting(found, "mechanism"):
-            mechanism.promises(Setting(rule.gathers, 100, 1.0, (1,), learner, aggregator))
-    elif mechanism is not None and not isinstance(place, OnClient):
+    summed = isinstance(place, SecureSum) and rule.gathers
+    if mechanism is not None and not summed and not isinstance(place, OnClient):
         found.append(
             "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
             'laplace noise with place = { name = "client" }, or a secure sum with arrival = { name = "fedbuff", wait = '

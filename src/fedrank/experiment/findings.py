@@ -29,6 +29,7 @@ from fedrank.protect.promises import up
 
 LEVEL = 0.05  # corrected p below which a difference is called significant
 POINTS = 240  # of a drawn curve; more cannot be seen
+COUNTED = {"trees": "number of trees", "silo": "pass"}  # what a row of rounds.csv is, by kind; else a round
 COSTS = ("interactions", "bytes_up", "bytes_down", "seconds", "cpu_seconds")
 
 Repeat = tuple[int, int]  # fold, seed
@@ -201,7 +202,7 @@ class Findings:
     @property
     def counted(self) -> str:
         """What grows from left to right in a learning curve."""
-        return "trees" if self.asked.get("kind") == "trees" else "round"
+        return COUNTED.get(str(self.asked.get("kind")), "round")
 
     @property
     def main(self) -> str:

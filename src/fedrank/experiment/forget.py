@@ -112,6 +112,12 @@ def unlearn_runs(
 
 def _check_known(run: Run, leaving: Sequence[int]) -> None:
     """Before anything else is said of a request: whoever never took part cannot leave."""
+    kind = run.spec.get("kind", "federated")
+    if kind != "federated":
+        raise ValueError(
+            f'{run.path} is a run of kind "{kind}", and unlearning replays rounds of clients in step; take out the '
+            "data of those who leave, and run the experiment again"
+        )
     count = run.spec.get("clients", {}).get("count", 0)
     unknown = [client for client in leaving if not 0 <= client < count]
     if unknown:

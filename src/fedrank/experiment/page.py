@@ -154,7 +154,7 @@ def _published(found: Findings) -> str:
 
 
 def _curves(found: Findings) -> str:
-    charts, trees = [], found.counted == "trees"
+    charts, trees = [], found.asked.get("kind") == "trees"
     if any(len(variant.repeats) >= figures.FEWEST for variant in found.variants):
         band = " Bands: 95% confidence interval of the mean over repeats; very wide ones are cut off."
     else:
@@ -165,7 +165,7 @@ def _curves(found: Findings) -> str:
             continue
         windows = {curve.window for curve in drawn}
         name = heading(column)
-        text = f"{name} by {'number of trees' if trees else 'round'}, mean over repeats.{band}"
+        text = f"{name} by {found.counted}, mean over repeats.{band}"
         if column == "online":
             widest = " or ".join(f"{window:,}" for window in sorted(windows))
             text += (

@@ -18,7 +18,6 @@ from fedrank.experiment.paper_tree_figures import chosen, gain_by_length
 from fedrank.experiment.tables import heading
 
 PANELS = ("clients.user", "learner.ranker.name", "learner.ranker")  # settings that papers give panels of their own
-ROUNDS = {"trees": "trees", "silo": "pass"}  # what a row of rounds.csv is, by kind
 LINES = 12  # that a panel may have; more cannot be told apart
 
 
@@ -72,7 +71,7 @@ def drawings(name: str, found: Findings) -> Iterator[tuple[str, str]]:
         if any(variant.curve(column) is not None for variant in found.variants):
             yield (
                 draw_by_panel(found, column),
-                f"{heading(column)} by round, mean over repeats; bands: 95% confidence interval of the mean.",
+                f"{heading(column)} by {found.counted}, mean over repeats; bands: 95% confidence interval of the mean.",
             )
 
 
@@ -146,7 +145,7 @@ def draw_by_panel(found: Findings, column: str) -> str:
                 handles |= draw_line(axes, variant, column, label, colour, style, band=len(lines) <= LINES)
             plain(axes.set_title(wrapped(", ".join(text for text in (column_name, row) if text), 44), loc="left"))
         for axes in grid[-1]:
-            axes.set_xlabel(ROUNDS.get(str(found.asked.get("kind")), "round"))
+            axes.set_xlabel(found.counted)
         for axes in grid[:, 0]:
             plain(axes.set_ylabel(heading(column)))
             axes.tick_params(colors=QUIET, labelcolor=INK)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedrank.experiment.families import build, nearest
 from fedrank.experiment.run import write_whole
 from fedrank.experiment.spec import Question, builtin_names, read_question, to_tables
-from fedrank.experiment.toml import write_toml
+from fedrank.experiment.toml import flat, write_toml
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 QUICK, ON, UNLEARNED = "-quick", "-on-", "-unlearned"  # parts of a label: thesis/table-6-2-quick-on-mq2008-unlearned
 MADE_UP_LOG = "made-up-log"  # what quick forms call the search log that is made for them
+# Keys of a spec that may differ while its runs stay those of the paper, or have a folder of their own.
+_FREE = re.compile(
+    r"title|measures|seeds|baseline|published|claims|(paper|quick|vary)\..*|quick|"
+    r"data\.(name|log|folder|train|test|validation|folds|users)"
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,12 @@ def show_papers(console: Console) -> None:
         console.print(Text.assemble((paper.title, "bold"), (f"  {paper.authors}, {paper.year}", "dim")))
         grid = Grid(box=None, pad_edge=False)
         for name in ("item", "experiment", "data", "here", "whole", "quick"):
-            grid.add_column(Text(name, style="dim"), justify="right" if name in ("whole", "quick") else "left")
+            grid.add_column(
+                Text(name, style="dim"),
+                justify="right" if name in ("whole", "quick") else "left",
+                no_wrap=name == "experiment",  # it is to be typed
+                overflow="fold",
+            )
         for item in paper.items:
             told = item.experiment.paper
             here = Text("no", style="yellow") if item.missing else Text("yes", style="green")
@@ -170,18 +181,28 @@ def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Que
     return asked, name + QUICK * quick + re.sub(r"[^\w.+=,-]+", "-", elsewhere)
 
 
+def changed(name: str, asked: Mapping[str, Any], quick: bool) -> list[str]:
+    """Settings, by dotted key, in which the tables of an experiment differ from those that come with fedrank.
+
+    Other data have a folder of their own, and fewer variants or other repeats change no run: they do not count.
+    """
+    usual = flat(to_tables(read_question(name, quick=quick)))
+    return [key for key, value in flat(asked).items() if not _FREE.fullmatch(key) and usual.get(key) != value]
+
+
 def made_up_log(folder: Path) -> Path:
-    """A search log of invented users as a data set, made if it is not there."""
+    """A search log of invented users as a data set, made if it is not there, or what is left to make of it."""
     from fedrank.data.build_log import LogBuild, build_log
     from fedrank.data.lists import ListRules
     from fedrank.data.synthetic_log import CORPUS, LOG, synthetic_log
 
-    data = folder / "data" / MADE_UP_LOG
-    if not data.exists():
-        if not (folder / CORPUS).exists():
-            synthetic_log(folder, users=200, least=20)
-        build_log(folder / LOG, folder / CORPUS, data, LogBuild(ListRules()))
-    return data
+    files = folder / "files"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not files.exists():
+        with TemporaryDirectory(dir=folder) as fresh:  # so that half a log is never taken for a whole one
+            synthetic_log(Path(fresh) / files.name, users=200, least=20)
+            (Path(fresh) / files.name).rename(files)
+    return build_log(files / LOG, files / CORPUS, folder / "data" / MADE_UP_LOG, LogBuild(ListRules())).folder
 
 
 def unlearn_after(name: str, asked: Question, label: str, runs: Path, console: Console | None = None) -> Path | None:
@@ -204,9 +225,11 @@ def unlearn_after(name: str, asked: Question, label: str, runs: Path, console: C
                 made.add(result.folder.parent.name)
     folder = runs / f"{label}{UNLEARNED}"
     tables = {key: value for key, value in to_tables(asked).items() if key in ("kind", "measures", "seeds", "data")}
-    tables["title"] = f"{plan.title}{' (quick form)' if QUICK in label else ''}"
+    other = changed(name, to_tables(asked), QUICK in label)
+    form = " (quick form)" * (QUICK in label) + f" (changed: {', '.join(other)})" * bool(other)
+    tables["title"] = f"{plan.title}{form}"
     tables["claims"] = [row for row in plan.claims if {row["higher"], row["lower"]} <= made]
-    if label == name:  # published values are those of the whole form on the paper's own data
+    if label == name and not other:  # published values are those of the whole form on the paper's own data
         tables["published"] = [row for row in plan.published if row["variant"] in made]
     write_whole(folder / "experiment.toml", write_toml({key: value for key, value in tables.items() if value}))
     return folder

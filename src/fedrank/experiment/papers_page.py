@@ -13,7 +13,7 @@ from fedrank.experiment.claims import FAILS, HOLDS, OPEN, UNTESTED
 from fedrank.experiment.findings import Findings, Published, find, what_final_means
 from fedrank.experiment.page import conventions_html, figure_html, shell, table_html
 from fedrank.experiment.paper_figures import drawings
-from fedrank.experiment.papers import ON, QUICK, UNLEARNED, Item, Paper, papers
+from fedrank.experiment.papers import ON, QUICK, UNLEARNED, Item, Paper, changed, papers
 from fedrank.experiment.run import write_whole
 from fedrank.experiment.store import Runs, load_runs
 from fedrank.experiment.tables import (
@@ -42,8 +42,8 @@ class Done:
     """Finished runs of a table or figure."""
 
     item: Item
-    form: str  # "whole" or "quick", and ", unlearned"
-    found: Findings  # without published values of other data
+    form: str  # "whole" or "quick", ", unlearned", and which settings were changed
+    found: Findings  # without published values of other data or settings
     published: tuple[Published, ...]  # all of them
 
     @property
@@ -84,7 +84,9 @@ def match(known: Sequence[Paper], sections: Sequence[Findings]) -> dict[str, lis
                 if fits:
                     quick, elsewhere, unlearned = fits.groups()
                     form = ("quick" if quick else "whole") + (", unlearned" if unlearned else "")
-                    own = not elsewhere and not paper.other_data
+                    other = changed(item.name, found.asked, bool(quick))
+                    form += f", changed: {', '.join(other)}" if other else ""
+                    own = not (elsewhere or paper.other_data or other)
                     shown = found if own else replace(found, published=())
                     done[paper.key].append(Done(item, form, shown, found.published))
     return done
@@ -187,7 +189,7 @@ def values_table(done: Sequence[Done]) -> Table:
             sentence = " ".join([told or heading(entry.column), what_final_means(one.found)[0]])
             mark = conventions.setdefault(sentence, f"({chr(ord('a') + len(conventions))})")
             ours = entry.measured
-            verdict = entry.verdict if one.found.published else "other data: only the order can be compared"
+            verdict = entry.verdict if one.found.published else "other data or settings: only the order can be compared"
             tone = {"within": "better", "outside": "worse"}.get(verdict.split()[0], "quiet")
             published = number(entry.column, entry.value)
             published += "" if entry.spread is None else f" ± {number(entry.column, entry.spread)}"

@@ -169,7 +169,7 @@ def read_question(source: str | Path, overrides: Sequence[str] = (), quick: bool
                 raise ValueError(f"{key}: is varied, so setting it would change nothing; set vary.{key}=[...] instead")
             varied = keys[0] == "vary" and len(keys) > 1  # in [vary], dotted keys are single keys
             put(tables, ["vary", ".".join(keys[1:])] if varied else keys, value)
-        if any(keys[0] == "vary" and isinstance(value, list) for keys, value in changes):
+        if any(keys[0] in ("vary", "measures") and isinstance(value, list) for keys, value in changes):
             _leave_out(tables)
         _resolve(tables, Path())
         return from_tables(tables)
@@ -251,12 +251,16 @@ def _quick_form(tables: Table) -> Table:
     belong to runs that are far longer.
     """
     quick = tables.pop("quick", None)
-    if not isinstance(quick, dict):
+    if quick is not None and not isinstance(quick, dict):
+        raise ValueError(f"quick: {shown(quick)} is not a table; write [quick]")
+    if not quick:
         raise ValueError("quick: this experiment has no quick form; run it as it is, or give it a [quick] table")
     for key, value in flat(quick, lambda key, table: "name" in table).items():
         section, _, rest = key.partition(".")
         if key == "variants":
             known = tables.get("variants", {})
+            if not isinstance(value, list):
+                raise ValueError(f"quick.variants: {shown(value)} is no list; name the variants that stay, in brackets")
             if unknown := [name for name in value if name not in known]:
                 raise ValueError(f"quick.variants: no {unknown[0]!r}{nearest(unknown[0], known)}")
             tables["variants"] = {name: known[name] for name in value}
@@ -269,9 +273,19 @@ def _quick_form(tables: Table) -> Table:
 
 
 def _leave_out(tables: Table) -> None:
-    """Leave out claims about variants that are not asked for, and a baseline that is none of them."""
-    names = {row.folder for row in _rows(flat(tables.get("vary", {})), tables.get("variants", {}))}
-    tables["claims"] = [row for row in tables.get("claims", ()) if {row.get("higher"), row.get("lower")} <= names]
+    """Leave out claims about variants or measures that are not asked for, and a baseline that is none of them."""
+    vary, variants, claims = tables.get("vary", {}), tables.get("variants", {}), tables.get("claims", [])
+    lists = claims, tables.get("measures", [])
+    if not isinstance(vary, dict) or not isinstance(variants, dict) or not all(isinstance(one, list) for one in lists):
+        return  # which is told when they are read, as is a claim that is no table
+    names = {row.folder for row in _rows(flat(vary), variants)}
+    measured = [*_measured(tables), None]
+    tables["claims"] = [
+        row
+        for row in claims
+        if not isinstance(row, dict)
+        or ({row.get("higher"), row.get("lower")} <= names and row.get("measure") in measured)
+    ]
     if tables.get("baseline") not in names:
         tables.pop("baseline", None)
 
@@ -410,7 +424,16 @@ def _problems(values: Table) -> list[str]:
         if row is not None and row.measure not in ("online", "reward"):
             with noting(found, f"published[{i}].measure"):
                 measure(row.measure)
+    measured = _measured(values)
+    for i, claim in enumerate(values.get("claims", ())):
+        if claim is not None and claim.measure is not None and claim.measure not in measured:
+            found.append(f"claims[{i}].measure: no {claim.measure!r} in measures{nearest(claim.measure, measured)}")
     return found
+
+
+def _measured(values: Table) -> list[str]:
+    """What a claim can be about: the measures, and what is known of lists that were shown."""
+    return [*values.get("measures", ["ndcg@10"]), "online", "online_sum", "reward"]
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def show_clients(who: Who, console: Console) -> None:
         found = group.found
         console.print()
         console.print(Text(group.title, style="bold"))
-        console.print(Text(group.how, style="dim"))
+        alike = len(set(found.users)) == 1  # then one word says it, and the table fits a narrow terminal
+        console.print(Text(f"{group.how}, user {found.users[0]}" if alike else group.how, style="dim"))
         table = Table("client", box=None, pad_edge=False, header_style="cyan")
         levels = found.grades.shape[1]
         numbers = [
@@ -101,15 +102,17 @@ def show_clients(who: Who, console: Console) -> None:
             "from all",
         ]
         for column in numbers:
-            table.add_column(column, justify="right")
-        table.add_column("user")
+            table.add_column(column, justify="right", overflow="fold")
+        if not alike:
+            table.add_column("user", overflow="fold")
         rows = _first_and_last(len(found.queries), MOST_ROWS)
         for before, c in zip((-1, *rows), rows, strict=False):
             if c > before + 1:
                 table.add_row("…")
             counts = (found.queries[c], found.without[c], found.documents[c], *found.grades[c], found.interactions[c])
             cells = [f"{count:,}" for count in counts]
-            table.add_row(str(c), *cells, f"{found.from_all[c]:.3f}", Text(found.users[c]))
+            user = () if alike else (Text(found.users[c]),)
+            table.add_row(str(c), *cells, f"{found.from_all[c]:.3f}", *user)
         console.print(table)
         console.print()
         measures = Table("how different", box=None, pad_edge=False, header_style="cyan")
@@ -232,7 +235,8 @@ def _how(asked: Experiment, clients: Clients) -> str:
     partition = describe(asked.methods.partition)
     searches = np.unique(clients.interactions).tolist()
     brings = f"{searches[0]}" if len(searches) == 1 else f"{searches[0]} to {searches[-1]}"
-    return f"{len(clients):,} clients, partition {_short(partition)}, {brings} searches a round"
+    many = "1 client" if len(clients) == 1 else f"{len(clients):,} clients"
+    return f"{many}, partition {_short(partition)}, {brings} searches a round"
 
 
 def _short(table: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     told = {
         "kind": f"{sketcher.kind}, {sketcher.depth} rows of {sketcher.width} cells",
         "noise": _noise(file),
-        "held by": "its owner, with ids: send a copy only" if file.ids is not None else "a querier, under pseudonyms",
+        "held by": _holder(file),
         "documents": f"{len(file):,}",
         "fields": ", ".join(file.fields),
         "tokeniser": sketcher.tokeniser.name,
@@ -89,6 +89,12 @@ def _ledger(file: SketchFile) -> Spending | None:
     """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
     path = file.path.with_suffix(SUFFIX)
     return Spending(path) if file.ids is not None and path.exists() else None
+
+
+def _holder(file: SketchFile) -> str:
+    if file.ids is None:
+        return "a querier, under pseudonyms"
+    return "its owner, with ids: send a copy only" if file.noised else "its owner, with ids"
 
 
 def _noise(file: SketchFile) -> str:
