@@ -111,6 +111,7 @@ WRONG = [
     ),
     (("report", "runs/small", "--out", "x.md", "--baseline", "alon"), "no variant 'alon' to compare with"),
     (("score", "nowhere", "good.txt"), "no model at nowhere"),
+    (("trees", "train", "--data", "nowhere.txt", "--out", "forest"), "no file nowhere.txt; give a LETOR file"),
     (("score", "good.txt", "good.txt"), "good.txt cannot be read as a model: "),
     (("score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
     (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),

@@ -52,6 +52,8 @@ def trees_train(
             raise ValueError(f"--data {data} is a file: give --test, and --validation if training is to stop by itself")
         asked = {"train": str(Path(data).resolve()), "test": str(judge.resolve())}
         asked |= {} if validation is None else {"validation": str(validation.resolve())}
+    elif Path(data).suffix:
+        raise FileNotFoundError(f"no file {data}; give a LETOR file, or a name that `fedrank data list` shows")
     elif test is not None or validation is not None:
         raise ValueError(
             f"--data {data} is no file, so --test and --validation go with nothing; name a file to train on"

@@ -77,7 +77,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines of a plain, `.gz` or `.xz` file with their numbers from 1, without line ends; empty lines are left out."""
     with open(path, "rb") as file:
         try:
-            for number, line in enumerate(_unpacked(file, path.suffix), start=1):
+            for number, line in enumerate(unpacked(file, path.suffix), start=1):
                 line = line.rstrip(b"\r\n")
                 if line.strip():
                     yield number, line
@@ -201,8 +201,8 @@ def _tidy(name: str, value: str) -> str:
     return value.strip() if name in ("id", "url") else value
 
 
-def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO:
-    # By its first bytes too: archives are often renamed.
+def unpacked(file: BinaryIO, suffix: str) -> BinaryIO:
+    """The contents of a plain, `.gz` or `.xz` file, told by its first bytes too: archives are often renamed."""
     start = file.read(6)
     file.seek(0)
     if suffix == ".gz" or start.startswith(b"\x1f\x8b"):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data import cache as kept
+from fedrank.data.documents import unpacked
 from fedrank.data.normalise import known_normalisation, normalise_into
 from fedrank.data.ranking import RankingData
 from fedrank.kernels import letor as kernel
@@ -97,24 +98,13 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     """The text of a file as bytes; errors of its archive become ours."""
     with open(path, "rb") as file:
         try:
-            with _unpacked(file, path.suffix) as stream:
+            with unpacked(file, path.suffix) as stream:
                 yield stream
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
             raise LetorError(
                 f"{path}: the archive is damaged or cut short ({error}), so documents would be missing; "
                 "copy or download it again"
             ) from error
-
-
-def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO:
-    # By its first bytes too: archives are often renamed to .txt.
-    start = file.read(6)
-    file.seek(0)
-    if suffix == ".gz" or start.startswith(b"\x1f\x8b"):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
-    if suffix == ".xz" or start == b"\xfd7zXZ\x00":
-        return cast(BinaryIO, lzma.LZMAFile(file))
-    return file
 
 
 def _read(files: Sequence[Path], features: int | None, normalise: str, missing: float | None) -> RankingData:

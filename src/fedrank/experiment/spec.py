@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import tomllib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ class Variant(Generic[Q]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(ABC):
     """What every experiment has, whatever its kind."""
 
     title: str = ""
@@ -106,23 +107,23 @@ class Question:
         data: Any  # a section with `name` and `folds`
 
     @property
+    @abstractmethod
     def extent(self) -> str:
         """How long a run takes, in its own unit."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def rounds_asked(self) -> int:
         """Rows that rounds.csv can have."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def problems(cls, values: Table) -> list[str]:
         """What is wrong with values that are each of the right kind, beyond what is wrong in any experiment."""
-        raise NotImplementedError
 
+    @abstractmethod
     def require_data(self) -> None:
         """Refuse an experiment whose data are not here, before any of its runs begins."""
-        raise NotImplementedError
 
     def repeats(self) -> list[tuple[int, int]]:
         """(fold, seed) of every repeat."""
@@ -141,9 +142,9 @@ class Question:
             self, data=dataclasses.replace(self.data, folds=(fold,)), seeds=(seed,), **self.written_out()
         )
 
+    @abstractmethod
     def written_out(self) -> Table:
         """The methods of a concrete experiment with all their settings, by key."""
-        raise NotImplementedError
 
 
 def read_question(source: str | Path, overrides: Sequence[str] = (), quick: bool = False) -> Question:
