@@ -26,6 +26,7 @@ docs: $(READY)  ## the documentation as a web site: site/index.html
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
 	$(BIN)/python benchmarks/fpdgd.py
+	$(BIN)/python benchmarks/targets.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/letor.py
 	$(BIN)/python benchmarks/clients.py

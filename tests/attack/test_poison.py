@@ -400,7 +400,7 @@ def test_promote_by_hand():
 @pytest.mark.parametrize("ranker", [Mlp(hidden=2), Relu(units=2, start="normal")], ids=str)
 def test_promote_lifts_with_a_neural_ranker(ranker):
     weights = ranker.first(3, rng())
-    weights[-2:] = 3, -4  # output weights
+    weights[-4:] = 1, 1, 3, -4  # biases that wake both units, and output weights
     updates = np.zeros((3, ranker.size(3)))
     updates[0, 0] = 5
     crafted = sent(Promote((2,), ranker=ranker), updates, [True, False, False], weights)[0]

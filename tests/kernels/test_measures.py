@@ -65,8 +65,9 @@ def test_uncompiled_code_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     scales = rng.random((6, 3)) + 20
 
     def run() -> list[np.ndarray]:
-        values = np.empty((6, 2, 3))
-        missing = kernels.measure_lists(bits, 1, 3, offsets, 0, 3, grades, kinds, cutoffs, scales, 3, -1, values)
+        values = np.empty((6, 4, 3))
+        values[:, 0] = 0
+        missing = kernels.measure_lists(bits, offsets, 0, 3, grades, kinds, cutoffs, scales, 3, 1, values)
         assert missing == 0
         rows = kernels.ranked_rows(bits[:, :1].copy(), offsets)
         return [values, rows, kernels.ideal_dcg(grades[None], offsets, 10)]

@@ -20,9 +20,9 @@ def draw_list(scores, number=0, key=1):
     n = len(scores)
     scratch, exps, draws, early = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int64)
     ranks, shown = np.empty(n, np.int64), np.empty(10, np.int64)
-    spread = pdgd.exponentials(scores, n, scratch, exps)
+    spread = pdgd.rates(scores, n, scratch, exps)
     chance = np.uint64(stream(np.uint64(key), number))
-    size = pdgd.plackett_luce(scores, exps, spread, n, chance, draws, scratch, early, ranks, shown)
+    size = pdgd.plackett_luce(scores, exps, spread, n, chance, draws, np.empty(n), scratch, early, ranks, shown)
     return shown[:size].copy(), chance
 
 
@@ -31,7 +31,7 @@ def weights_of(scores, shown, clicked, considered):
     scores = np.asarray(scores, dtype=np.float32)
     n, size = len(scores), len(shown)
     exps, fast, slow = np.empty(n), np.zeros(size), np.zeros(size)
-    spread = pdgd.exponentials(scores, n, np.empty(n), exps)
+    spread = pdgd.rates(scores, n, np.empty(n), exps)
     shown, clicked = np.asarray(shown, dtype=np.int64), np.asarray(clicked, dtype=np.bool_)
     pdgd.pair_weights(scores, exps, spread, n, shown, size, clicked, considered, fast)
     pdgd.pair_weights_in_logarithms(scores, n, shown, size, clicked, considered, slow)

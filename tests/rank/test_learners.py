@@ -239,7 +239,15 @@ def test_lambdas_by_hand():
 
     # Two documents, the relevant one second: lambda = sigmoid(-(0 - 1)) x (1 - 1/log2 3) x (2^1 - 2^0) / ideal 1.
     scales = np.empty(2)
-    lambdas(np.array([1.0, 0.0], np.float32), np.array([0, 1], np.int8), 2, np.array([0, 1]), 1.0, scales)
+    lambdas(
+        np.array([1.0, 0.0], np.float32),
+        np.array([0, 1], np.int8),
+        2,
+        np.array([0, 1]),
+        1.0,
+        np.array([1.0, 1 / np.log2(3)]),
+        scales,
+    )
     pull = (1 - 1 / np.log2(3)) / (1 + np.exp(-1.0))
     assert scales == pytest.approx([-pull, pull])
 

@@ -202,7 +202,7 @@ def test_nan_is_refused_and_located() -> None:
     weights = np.ones((3, 3))
     weights[2] = np.nan
     with pytest.raises(ValueError, match="model 2 scores a document of query 0 as NaN"):
-        Evaluator(data, ["ndcg"])(weights, Linear(), first_slot=5)
+        Evaluator(data, ["ndcg"])(weights, Linear())
     with pytest.raises(ValueError, match="document row 1 is NaN"):
         ranking(np.array([0, np.nan]), np.array([0, 2]))
 
@@ -252,22 +252,8 @@ class Fixed:
         return np.ones(1)
 
     def score(self, weights: np.ndarray, features: np.ndarray) -> np.ndarray:
-        assert weights.shape == (module.SLOTS, 1)
+        assert len(weights) <= module.MODELS
         return (weights * self.scores).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Place(Fixed):
-    """A ranker whose row r prefers document r, so that the measure tells where a model sat."""
-
-    def score(self, weights: np.ndarray, features: np.ndarray) -> np.ndarray:
-        return np.eye(len(weights), len(features), dtype=np.float32)
-
-
-def test_models_sit_where_the_caller_says() -> None:
-    data = one_query([0] * 14 + [1] + [0] * 5)
-    firsts = [Evaluator(data, ["p@1"])(np.ones((20, 1)), Place(np.ones(1)), slot)[0] for slot in (0, 9, 14, 30)]
-    assert [np.flatnonzero(row).tolist() for row in firsts] == [[14], [5], [0, 16], [0, 16]]
 
 
 def test_weights_and_scores_agree() -> None:
@@ -277,7 +263,7 @@ def test_weights_and_scores_agree() -> None:
     data.features[:] = rng.integers(-30, 30, data.features.shape)
     weights = rng.integers(-30, 30, (19, 3)).astype(float)
     np.testing.assert_array_equal(
-        Evaluator(data, ALL).per_query(weights, Linear(), first_slot=7),
+        Evaluator(data, ALL).per_query(weights, Linear()),
         per_query(ALL, weights @ data.features.T, data),
     )
 
@@ -287,14 +273,12 @@ def test_a_value_does_not_depend_on_the_company() -> None:
     assert len(list(module._chunks(data.offsets))) > 1
     weights = np.random.default_rng(5).standard_normal((37, 46))
     judge = Evaluator(data, ["ndcg@10", "map"])
-    together = judge.per_query(weights, Linear(), first_slot=3)
-    alone = np.stack([judge.per_query(row, Linear(), first_slot=3 + i) for i, row in enumerate(weights)], axis=1)
+    together = judge.per_query(weights, Linear())
+    alone = np.stack([judge.per_query(row, Linear()) for row in weights], axis=1)
     np.testing.assert_array_equal(together, alone)
-    averages = judge(weights, Linear(), first_slot=3)
+    averages = judge(weights, Linear())
     for first, last in [(0, 5), (5, 25), (25, 37)]:
-        np.testing.assert_array_equal(
-            averages[:, first:last], judge(weights[first:last], Linear(), first_slot=3 + first)
-        )
+        np.testing.assert_array_equal(averages[:, first:last], judge(weights[first:last], Linear()))
 
 
 def test_chunks_cover_all_queries_and_survive_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:

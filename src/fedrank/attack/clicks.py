@@ -69,7 +69,7 @@ def replay(learner: Pdgd, start: Weights, clients: Clients, c: int, chance: Chan
         scores, exps, spread = model.scores(data, query)
         n = len(scores)
         shown, early, ranks = np.empty(SHOWN, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        size = plackett_luce(scores, exps, spread, n, draws, np.empty(n), np.empty(n), early, ranks, shown)
+        size = plackett_luce(scores, exps, spread, n, draws, np.empty(n), np.empty(n), np.empty(n), early, ranks, shown)
         search = Search(query, shown[:size].copy(), np.zeros(size, np.bool_), user)
         read_and_click(
             _grades(clients, c, query), search.shown, size,
@@ -152,14 +152,14 @@ class _Model:
 
 def _scores(weights: NDArray[np.float32], data: RankingData, query: int) -> tuple[NDArray[np.float32], Vector, float]:
     """Scores of a query's candidates, e^(score - highest), and how far apart they lie."""
-    from fedrank.kernels.pdgd import exponentials
+    from fedrank.kernels.pdgd import rates
     from fedrank.kernels.rankers import score
 
     first, last = data.offsets[query], data.offsets[query + 1]
     scores = np.empty(last - first, np.float32)
     score(weights, 0, data.features, first, last, scores)
     exps = np.empty(len(scores))
-    spread = exponentials(scores, len(scores), np.empty(len(scores)), exps)
+    spread = rates(scores, len(scores), np.empty(len(scores)), exps)
     return scores, exps, float(spread)
 
 

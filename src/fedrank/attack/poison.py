@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.robust import Krum, Median, MultiKrum, TrimmedMean, assumed_attackers
 from fedrank.rank.rankers import Linear
@@ -156,8 +157,8 @@ class Fang:
             copies = range(1, attackers + 1, max(1, attackers // 10))  # hundreds of attackers skip some
 
         direction = -np.sign(mean)
-        away = rng.standard_normal((attackers, len(mean)))
-        away *= self.spread * np.linalg.norm(direction) / np.linalg.norm(away, axis=1, keepdims=True)
+        away = kernels.chance.normals(rng, attackers, len(mean))
+        away *= self.spread * kernels.sums.length(direction) / kernels.sums.lengths(away)[:, None]
         away[0] = 0.0
         crafted = direction + away
         rows = np.zeros_like(crafted)
@@ -176,12 +177,13 @@ class Fang:
 
 def _longest_step(others: Rows, direction: Vector, neighbours: int, copies: int, power: int) -> float:
     """No longer step can win against Krum (theorem 1 of the paper), unless copies alone are neighbours enough."""
-    length = float(np.linalg.norm(direction))
-    if length == 0:
+    long = kernels.sums.length(direction)
+    if long == 0:
         return 0.0
     rival = _krum_scores(others, neighbours, power).min()
-    farthest = np.linalg.norm(others, axis=1).max()
-    return float((rival / max(neighbours - copies + 1, 1)) ** (1 / power) + farthest) / length
+    farthest = kernels.sums.lengths(others).max()
+    room = rival / max(neighbours - copies + 1, 1)
+    return float((math.sqrt(room) if power == 2 else room) + farthest) / long
 
 
 def _krum_scores(updates: Rows, neighbours: int, power: int) -> Vector:
@@ -194,8 +196,9 @@ def _krum_scores(updates: Rows, neighbours: int, power: int) -> Vector:
 
 def _distances(updates: Rows) -> Rows:
     """[rows, rows]: Euclidean."""
-    squares = np.einsum("ij,ij->i", updates, updates)
-    distances: Rows = np.sqrt(np.maximum(squares[:, None] + squares - 2 * updates @ updates.T, 0.0))
+    together = kernels.sums.products(updates, updates)
+    squares = np.diagonal(together)
+    distances: Rows = np.sqrt(np.maximum(squares[:, None] + squares - 2 * together, 0.0))
     np.fill_diagonal(distances, 0.0)
     return distances
 
@@ -229,7 +232,9 @@ class Noise:
             return arrived
         own = _own(arrived, malicious)
         return _sent(
-            arrived, malicious, rng.standard_normal(own.shape) * (self.scale * _length(own) / math.sqrt(own.shape[1]))
+            arrived,
+            malicious,
+            kernels.chance.normals(rng, *own.shape) * (self.scale * _length(own) / math.sqrt(own.shape[1])),
         )
 
 
@@ -278,8 +283,8 @@ class MinMax:
         push = _push(honest, mean, self.perturbation)
         # The distance to update i is at most the largest while gamma² |push|² + 2 gamma push·(mean - i) <= room.
         room = _distances(honest).max() ** 2 - ((mean - honest) ** 2).sum(axis=1)
-        slope = (mean - honest) @ push
-        steep = push @ push
+        slope = kernels.sums.products(mean - honest, push[None])[:, 0]
+        steep = kernels.sums.inner(push, push)
         if steep == 0:
             return _sent(arrived, malicious, mean)
         gamma = ((np.sqrt(slope**2 + steep * np.maximum(room, 0.0)) - slope) / steep).min()
@@ -309,9 +314,8 @@ class MinSum:
         push = _push(honest, mean, self.perturbation)
         # Sums of squared distances are smallest at the mean, and grow by the number of updates times the squared
         # distance to it: the honest update nearest to the mean has the smallest, and the push may be as long.
-        nearest = np.linalg.norm(honest - mean, axis=1).min()
-        length = np.linalg.norm(push)
-        return _sent(arrived, malicious, mean + (nearest / length if length else 0.0) * push)
+        nearest, long = kernels.sums.lengths(honest - mean).min(), kernels.sums.length(push)
+        return _sent(arrived, malicious, mean + (nearest / long if long else 0.0) * push)
 
 
 @dataclass(frozen=True)
@@ -337,8 +341,8 @@ class Promote:
         rows = self._direction(
             np.atleast_2d(arrived.weights if arrived.weights.ndim == 1 else arrived.weights[malicious])
         )
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        rows *= self.scale * _length(own) / np.where(lengths > 0, lengths, 1.0)
+        long = kernels.sums.lengths(rows)[:, None]
+        rows *= self.scale * _length(own) / np.where(long > 0, long, 1.0)
         return _sent(arrived, malicious, rows)
 
     def _direction(self, weights: Weights) -> Rows:
@@ -441,7 +445,7 @@ def _push(honest: Rows, mean: Vector, perturbation: Perturbation) -> Vector:
 
 
 def _length(own: Rows) -> float:
-    return float(np.median(np.linalg.norm(own, axis=1)))
+    return float(np.median(kernels.sums.lengths(own)))
 
 
 def _sent(arrived: Arrivals, malicious: Malicious, rows: Rows) -> Arrivals:

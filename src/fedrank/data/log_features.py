@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedrank import kernels
 from fedrank.data.text import tokens
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def idf(frequencies: NDArray[Any], documents: int) -> NDArray[np.float64]:
     rest.
     """
     n = np.asarray(frequencies, np.float64)
-    return np.where(n > 0, np.log1p((documents - n + 0.5) / (n + 0.5)), 0.0)
+    return np.where(n > 0, kernels.elementary.log1p_each((documents - n + 0.5) / (n + 0.5)), 0.0)
 
 
 def features_of(query: str, rows: ArrayLike, statistics: Statistics, published: bool = False) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.feature_names import LETOR_4, MSLR, STREAMS
 from fedrank.data.ranking import RankingData
 from fedrank.seeds import rng_for
@@ -197,9 +198,13 @@ def synthetic(shape: str, queries: int | None = None, seed: int = 0) -> RankingD
     )
 
 
+def _normals(rng: np.random.Generator, *shape: int) -> _Real:
+    return kernels.chance.normals(rng, *shape).astype(np.float32)
+
+
 def _lengths(plan: _Shape, queries: int, rng: np.random.Generator) -> NDArray[np.int64]:
     median, spread, least, most = plan.length
-    drawn = np.rint(median * np.exp(spread * rng.standard_normal(queries)))
+    drawn = np.rint(median * kernels.elementary.exp_each(spread * kernels.chance.normals(rng, queries)))
     lengths = np.clip(drawn, least, most).astype(np.int64)
     lengths[rng.random(queries) < 0.01] = 1  # real sets hold a few, and they break careless code
     return lengths
@@ -207,9 +212,9 @@ def _lengths(plan: _Shape, queries: int, rng: np.random.Generator) -> NDArray[np
 
 def _traits(query: NDArray[np.int64], queries: int, rng: np.random.Generator) -> _Traits:
     documents = len(query)
-    topical, length, fame, depth = rng.standard_normal((4, documents), dtype=np.float32)
-    own = rng.standard_normal((4, documents), dtype=np.float32)
-    tide = rng.standard_normal(queries, dtype=np.float32)[query]  # all documents of a query match more, or less
+    topical, length, fame, depth = _normals(rng, 4, documents)
+    own = _normals(rng, 4, documents)
+    tide = _normals(rng, queries)[query]  # all documents of a query match more, or less
     body, anchor, title, url = np.float32(0.6) * topical + np.float32(0.8) * own + np.float32(0.3) * tide
     whole = np.float32(0.8) * body + np.float32(0.35) * title + np.float32(0.2) * anchor
     full = rng.random((5, documents), dtype=np.float32) < np.array(_FULL, dtype=np.float32)[:, None]
@@ -243,10 +248,10 @@ def _appeal(traits: _Traits) -> _Real:
 def _grades(
     plan: _Shape, traits: _Traits, query: NDArray[np.int64], queries: int, rng: np.random.Generator
 ) -> NDArray[np.int8]:
-    difficulty = np.exp(np.float32(0.5) * rng.standard_normal(queries, dtype=np.float32))
-    richness = rng.standard_normal(queries, dtype=np.float32)
+    difficulty = kernels.elementary.exp_each(np.float32(0.5) * _normals(rng, queries)).astype(np.float32)
+    richness = _normals(rng, queries)
     barren = rng.permutation(queries) < round(plan.barren * queries)
-    noise = rng.standard_normal(len(query), dtype=np.float32)
+    noise = _normals(rng, len(query))
     judged = _appeal(traits) + richness[query] + np.float32(plan.noise) * difficulty[query] * noise
     if plan.relevant:
         return _few_relevant(plan, judged, query, barren, rng)
@@ -280,9 +285,9 @@ def _features(plan: _Shape, traits: _Traits, query: NDArray[np.int64], queries: 
     features = np.empty((len(query), len(columns)), dtype=np.float32)
     for column, (sight, match, full) in enumerate(columns):
         if sight.form == "query":
-            seen = rng.standard_normal(queries, dtype=np.float32)[query]
+            seen = _normals(rng, queries)[query]
         else:
-            seen = np.float32(sight.noise) * rng.standard_normal(len(query), dtype=np.float32)
+            seen = np.float32(sight.noise) * _normals(rng, len(query))
         # Term by term rather than as a matrix product, whose last bits depend on the machine.
         weights = (sight.match, sight.length, sight.authority, sight.depth)
         for weight, trait in zip(weights, (match, traits.length, traits.authority, traits.depth), strict=True):
@@ -302,7 +307,9 @@ def _shown(sight: _Sight, seen: _Real, full: NDArray[np.bool_], rng: np.random.G
             return np.zeros_like(seen)
         case "rare":
             full = rng.random(len(seen), dtype=np.float32) < 0.03
-    return np.where(full, np.floor(np.exp(np.float32(sight.middle) + np.float32(sight.spread) * seen)), 0)
+    return np.where(
+        full, np.floor(kernels.elementary.exp_each(np.float32(sight.middle) + np.float32(sight.spread) * seen)), 0
+    )
 
 
 def _scaled(features: _Real, offsets: NDArray[np.int64], query: NDArray[np.int64]) -> _Real:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.ranking import RankingData
 from fedrank.seeds import rng_for
 
@@ -34,9 +35,11 @@ def synthetic_categories(queries: int = 1_000, categories: int = 4, seed: int = 
     query = np.repeat(np.arange(queries), lengths)
     frequency = 1.0 / np.arange(2, categories + 2)
     category = _categories(query, queries, frequency / frequency.sum(), rng)
-    signals = rng.standard_normal((len(query), SHARED + OWN * categories + IDLE))
+    signals = kernels.chance.normals(rng, len(query), SHARED + OWN * categories + IDLE)
     grades = _grades(signals, category, query, queries, categories, rng)
-    seen = np.round(signals + 0.5 * rng.standard_normal(signals.shape), 4)  # features are no better than measurements
+    seen = np.round(
+        signals + 0.5 * kernels.chance.normals(rng, *signals.shape), 4
+    )  # features are no better than measurements
     names = [f"shared {i + 1}" for i in range(SHARED)]
     names += [f"signal {i + 1} of category {c + 1}" for c in range(categories) for i in range(OWN)]
     names += [f"idle {i + 1}" for i in range(IDLE)]
@@ -75,7 +78,7 @@ def _grades(
         # Its best signals count, and both together more than twice as much: no weighted sum says that.
         helps = own.sum(axis=1) * 0.6 + np.maximum(own[:, 0], 0) * np.maximum(own[:, 1], 0)
         appeal += np.where(category == c, helps, -0.25 * own.sum(axis=1))
-    judged = appeal + 0.5 * rng.standard_normal(queries)[query] + 0.8 * rng.standard_normal(len(query))
+    judged = appeal + 0.5 * kernels.chance.normals(rng, queries)[query] + 0.8 * kernels.chance.normals(rng, len(query))
     limits = np.quantile(judged, np.cumsum(SHARES)[:-1], method="higher")
     grades: NDArray[np.int8] = np.searchsorted(limits, judged, side="right").astype(np.int8)
     return grades

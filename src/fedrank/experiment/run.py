@@ -24,7 +24,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank import __version__
+from fedrank import __version__, kernels
 from fedrank.attack.poison import Promote, promotion
 from fedrank.data.catalog import Fold, load, load_files
 from fedrank.data.log_fold import TEST_SHARE, log_fold
@@ -47,7 +47,7 @@ from fedrank.federate.round import (
     simulate,
 )
 from fedrank.rank.learners import fine_tune, warm_up
-from fedrank.rank.measures import EMPTY, MEASURES, SLOTS, Evaluator, average, measure
+from fedrank.rank.measures import EMPTY, MEASURES, MODELS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_weights, save_model
 from fedrank.types import Arrivals, Clients, Ranker, Weights
 from fedrank.unlearn.history import HistoryWriter, size_beforehand
@@ -101,7 +101,6 @@ class Tally:
     interactions: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    evaluations: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
@@ -198,7 +197,7 @@ def perform_federated(
         Record(
             task.folder,
             asked.measures,
-            lambda models, slot: evaluator(models, ranker, slot),
+            lambda models: evaluator(models, ranker),
             rewarded=hasattr(asked.methods.learner, "reward"),
         ) as record,
         Spent.open(replace(asked, rounds=last), task.folder, fold.train.features.shape[1]) as spent,
@@ -299,7 +298,7 @@ class Record:
 
     folder: Path
     measures: list[str]
-    evaluate: Callable[[Weights, int], Any]  # (models, first slot) -> [measures, models]
+    evaluate: Callable[[Weights], Any]  # models -> [measures, models]
     state: State | None = None  # where a resumed run goes on
     tally: Tally = field(default_factory=Tally)
     quality: float = float("nan")
@@ -328,7 +327,6 @@ class Record:
             old.interactions + outcome.interactions,
             old.bytes_up + outcome.bytes_up,
             old.bytes_down + outcome.bytes_down,
-            old.evaluations + evaluate,
             old.seconds,
             old.cpu_seconds,
         )
@@ -342,7 +340,7 @@ class Record:
         self._rewards.append("" if outcome.reward is None else f",{outcome.reward!r}")
         self._rows.append(row)
         self._models.append(outcome.weights)
-        if now.evaluations % SLOTS == 0:
+        if len(self._models) == MODELS:
             self._evaluate()
 
     def keep(self, state: State) -> None:
@@ -389,9 +387,9 @@ class Record:
         if not self._models:
             return
         if self._models[0].ndim == 2:  # every client has its own model: their mean is what people get
-            values = np.stack([self.evaluate(models, 0).mean(axis=1) for models in self._models], axis=1)
+            values = np.stack([self.evaluate(models).mean(axis=1) for models in self._models], axis=1)
         else:
-            values = self.evaluate(np.stack(self._models), (self.tally.evaluations - len(self._models)) % SLOTS)
+            values = self.evaluate(np.stack(self._models))
         for place, column, reward in zip(self._places, values.T, self._rewards, strict=True):
             cells = ("" if np.isnan(value) else repr(float(value)) for value in column)
             self._rows[place] += "," + ",".join(cells) + reward
@@ -564,9 +562,16 @@ def _conventions(asked: Experiment) -> dict[str, str]:
 def _facts(task: Task) -> dict[str, Any]:
     measured = map(measure, task.experiment.measures)
     conventions = {str(one): f"{MEASURES[one.name]}; {EMPTY[one.empty]}" for one in measured}
+    machine = kernels.compile.compiled_for()
+    if not kernels.compile.same_bytes_here():
+        conventions["machine"] = (
+            f"computed on {machine}: the last digits may differ from those on x86-64 and 64-bit ARM, where every "
+            "processor gives the same"
+        )
     return {
         "format": 1,
         "fedrank": __version__,
+        "compiled_for": machine,
         "experiment": task.name,
         "title": task.experiment.title,
         "variant": task.variant,

@@ -296,7 +296,10 @@ def _engine() -> str:
     """What grows the trees: figures of other engines are not comparable."""
     from fedrank.rank.forest import lightgbm
 
-    return f"LightGBM {lightgbm().__version__}, objective lambdarank: splits and leaf values by gradients and hessians"
+    return (
+        f"LightGBM {lightgbm().__version__}, objective lambdarank: splits and leaf values by gradients and hessians; "
+        "another version or processor may grow slightly different trees"
+    )
 
 
 def cell(value: float) -> str:

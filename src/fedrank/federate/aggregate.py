@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.federate.robust import (
     Bulyan,
     GeometricMedian,
@@ -30,8 +31,8 @@ class Mean:
     def part(self, arrived: Arrivals) -> NDArray[np.float64]:
         """[parameters + 1]: the weighted sum, and the sum of weights behind it."""
         weights = arrived.sizes if self.weighted else np.ones_like(arrived.sizes)
-        total = np.empty(arrived.updates.shape[1] + 1)
-        np.dot(weights.astype(np.float64), arrived.updates.astype(np.float64), out=total[:-1])
+        total = np.zeros(arrived.updates.shape[1] + 1)
+        kernels.sums.add_rows(weights, arrived.updates, total[:-1])
         total[-1] = weights.sum()
         return total
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.federate.round import Federation, Journal, Outcome, RoundError, State, first_state
 from fedrank.seeds import Chance
 from fedrank.types import AddingMechanism, Arrivals, Change, Clients, Learner, Mechanism, Source, Weights
@@ -119,7 +120,7 @@ class FedAsync:
         if self.staleness == "harmonic":
             return self.mixing / (1 + r)
         if self.staleness == "polynomial":
-            return float(self.mixing * r**-self.exponent)
+            return float(self.mixing * kernels.elementary.power(float(r), -float(self.exponent)))
         if self.staleness == "hinge" and r - 1 > self.patience:
             return self.mixing / (self.slope * (r - 1 - self.patience) + 1)
         return self.mixing
@@ -172,16 +173,18 @@ class FedBuff:
         return kept if self.wait else kept | {"waiting": np.zeros(1, dtype=np.int64), "sum": np.zeros(parameters)}
 
     def counts(self, rows: NDArray[np.int64], state: RuleState) -> NDArray[np.float64]:
-        weights: NDArray[np.float64] = (1.0 + state["moves"][0] - state[SINCE][rows]) ** -self.exponent
-        return weights
+        return np.array([self._count(int(age)) for age in state["moves"][0] - state[SINCE][rows]])
+
+    def _count(self, age: int) -> float:
+        return float(kernels.elementary.power(1.0 + age, -float(self.exponent)))
 
     def __call__(self, weights: Weights, step: Step, state: RuleState) -> Weights:
         if self.wait:
             state["moves"] += 1
             state[SINCE][step.rows] = state["moves"][0]
             return weights + self.rate * step.change
-        age = state["moves"][0] - state[SINCE][step.rows[0]]
-        state["sum"] += float(1 + age) ** -self.exponent * step.change
+        age = int(state["moves"][0] - state[SINCE][step.rows[0]])
+        state["sum"] += self._count(age) * step.change
         state["waiting"] += 1
         if state["waiting"][0] == self.size:
             weights = weights + self.rate / self.size * state["sum"]
@@ -388,7 +391,7 @@ def _arrive(
         if kept is not None:
             change = kept.change
         elif change is None:
-            change = _mean(sent, sizes) if counts is None else counts @ sent.astype(np.float64) / len(rows)
+            change = _mean(sent, sizes) if counts is None else kernels.sums.weighted_sum(counts, sent) / len(rows)
         if journal is not None and kept is None:
             journal.keep(number, change)
         weights = rule(weights, Step(number, sound, change, _mean(held[sound], sizes) + change), memory)
@@ -428,5 +431,5 @@ def _mean(values: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.float64]
     """Of rows, by interactions; that of a single row is the row itself, to the last bit."""
     if len(values) == 1:
         return np.array(values[0], dtype=np.float64)
-    mean: NDArray[np.float64] = sizes.astype(np.float64) @ values.astype(np.float64) / sizes.sum()
+    mean: NDArray[np.float64] = kernels.sums.weighted_sum(sizes, values) / sizes.sum()
     return mean

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedrank import kernels
 from fedrank.data.ranking import RankingData
 from fedrank.federate.simplex import best_weights
 from fedrank.federate.splits import Share
@@ -49,7 +50,7 @@ class Linear:
         scaled = on_scale(scores, on, self.scale, units)
         if self.weights == "uniform":
             weights = np.full(len(models), 1 / len(models))
-            value = float(evaluate([self.measure], weights @ scaled, on)[0])
+            value = float(evaluate([self.measure], kernels.sums.weighted_sum(weights, scaled), on)[0])
         else:
             weights, value = best_weights(scaled, Evaluator(on, [self.measure]), self.step)
         chosen = tuple(round(float(weight), 10) for weight in weights)

@@ -6,7 +6,6 @@ never a measurement; docs say what follows where it is wrong.
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.types import Arrivals, Change, Updates
 
 FEW = 48  # clients; up to here one compiled loop beats calls of libraries
@@ -173,19 +173,18 @@ class NormBound:
             raise ValueError(f'bound = {self.bound} keeps nothing, or everything; use a positive number or "median"')
 
     def __call__(self, arrived: Arrivals) -> Change:
-        updates = arrived.updates.astype(np.float64)
+        updates = _plain(arrived.updates)
         n = len(updates)
         _attackers(self.attackers, n)
         if n == 0:
             return np.zeros(updates.shape[1])
-        lengths = _lengths(updates)
+        lengths = kernels.sums.lengths(updates)
         if isinstance(self.bound, str):
             ordered = np.sort(lengths)
             bound = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
         else:
             bound = self.bound
-        change: Change = (bound / np.maximum(lengths, max(bound, _TINY))) @ updates / n
-        return change
+        return kernels.sums.weighted_sum(bound / np.maximum(lengths, max(bound, _TINY)), updates) / n
 
 
 @dataclass(frozen=True)
@@ -210,15 +209,15 @@ class Trust:
                 "no update of the server's own came with this round, so nobody can be trusted; "
                 "give Arrivals a root, or use a rule without one"
             )
-        updates, root = arrived.updates.astype(np.float64), arrived.root.astype(np.float64)
-        directions = updates / np.maximum(_lengths(updates), _TINY)[:, None]
-        length = float(np.sqrt(root @ root))
-        trust = np.maximum(directions @ (root / max(length, _TINY)), 0.0)
+        root = arrived.root.astype(np.float64)
+        directions = arrived.updates / np.maximum(kernels.sums.lengths(_plain(arrived.updates)), _TINY)[:, None]
+        long = kernels.sums.length(root)
+        way = root / max(long, _TINY)
+        trust = np.maximum(kernels.sums.products(directions, way[None])[:, 0], 0.0)
         total = float(np.add.reduce(trust))
         if total == 0:
             return np.zeros(len(root))
-        change: Change = (trust * (length / total)) @ directions
-        return change
+        return kernels.sums.weighted_sum(trust * (long / total), directions)
 
 
 @dataclass(frozen=True)
@@ -310,7 +309,7 @@ class Reputation:
         if count - cut > room or one <= count * ROUNDING:
             return
         expected, error = _uniform_clusters(count)
-        if two == 0 or math.log(one / two) > expected + self.errors * error:
+        if two == 0 or kernels.elementary.log(one / two) > expected + self.errors * error:
             excluded[judged[order[cut:]]] = True
 
 
@@ -326,7 +325,7 @@ def _uniform_clusters(count: int) -> tuple[float, float]:
     draws = np.random.default_rng(1).random((REFERENCES, min(count, 2000)))
     draws.sort(axis=1)
     spreads = np.array([best_split(values)[1:] for values in draws])
-    logs = np.log(np.maximum(spreads, _TINY))
+    logs = kernels.elementary.log_each(np.maximum(spreads, _TINY))
     error = float(logs[:, 1].std() * np.sqrt(1 + 1 / REFERENCES))
     return float((logs[:, 0] - logs[:, 1]).mean()), error
 
@@ -371,8 +370,8 @@ def _distances(updates: Updates, squared: bool) -> NDArray[np.float64]:
         distances_of_few(updates, squared, distances)
         return distances
     wide = updates.astype(np.float64)
-    distances = wide @ wide.T
-    distances_from_products(updates, distances, squared, distances)
+    distances = np.empty((n, n))
+    distances_from_products(updates, kernels.sums.products(wide, wide, lower=True), squared, distances)
     return distances
 
 
@@ -401,11 +400,6 @@ def _sorted_columns(updates: Updates) -> Updates:
         columns = columns.copy()
     columns.sort(axis=1)
     return columns
-
-
-def _lengths(updates: NDArray[np.float64]) -> NDArray[np.float64]:
-    lengths: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", updates, updates))
-    return lengths
 
 
 def _plain(updates: Updates) -> Updates:

@@ -75,6 +75,8 @@ class Adam:
     def __call__(
         self, weights: Weights, change: Change, state: NDArray[np.float64]
     ) -> tuple[Weights, NDArray[np.float64]]:
+        from fedrank.kernels.elementary import power
+
         size = weights.size
         flat = change.ravel()
         after = np.empty_like(state)
@@ -82,8 +84,8 @@ class Adam:
         mean[:] = self.beta1 * state[:size] + (1 - self.beta1) * flat
         square[:] = self.beta2 * state[size:-1] + (1 - self.beta2) * flat**2
         steps = after[-1] = state[-1] + 1
-        unbiased_mean = mean / (1 - self.beta1**steps)
-        unbiased_square = square / (1 - self.beta2**steps)
+        unbiased_mean = mean / (1 - power(self.beta1, steps))
+        unbiased_square = square / (1 - power(self.beta2, steps))
         step = self.rate * unbiased_mean / (np.sqrt(unbiased_square) + self.epsilon)
         return weights + step.reshape(weights.shape), after
 

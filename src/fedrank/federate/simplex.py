@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.rank.measures import Evaluator, average
 
 PASSES = 20  # of the coordinate search, at most; it mostly ends after two or three
@@ -51,10 +52,14 @@ def _moves(weights: Reals, model: int, step: float) -> Reals:
 
 
 def _best(candidates: Reals, scores: Reals, evaluator: Evaluator) -> tuple[Reals, float]:
-    portion = max(1, AT_ONCE // scores.shape[1])
+    portion, by_document = max(1, AT_ONCE // scores.shape[1]), np.ascontiguousarray(scores.T)
     values = np.concatenate(
         [
-            average(evaluator.per_query_of_scores(candidates[start : start + portion] @ scores)[0])
+            average(
+                evaluator.per_query_of_scores(kernels.sums.products(candidates[start : start + portion], by_document))[
+                    0
+                ]
+            )
             for start in range(0, len(candidates), portion)
         ]
     )

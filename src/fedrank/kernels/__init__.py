@@ -1,4 +1,22 @@
-"""The engine room: every compiled loop. Arrays and numbers in, arrays out.
+"""Engine room: every compiled loop. Arrays and numbers in, arrays out; no objects, no global state.
 
-No objects, no printing, no global state. Each kernel has a slow, obvious twin in `tests/oracles/`.
+Modules are imported when they are first used (`kernels.sums.length(...)`), so that a command that computes nothing
+does not wait for the compiler.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedrank.kernels import chance as chance
+    from fedrank.kernels import compile as compile
+    from fedrank.kernels import elementary as elementary
+    from fedrank.kernels import sums as sums
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return import_module(f"fedrank.kernels.{name}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import logarithms, turns
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -32,3 +36,28 @@ def uniform(stream, i):
     """Draw number i: uniform on the open interval (0, 1), never 0 and never 1."""
     bits = mix(stream + (np.uint64(i) + np.uint64(1)) * _STEP) >> _S12
     return (np.float64(bits) + 0.5) * _UNIT
+
+
+@compiled()
+def standard_normals(seed, out):
+    """Fill `out` with independent N(0, 1) draws that are a function of the 64-bit seed alone (Box and Muller, 1958)."""
+    half = (len(out) + 1) // 2
+    draws, logs, cosines, sines = np.empty(half), np.empty(half), np.empty(half), np.empty(half)
+    for i in range(half):
+        draws[i] = uniform(seed, 2 * i)
+    logarithms(draws, half, logs)
+    for i in range(half):
+        draws[i] = uniform(seed, 2 * i + 1)
+    turns(draws, half, cosines, sines)
+    for i in range(half):
+        radius = math.sqrt(-2.0 * logs[i])
+        out[2 * i] = radius * cosines[i]
+        if 2 * i + 1 < len(out):
+            out[2 * i + 1] = radius * sines[i]
+
+
+def normals(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
+    """Independent N(0, 1) draws. NumPy's own differ between system libraries in the last bits."""
+    out = np.empty(shape)
+    standard_normals(rng.integers(2**64, dtype=np.uint64), out.reshape(-1))
+    return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,18 +31,34 @@ def _compiled_folder() -> str:
     return str(cache_folder() / "compiled" / digest.hexdigest())
 
 
+# Where results are known to be the same, byte for byte: `tests/test_same_bytes.py`, and 64-bit ARM under emulation.
+SAME_BYTES = ("x86_64", "amd64", "aarch64")
+
+
+def compiled_for() -> str:
+    """The architecture and processor that kernels are compiled for: where a run was done, not what came out of it."""
+    from llvmlite import binding
+
+    return f"{platform.machine().lower()}, {_config.CPU_NAME or binding.get_host_cpu_name()}"
+
+
+def same_bytes_here() -> bool:
+    """Whether this is a machine whose results are known to be those of all others."""
+    return platform.machine().lower() in SAME_BYTES
+
+
 _config: Any = numba.config
 _FOLDER = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
 
 
-def compiled(fastmath: bool = False) -> Callable[[Function], Function]:
+def compiled() -> Callable[[Function], Function]:
     """Compile on first call, cache on disk, release the interpreter lock while running.
 
-    `fastmath` lets a sum be reordered so that it can be vectorised; it belongs on dot products alone.
+    Never with `fastmath`: reordered sums differ from processor to processor. See `lanes` for fast ones that do not.
     """
 
     def decorate(function: Function) -> Function:
-        options: dict[str, Any] = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
         before = _config.CACHE_DIR
         _config.CACHE_DIR = _FOLDER
         try:

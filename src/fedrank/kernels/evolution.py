@@ -5,27 +5,15 @@ Numbers of draws within an interaction's stream: 0 query, 1 user, 2 .. 21 clicks
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from fedrank.kernels.chance import stream, uniform
+from fedrank.kernels.chance import standard_normals, stream, uniform
 from fedrank.kernels.clicks import read_and_click
 from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import discounts
 from fedrank.kernels.measures import LOWEST, as_integers, keys_above, lower_bounds, position_of, sort_keys
 from fedrank.kernels.pdgd import FIRST_CLICK_DRAW, SHOWN, shown_ndcg
 from fedrank.kernels.rankers import score
-
-
-@compiled()
-def standard_normals(seed, out):
-    """Fill `out` with independent N(0, 1) draws that are a function of the 64-bit seed alone (Box and Muller, 1958)."""
-    for i in range(0, len(out), 2):
-        radius = math.sqrt(-2.0 * math.log(uniform(seed, i)))
-        angle = 2.0 * math.pi * uniform(seed, i + 1)
-        out[i] = radius * math.cos(angle)
-        if i + 1 < len(out):
-            out[i + 1] = radius * math.sin(angle)
 
 
 @compiled()
@@ -99,9 +87,7 @@ def evolution_clients(
     ordered = np.empty(longest, dtype=np.int64)
     shown = np.empty(SHOWN, dtype=np.int64)
     clicked = np.empty(SHOWN, dtype=np.bool_)
-    discounts = np.empty(SHOWN)
-    for i in range(SHOWN):
-        discounts[i] = 1.0 / math.log2(i + 2.0)
+    discount = discounts(SHOWN)
 
     for c in range(first, last):
         start = starts[c if len(starts) > 1 else 0]
@@ -134,14 +120,14 @@ def evolution_clients(
                     reported = np.nan  # the round will say which client's update is not finite
                     continue
                 own = seen[begin : begin + count]
-                quality += shown_ndcg(own, shown, size, ideal[view[c], query], discounts)
+                quality += shown_ndcg(own, shown, size, ideal[view[c], query], discount)
                 read_and_click(
                     own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
                 )
                 if clicked_dcg:
                     reward = 0.0
                     for i in range(size):
-                        reward += discounts[i] * clicked[i]
+                        reward += discount[i] * clicked[i]
                     rewards[c] += reward
                     reported += reward
                 else:

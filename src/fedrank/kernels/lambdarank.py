@@ -5,33 +5,40 @@ Number of draws within an interaction's stream: 0 query.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import discounts, exponentials
 from fedrank.kernels.pdgd import SHOWN, insert
 from fedrank.kernels.rankers import add_gradients, copy_as_float32, score
 
 
 @compiled()
-def lambdas(scores, grades, count, ranks, ideal, scales):
+def lambdas(scores, grades, count, ranks, ideal, discount, scales):
     """scales[d] = sum over better-worse pairs of sigmoid(-difference) x change in nDCG@10 if the two were swapped."""
+    swaps, differences, exps = np.empty(count), np.empty(count), np.empty(count)
+    others = np.empty(count, dtype=np.int64)
     for d in range(count):
         scales[d] = 0.0
-    for d in range(count):
+        discount_d = discount[ranks[d]] if ranks[d] < SHOWN else 0.0
+        pairs = 0
         for e in range(d):
             if grades[d] == grades[e] or (ranks[d] >= SHOWN and ranks[e] >= SHOWN):
                 continue
-            better, worse = (d, e) if grades[d] > grades[e] else (e, d)
-            discount_d = 1.0 / math.log2(ranks[d] + 2.0) if ranks[d] < SHOWN else 0.0
-            discount_e = 1.0 / math.log2(ranks[e] + 2.0) if ranks[e] < SHOWN else 0.0
-            swap = abs(2.0 ** grades[d] - 2.0 ** grades[e]) * abs(discount_d - discount_e) / ideal
-            difference = min(max(np.float64(scores[better]) - np.float64(scores[worse]), -500.0), 500.0)
-            pull = swap / (1.0 + math.exp(difference))
-            scales[better] += pull
-            scales[worse] -= pull
+            discount_e = discount[ranks[e]] if ranks[e] < SHOWN else 0.0
+            better = 1.0 if grades[d] > grades[e] else -1.0
+            # Its sign says which of the two is better.
+            swaps[pairs] = better * abs(2.0 ** grades[d] - 2.0 ** grades[e]) * abs(discount_d - discount_e) / ideal
+            difference = better * (np.float64(scores[d]) - np.float64(scores[e]))
+            differences[pairs] = min(max(difference, -500.0), 500.0)
+            others[pairs] = e
+            pairs += 1
+        exponentials(differences, pairs, exps)
+        for i in range(pairs):
+            pull = swaps[i] / (1.0 + exps[i])
+            scales[d] += pull
+            scales[others[i]] -= pull
 
 
 @compiled()
@@ -50,6 +57,7 @@ def lambdarank_clients(
     scales = np.empty(longest)
     keys = np.empty(SHOWN)
     shown = np.empty(SHOWN, dtype=np.int64)
+    discount = discounts(SHOWN)
 
     for c in range(first, last):
         start = starts[c if len(starts) > 1 else 0]
@@ -80,7 +88,7 @@ def lambdarank_clients(
             for i in range(size):
                 ranks[shown[i]] = i
             own = seen[begin : begin + count]
-            lambdas(scores, own, count, ranks, best, scales)
+            lambdas(scores, own, count, ranks, best, discount, scales)
             for d in range(count):
                 scales[d] *= rate
             add_gradients(master, weights, hidden, features, rows, scales, count)

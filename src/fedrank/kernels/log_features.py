@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import log
 
 STREAMS = 3
 BM25, TF, IDF, TF_IDF, WORDS, SHARE, COSINE, COVERED, COVERED_RATIO = 0, 1, 6, 11, 16, 21, 26, 27, 28
@@ -180,13 +181,13 @@ def collection_features(out, first, last, query_of_pair, row_of_pair, asked, col
 @compiled()
 def okapi_idf(documents, having):
     """How rare a term is that `having` of some documents have, as rank_bm25 sees it; negative beyond one half."""
-    return math.log(documents - having + 0.5) - math.log(having + 0.5)
+    return log(documents - having + 0.5) - log(having + 0.5)
 
 
 @compiled()
 def smooth_idf(documents, having):
     """How rare a term is that `having` of some documents have, as scikit-learn sees it; 0 if nobody has it."""
-    return math.log((1 + documents) / (1 + having)) + 1 if having > 0 else 0.0
+    return log((1 + documents) / (1 + having)) + 1 if having > 0 else 0.0
 
 
 @compiled()

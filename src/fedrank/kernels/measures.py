@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import discounts
 
 NDCG, NDCG_LINEAR, MAP, MRR, ERR, PRECISION = range(6)
 
@@ -30,15 +31,6 @@ INFINITY = np.int32(0x7F800000)  # larger ones are NaN
 LOWEST = np.int32(-(2**31))  # below the integer of every score
 
 FEW = 64  # up to here, counting who is better is faster than sorting
-
-
-@compiled()
-def discounts(ranks):
-    """1 / log2(rank + 1) for ranks from 1: float64 [ranks]."""
-    table = np.empty(ranks)
-    for rank in range(ranks):
-        table[rank] = 1.0 / np.log2(rank + 2.0)
-    return table
 
 
 @compiled()
@@ -209,10 +201,8 @@ def value_of_list(kind, seen, shown, discount, top_grade):
 
 
 @compiled()
-def measure_lists(
-    bits, low, high, offsets, first, last, grades, kinds, cutoffs, scales, top_grade, shift, values
-) -> int:
-    """All measures of queries first .. last - 1 under models low .. high - 1; returns how many scores are NaN.
+def measure_lists(bits, offsets, first, last, grades, kinds, cutoffs, scales, top_grade, shift, values) -> int:
+    """All measures of queries first .. last - 1 under all models; returns how many scores are NaN.
 
     bits of float32 scores, int32 [documents of these queries, models]; offsets and grades are those of the whole set;
     kinds and cutoffs int64 [measures]; scales [measures, queries]; results go to values[measure, shift + model, query].
@@ -236,7 +226,7 @@ def measure_lists(
         bounds[:] = LOWEST
         if shown < end - begin:
             lower_bounds(order, begin, end, shown, best, bounds)
-        for model in range(low, high):
+        for model in range(bits.shape[1]):
             count = keys_above(order, begin, end, model, bounds[model], keys)
             sort_keys(keys, count, ordered)
             for rank in range(shown):

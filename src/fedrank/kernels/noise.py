@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import exp
 
 _ONE, _S11, _S64 = np.uint64(1), np.uint64(11), np.uint64(64)
 _UNIT = 2.0**-53
@@ -72,7 +71,7 @@ def draw_noise(words, out, guide, shift, top, rest, start, bits, floor, slope, s
                     chance |= words[at] >> (_S64 - wide)
                     at += 1
                     part = np.float64(inside) / np.float64(_ONE << wide)
-                    ratio = math.exp(part * (slope[cell, 0] + part * (slope[cell, 1] + part * slope[cell, 2])))
+                    ratio = exp(part * (slope[cell, 0] + part * (slope[cell, 1] + part * slope[cell, 2])))
                     taken = bool(np.float64(chance >> _S11) * _UNIT < ratio)
             value += np.int64(inside)
         if signed and word & _ONE:

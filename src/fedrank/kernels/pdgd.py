@@ -12,7 +12,7 @@ import numpy as np
 from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.clicks import read_and_click
 from fedrank.kernels.compile import compiled
-from fedrank.kernels.exponential import exponential
+from fedrank.kernels.elementary import discounts, exp, exponentials, log, log1p, logarithms
 from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32, score
 
 SHOWN = 10
@@ -22,7 +22,7 @@ FAR_APART = 500.0  # beyond this spread of scores, e^(score - highest) comes nea
 
 
 @compiled()
-def exponentials(scores, count, scratch, out):
+def rates(scores, count, scratch, out):
     """out[d] = e^(score - highest score); returns the spread of the scores."""
     highest = scores[0]
     lowest = scores[0]
@@ -31,7 +31,7 @@ def exponentials(scores, count, scratch, out):
         lowest = min(lowest, scores[d])
     for d in range(count):
         scratch[d] = np.float64(scores[d]) - np.float64(highest)
-    exponential(scratch, count, out)
+    exponentials(scratch, count, out)
     return np.float64(highest) - np.float64(lowest)
 
 
@@ -49,13 +49,13 @@ def insert(keys, shown, filled, key, document):
 
 
 @compiled()
-def plackett_luce(scores, exps, spread, count, stream, draws, times, early, ranks, shown):
+def plackett_luce(scores, exps, spread, count, stream, draws, chosen, times, early, ranks, shown):
     """Draw the top of a Plackett-Luce ranking: documents race, and arrive at exponential times of rate e^score.
 
     Exact: the same as sorting scores with Gumbel noise. Only documents that can arrive before a deadline need their
     time, -log(u) / rate; since that is at least (1 - u) / rate, one multiplication rules the others out. The deadline
-    moves until enough have arrived. `draws`, `times`, `early` and `ranks` are scratch of at least `count`. Returns
-    the list's length, with the documents in `shown`.
+    moves until enough have arrived. All arrays from `draws` to `ranks` are scratch of at least `count`. Returns the
+    length of the list, with the documents in `shown`.
     """
     size = min(SHOWN, count)
     for d in range(count):
@@ -66,7 +66,7 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, rank
     if not spread < FAR_APART or not total > 0.0:  # far apart, or no longer numbers
         filled = 0
         for d in range(count):
-            log_time = math.log(-math.log(draws[d])) - scores[d]
+            log_time = log(-log(draws[d])) - scores[d]
             if filled < size or log_time < times[size - 1]:
                 filled = insert(times[:size], shown, filled, log_time, d)
         return size
@@ -77,9 +77,12 @@ def plackett_luce(scores, exps, spread, count, stream, draws, times, early, rank
         for d in range(count):
             early[candidates] = d
             candidates += 1.0 - draws[d] < deadline * exps[d]
+        for i in range(candidates):
+            chosen[i] = draws[early[i]]
+        logarithms(chosen, candidates, times)
         arrived = 0
         for i in range(candidates):
-            times[i] = -math.log(draws[early[i]]) / exps[early[i]]
+            times[i] = -times[i] / exps[early[i]]
             arrived += times[i] < deadline
         if arrived >= size or candidates == count:
             break
@@ -102,7 +105,7 @@ def log_add(a, b):
     high = max(a, b)
     if high == -np.inf:
         return high
-    return high + math.log1p(math.exp(min(a, b) - high))
+    return high + log1p(exp(min(a, b) - high))
 
 
 @compiled()
@@ -175,8 +178,8 @@ def pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, 
             log_inverse = 0.0
             for i in range(a + 1, b + 1):
                 log_inverse += log_add(without[i], score_a) - tail[i]
-            odds = math.exp(-abs(score_a - np.float64(scores[shown[b]])))
-            rho = 1.0 / (1.0 + math.exp(log_inverse)) if log_inverse < 700.0 else 0.0
+            odds = exp(-abs(score_a - np.float64(scores[shown[b]])))
+            rho = 1.0 / (1.0 + exp(log_inverse)) if log_inverse < 700.0 else 0.0
             weight = odds / ((1.0 + odds) * (1.0 + odds)) * rho
             sign = 1.0 if clicked[a] else -1.0
             scales[a] += sign * weight
@@ -184,13 +187,13 @@ def pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, 
 
 
 @compiled()
-def shown_ndcg(grades, shown, size, ideal, discounts):
+def shown_ndcg(grades, shown, size, ideal, discount):
     """nDCG@10 of a shown list; 0 for a query without a relevant document."""
     if ideal == 0.0:
         return 0.0
     gain = 0.0
     for i in range(min(size, SHOWN)):
-        gain += (2.0 ** grades[shown[i]] - 1.0) * discounts[i]
+        gain += (2.0 ** grades[shown[i]] - 1.0) * discount[i]
     return gain / ideal
 
 
@@ -274,6 +277,7 @@ def pdgd_clients(
     exps = np.empty(longest)
     scratch = np.empty(longest)
     draws = np.empty(longest)
+    chosen = np.empty(longest)
     early = np.empty(longest, dtype=np.int64)
     ranks = np.empty(longest, dtype=np.int64)
     most = longest if logged else SHOWN
@@ -282,9 +286,7 @@ def pdgd_clients(
     clicked = np.empty(most, dtype=np.bool_)
     scales = np.empty(most)
     gradient = np.empty(parameters if clip_gradients > 0.0 else 0)
-    discounts = np.empty(SHOWN)
-    for i in range(SHOWN):
-        discounts[i] = 1.0 / math.log2(i + 2.0)
+    discount = discounts(SHOWN)
 
     for c in range(first, last):
         start = starts[c if len(starts) > 1 else 0]
@@ -308,17 +310,17 @@ def pdgd_clients(
             count = offsets[query + 1] - begin
 
             score(weights, hidden, features, begin, begin + count, scores)
-            spread = exponentials(scores, count, scratch, exps)
+            spread = rates(scores, count, scratch, exps)
             own = seen[begin : begin + count]
             if logged:
                 size = count
                 considered = as_logged(own, count, shown, clicked)
             else:
-                size = plackett_luce(scores, exps, spread, count, chance, draws, scratch, early, ranks, shown)
+                size = plackett_luce(scores, exps, spread, count, chance, draws, chosen, scratch, early, ranks, shown)
                 considered = read_and_click(
                     own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
                 )
-            quality += shown_ndcg(own, shown, size, ideal[view[c], query], discounts)
+            quality += shown_ndcg(own, shown, size, ideal[view[c], query], discount)
             if considered < 2 and not corrected:
                 continue  # no click, or nothing to compare it with: no pair, no step
             if prox != 0.0:  # before the gradient moves the weights at which both are taken

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedrank.kernels.compile import compiled
-from fedrank.kernels.exponential import sigmoids
+from fedrank.kernels.elementary import sigmoids
+from fedrank.kernels.lanes import dot
 
 
 @compiled()
@@ -18,18 +19,14 @@ def add_scaled(target, scale, source):
         target[i] += scale * source[i]
 
 
-@compiled(fastmath=True)
+@compiled()
 def linear_scores(weights, features, first, last, out):
     """out[i] = weights . features[first + i]: the loop in which half of the time goes."""
-    width = features.shape[1]
     for row in range(first, last):
-        total = np.float32(0.0)
-        for f in range(width):
-            total += features[row, f] * weights[f]
-        out[row - first] = total
+        out[row - first] = dot(features[row], weights)
 
 
-@compiled(fastmath=True)
+@compiled()
 def add_hidden_sums(matrix, features, row, other, sums):
     """sums[:hidden] += features[row] . matrix, sums[hidden:] += features[other] . matrix.
 
@@ -45,8 +42,8 @@ def add_hidden_sums(matrix, features, row, other, sums):
         row0, row1, row2, row3 = matrix[f], matrix[f + 1], matrix[f + 2], matrix[f + 3]
         for j in range(hidden):
             w0, w1, w2, w3 = row0[j], row1[j], row2[j], row3[j]
-            one[j] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
-            two[j] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
+            one[j] += (a0 * w0 + a1 * w1) + (a2 * w2 + a3 * w3)
+            two[j] += (b0 * w0 + b1 * w1) + (b2 * w2 + b3 * w3)
     for f in range(whole, width):
         a0, b0, row0 = features[row, f], features[other, f], matrix[f]
         for j in range(hidden):
@@ -68,14 +65,6 @@ def hidden_units(weights, hidden, features, row, other, sums, units):
     else:
         for j in range(2 * count):
             units[j] = max(sums[j], np.float32(0.0))
-
-
-@compiled(fastmath=True)
-def dot(a, b):
-    total = np.float32(0.0)
-    for i in range(len(a)):
-        total += a[i] * b[i]
-    return total
 
 
 @compiled()
@@ -141,7 +130,7 @@ def add_mlp_gradients(master, weights, hidden, features, rows, scales, count):
             add_two_scaled(own, features[rows[i], f], back[:layer], features[rows[pair], f], back[layer:])
 
 
-@compiled(fastmath=True)
+@compiled()
 def add_two_scaled(target, a, one, b, two):
     """target += a x one + b x two."""
     for j in range(len(target)):

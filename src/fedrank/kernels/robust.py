@@ -10,33 +10,9 @@ import math
 import numpy as np
 
 from fedrank.kernels.compile import compiled
+from fedrank.kernels.lanes import squared_distance, sum_of, wide_dot
 
 CANCELLED = 1e-4  # of the two squared norms: a squared distance below that share has lost digits to subtraction
-
-
-@compiled(fastmath=True)
-def squared_distance(a, b):
-    total = 0.0
-    for p in range(len(a)):
-        difference = np.float64(a[p]) - np.float64(b[p])
-        total += difference * difference
-    return total
-
-
-@compiled(fastmath=True)
-def dot(a, b):
-    total = 0.0
-    for p in range(len(a)):
-        total += a[p] * b[p]
-    return total
-
-
-@compiled(fastmath=True)
-def sum_of(values, count):
-    total = 0.0
-    for i in range(count):
-        total += values[i]
-    return total
 
 
 @compiled()
@@ -187,7 +163,7 @@ def peel(nearest, distances, attackers, count, chosen):
         smallest = np.inf
         for i in range(n):
             if left[i]:
-                score = sum_of(nearest[i], neighbours)
+                score = sum_of(nearest[i, :neighbours])
                 if (
                     best < 0
                     or score < smallest
@@ -245,7 +221,7 @@ def geometric_median(updates, tolerance, iterations, point):
                 ahead[p] += weight * (updates[i, p] - point[p])
         if total == 0.0:
             return step
-        pull = math.sqrt(dot(ahead, ahead))
+        pull = math.sqrt(wide_dot(ahead, ahead))
         if pull <= here:
             return step
         share = (1.0 - here / pull) / total
@@ -268,9 +244,9 @@ def curvature(steps, bends, first, flattest, up, down):
     scale = 0.0
     fit = np.zeros(window, dtype=np.bool_)
     for k in range(first, window):
-        together = -dot(steps[k], bends[k])
-        long = dot(steps[k], steps[k])
-        if together > flattest * math.sqrt(long) * math.sqrt(dot(bends[k], bends[k])):
+        together = -wide_dot(steps[k], bends[k])
+        long = wide_dot(steps[k], steps[k])
+        if together > flattest * math.sqrt(long) * math.sqrt(wide_dot(bends[k], bends[k])):
             fit[k] = True
             scale = together / long
     used = 0
@@ -280,8 +256,8 @@ def curvature(steps, bends, first, flattest, up, down):
             continue
         step = steps[k]
         bend_image(step, scale, up, down, used, image)
-        root = math.sqrt(-dot(step, bends[k]))
-        stretch = math.sqrt(dot(step, image))
+        root = math.sqrt(-wide_dot(step, bends[k]))
+        stretch = math.sqrt(wide_dot(step, image))
         if not (root > 0.0 and stretch > 0.0):
             continue
         for p in range(parameters):
@@ -297,8 +273,8 @@ def bend_image(vector, scale, up, down, used, out):
     for p in range(len(vector)):
         out[p] = scale * vector[p]
     for k in range(used):
-        more = dot(up[k], vector)
-        less = dot(down[k], vector)
+        more = wide_dot(up[k], vector)
+        less = wide_dot(down[k], vector)
         for p in range(len(vector)):
             out[p] += more * up[k, p] - less * down[k, p]
 
@@ -398,7 +374,7 @@ def mean_surprises(noted, excluded, judged, scores):
     for i in range(n):
         if not excluded[i] and not math.isnan(noted[i, 0]):
             judged[count] = i
-            scores[count] = sum_of(noted[i], window) / window
+            scores[count] = sum_of(noted[i]) / window
             count += 1
     return count
 

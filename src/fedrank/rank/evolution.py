@@ -122,7 +122,8 @@ class _Played(NamedTuple):
 
 def update_from(message: EsMessage, size: int, deviation: float) -> NDArray[np.float32]:
     """[size]: the update that a message stands for, made from it alone; what the server does with each message."""
-    from fedrank.kernels.evolution import standard_normals, step_from
+    from fedrank.kernels.chance import standard_normals
+    from fedrank.kernels.evolution import step_from
 
     noise = np.empty(size)
     update = np.empty(size, dtype=np.float32)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.rank.evolution import Evolution
 from fedrank.rank.rankers import Linear
 from fedrank.seeds import Chance, key_for
@@ -136,7 +137,9 @@ class Pdgd:
         """[parameters]: the global model, with the mean of personal parts where there are any."""
         if self.personal == "none" or memory is None or sizes.sum() == 0:
             return weights
-        return np.concatenate([weights[: self._shared(weights)], sizes @ memory / sizes.sum()])
+        return np.concatenate(
+            [weights[: self._shared(weights)], kernels.sums.weighted_sum(sizes, memory) / sizes.sum()]
+        )
 
     def personal_models(self, weights: Weights, memory: Memory, count: int) -> Weights:
         """[clients, parameters]: what every client ranks with."""

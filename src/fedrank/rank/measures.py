@@ -45,7 +45,7 @@ EMPTY = {
     "one": "queries without a relevant document count as 1",
 }
 
-SLOTS = 16  # models in one matrix product, always; see Evaluator
+MODELS = 16  # in one matrix product
 DOCUMENTS = 4096  # in one matrix product, about: their scores stay in the cache
 EVERY_RANK = 2**62  # a cutoff that cuts nothing
 
@@ -106,9 +106,7 @@ def measure(text: str | Measure) -> Measure:
 class Evaluator:
     """Measures models on one set of queries. Make it once, call it often: what does not depend on a model is kept.
 
-    The value of a model does not depend on which models it is measured with, to the last bit. A matrix product may
-    round differently for another shape or row, so it always has 16 rows, and model i of a call sits in row
-    (first_slot + i) mod 16; a caller that measures the same models in other portions passes the row of the first.
+    The value of a model does not depend on which models it is measured with, to the last bit.
     """
 
     data: RankingData
@@ -133,21 +131,14 @@ class Evaluator:
         object.__setattr__(self, "_grades", np.array(grades, dtype=np.int8))
         object.__setattr__(self, "_offsets", np.array(self.data.offsets, dtype=np.int64))
 
-    def __call__(self, weights: Weights, ranker: Ranker, first_slot: int = 0) -> Values:
+    def __call__(self, weights: Weights, ranker: Ranker) -> Values:
         """Averages over queries: [measures, models], or [measures] for one weight vector."""
-        return average(self.per_query(weights, ranker, first_slot))
+        return average(self.per_query(weights, ranker))
 
-    def per_query(self, weights: Weights, ranker: Ranker, first_slot: int = 0) -> Values:
+    def per_query(self, weights: Weights, ranker: Ranker) -> Values:
         """[measures, models, queries], or [measures, queries] for one weight vector; NaN where a query is skipped."""
         models = np.atleast_2d(weights)
-        skipped = first_slot % SLOTS
-        padded = np.zeros((-(-(skipped + len(models)) // SLOTS) * SLOTS, models.shape[1]), dtype=models.dtype)
-        padded[skipped : skipped + len(models)] = models
-
-        def score(block: int, rows: slice) -> Scores:
-            return ranker.score(padded[block : block + SLOTS], self.data.features[rows])
-
-        values = self._values(score, len(models), skipped)
+        values = self._values(lambda some, rows: ranker.score(models[some], self.data.features[rows]), len(models))
         return values if np.ndim(weights) == 2 else values[:, 0]
 
     def per_query_of_scores(self, scores: ArrayLike) -> Values:
@@ -156,25 +147,22 @@ class Evaluator:
         table = np.atleast_2d(given)
         if table.ndim != 2 or table.shape[1] != self.data.documents:
             raise ValueError(f"scores are {list(given.shape)} for {self.data.documents} documents; give one for each")
-        values = self._values(lambda block, rows: table[block : block + SLOTS, rows], len(table), 0)
+        values = self._values(lambda some, rows: table[some, rows], len(table))
         return values if given.ndim == 2 else values[:, 0]
 
-    def _values(self, score: Callable[[int, slice], Scores], models: int, skipped: int) -> Values:
-        """Measure blocks of models, chunk by chunk; `score` gives [models, documents] for a block and its rows."""
+    def _values(self, score: Callable[[slice, slice], Scores], models: int) -> Values:
+        """Measure some models at a time, chunk by chunk; `score` gives [models, documents] for some and their rows."""
         from fedrank.kernels.measures import measure_lists
 
         values = np.empty((len(self._parsed), models, self.data.queries))
         for first, last in self._chunks:
             rows = slice(int(self._offsets[first]), int(self._offsets[last]))
-            for block in range(0, skipped + models, SLOTS):
+            for some in (slice(begin, min(begin + MODELS, models)) for begin in range(0, models, MODELS)):
                 # Diverged models overflow; the error below says so more clearly than a warning.
                 with np.errstate(over="ignore", invalid="ignore"):
-                    scores = np.require(score(block, rows).T, np.float32, ["C", "W"])
-                low, high = max(skipped - block, 0), min(skipped + models - block, SLOTS)
+                    scores = np.require(score(some, rows).T, np.float32, ["C", "W"])
                 bad = measure_lists(
                     scores.view(np.int32),
-                    low,
-                    high,
                     self._offsets,
                     first,
                     last,
@@ -183,20 +171,20 @@ class Evaluator:
                     self._cutoffs,
                     self._scales,
                     self._top_grade,
-                    block - skipped,
+                    some.start,
                     values,
                 )
                 if bad > 0:
-                    self._refuse(scores, first, block - skipped)
+                    self._refuse(scores, first, some.start)
         for values_of_measure, each in zip(values, self._parsed, strict=True):
             values_of_measure[:, self._relevant == 0] = {"skip": np.nan, "zero": 0.0, "one": 1.0}[each.empty]
         return values
 
     def _refuse(self, scores: Scores, first: int, shift: int) -> NoReturn:
-        row, slot = np.argwhere(np.isnan(scores))[0]
+        row, model = np.argwhere(np.isnan(scores))[0]
         query = np.searchsorted(self._offsets, self._offsets[first] + row, side="right") - 1
         raise ValueError(
-            f"model {max(shift + slot, 0)} scores a document of query {self.data.query_ids[query]} as NaN, which has "
+            f"model {shift + model} scores a document of query {self.data.query_ids[query]} as NaN, which has "
             "no place in a ranking; look for NaN or infinity in features and weights, and for a rate that is too high"
         )
 

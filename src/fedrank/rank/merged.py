@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.ranking import RankingData
 from fedrank.rank.forest import Forest, fitting, joined, save_forest
 from fedrank.rank.model import FORMAT, VERSION, Model, Scorer, load_model, save_model, write_replacing
@@ -71,7 +72,7 @@ class LinearMix(_Mixture):
     def score(self, data: RankingData, client: int | None = None) -> Reals:
         """[documents]: higher is better."""
         scaled = on_scale(scores_of(self.parts, data), data, self.scale, self.units)
-        return np.asarray(np.array(self.weights) @ scaled)
+        return kernels.sums.weighted_sum(np.array(self.weights), scaled)
 
     def as_forest(self) -> Forest | None:
         """The same as one forest, which any LightGBM reads; None where it is not a sum of trees."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedrank import kernels
 from fedrank.types import Features, Ranker, Scores, Weights
 
 
@@ -30,12 +31,12 @@ class Linear:
     def first(self, features: int, rng: np.random.Generator) -> Weights:
         if self.start_norm == 0:
             return np.zeros(features)
-        direction = rng.standard_normal(features)
-        return self.start_norm * direction / np.linalg.norm(direction)
+        direction = kernels.chance.normals(rng, features)
+        return self.start_norm * direction / kernels.sums.length(direction)
 
     def score(self, weights: Weights, features: Features) -> Scores:
-        scores: Scores = (features @ weights.astype(np.float32).T).T
-        return scores
+        scores: Scores = kernels.sums.products(features, np.atleast_2d(weights).astype(np.float32)).T
+        return scores if weights.ndim == 2 else scores[0]
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Mlp:
 
     def first(self, features: int, rng: np.random.Generator) -> Weights:
         """Normal with deviation 1 / fan-in, biases too."""
-        inner = rng.standard_normal(self.hidden * (features + 1)) / features
-        return np.concatenate([inner, rng.standard_normal(self.hidden) / self.hidden])
+        inner = kernels.chance.normals(rng, self.hidden * (features + 1)) / features
+        return np.concatenate([inner, kernels.chance.normals(rng, self.hidden) / self.hidden])
 
     def score(self, weights: Weights, features: Features) -> Scores:
         return _neural_scores(weights, self.hidden, features)
@@ -104,8 +105,7 @@ def _neural_scores(weights: Weights, hidden: int, features: Features) -> Scores:
 
     features = np.ascontiguousarray(features)
     models = np.ascontiguousarray(np.atleast_2d(weights), dtype=np.float32)
-    scores = np.zeros((len(models), len(features)), dtype=np.float32)
+    scores = np.empty((len(models), len(features)), dtype=np.float32)
     for model, row in zip(models, scores, strict=True):
-        if model.any():  # a model of zeros, as others pad with, scores everything 0
-            mlp_scores(model, hidden, features, 0, len(features), row)
+        mlp_scores(model, hidden, features, 0, len(features), row)
     return scores if weights.ndim == 2 else scores[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.types import Features
 
 K1, B = 1.2, 0.75  # of BM25
@@ -46,7 +47,7 @@ class Background:
     def idf(self) -> Real:
         """[terms]: log(documents / documents with the term)."""
         most = max(self.documents, 1)
-        idf: Real = np.log(most / np.clip(self.frequencies, _RAREST, most))
+        idf: Real = kernels.elementary.log_each(most / np.clip(self.frequencies, _RAREST, most))
         return idf
 
     @property
@@ -88,9 +89,9 @@ def field_features(counts: Real, lengths: Real, background: Background) -> Real:
             np.full(len(held), idf.sum()),
             (share * idf).sum(axis=1),
             bm25.sum(axis=1),
-            np.log(absolute).sum(axis=1),
-            np.log(dirichlet).sum(axis=1),
-            np.log(mixed).sum(axis=1),
+            kernels.elementary.log_each(absolute).sum(axis=1),
+            kernels.elementary.log_each(dirichlet).sum(axis=1),
+            kernels.elementary.log_each(mixed).sum(axis=1),
         ]
     )
 

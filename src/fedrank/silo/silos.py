@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.collection import Collection
 from fedrank.data.text import Tokeniser
 from fedrank.seeds import rng_for
@@ -160,7 +161,8 @@ class _Engine:
         known = tuple(term for term in asked if term in self.own.terms)
         held = self.own.counts(known)
         expected = MU * self.chances[[self.own.terms[term] for term in known]]
-        scores = np.log1p(held / expected).sum(axis=1) - len(known) * np.log1p(self.own.lengths / MU)
+        log1p = kernels.elementary.log1p_each
+        scores = log1p(held / expected).sum(axis=1) - len(known) * log1p(self.own.lengths / MU)
         matching = np.flatnonzero(held.any(axis=1))
         return matching[np.argsort(-scores[matching], kind="stable")]
 

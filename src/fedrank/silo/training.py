@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import Mean
@@ -181,9 +182,9 @@ def sgd(
     weights = weights.copy()
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
-        # By tanh, which does not overflow.
-        error = 0.5 * (1 + np.tanh(0.5 * (part @ weights))) - targets[start : start + batch]
-        weights -= rate / len(part) * (error @ part)
+        scores = kernels.sums.products(part, weights[None])[:, 0]
+        error = 1 / (1 + kernels.elementary.exp_each(-scores)) - targets[start : start + batch]
+        weights -= rate / len(part) * kernels.sums.weighted_sum(error, part)
     return weights
 
 

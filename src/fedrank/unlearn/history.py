@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.types import Updates, Weights
 
 FORMAT = 1
@@ -275,9 +276,7 @@ class History:
 
 def lengths_of(updates: Updates) -> NDArray[np.float64]:
     """L2 norm of every update."""
-    wide = updates.astype(np.float64)  # the square of a float32 may be too large for one
-    squares: NDArray[np.float64] = np.einsum("cp,cp->c", wide, wide)
-    return np.sqrt(squares)
+    return kernels.sums.lengths(np.ascontiguousarray(updates))
 
 
 def _without(stored: Stored, leaving: NDArray[np.int64]) -> Stored:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.federate.aggregate import Apart, Mean
 from fedrank.federate.round import Federation, State, federated_round, first_state, simulate
 from fedrank.seeds import Chance, key_for
@@ -280,7 +281,7 @@ class GradientAscent:
         chance = Chance(case.unlearn_seed, 0)
         around, _ = learner(final.weights, None, remaining, chance, case.threads)
         reference = final.weights + Mean()(around)
-        farthest = self.radius * float(np.linalg.norm(reference))
+        farthest = self.radius * kernels.sums.length(reference)
         weights = _into_ball(final.weights, reference, farthest)
         for step in range(1, self.steps + 1):
             taught, _ = learner(weights, None, leaving, chance._replace(round=step), case.threads)
@@ -454,7 +455,7 @@ def _places(all_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.in
 
 def _into_ball(weights: Weights, centre: Weights, radius: float) -> Weights:
     away = weights - centre
-    distance = float(np.linalg.norm(away))
+    distance = kernels.sums.length(away)
     return weights if distance <= radius else centre + away * (radius / distance)
 
 

@@ -1,0 +1,58 @@
+"""What a processor's vectors change: nothing in the results, and how much in speed?
+
+    python benchmarks/targets.py
+
+The same rounds of FPDGD, compiled for several x86-64 processors that this one can stand in for: digests of the weights,
+and interactions a second of CPU time. Where digests differ the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+TARGETS = {
+    "this processor": {},
+    "haswell (AVX2)": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+avx,+sse4.2,+bmi,+bmi2"},
+    "nehalem (SSE 4.2)": {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "+sse4.2"},
+    "any x86-64 (SSE 2)": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
+}
+WORKER = """
+import hashlib, time
+import numpy as np
+import fedrank as fr
+from benchmarks.fpdgd import made_up
+for shape, learner, rounds in (
+    ("46 x 41", fr.Pdgd(), 2000), ("136 x 120", fr.Pdgd(), 1000), ("136 x 120", fr.Pdgd(ranker=fr.Mlp()), 80),
+):
+    clients = fr.make_clients(made_up(shape), 10, user="navigational", interactions=5)
+    federation = fr.Federation(learner)
+    for outcome in fr.simulate(federation, clients, 5): pass
+    times = []
+    for _ in range(3):
+        begin = time.process_time()
+        for outcome in fr.simulate(federation, clients, rounds): pass
+        times.append(time.process_time() - begin)
+    digest = hashlib.blake2b(outcome.weights.tobytes(), digest_size=6).hexdigest()
+    print(f"{shape}|{type(learner.ranker).__name__.lower()}|{digest}|{rounds * 50 / min(times):.0f}")
+"""
+
+
+def main() -> int:
+    print(f"{'compiled for':20} {'shape':10} {'ranker':7} {'weights':13} {'interactions/s':>14}")
+    seen: dict[tuple[str, str], set[str]] = {}
+    for name, settings in TARGETS.items():
+        environment = os.environ | settings | {"PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, check=True
+        )
+        for line in done.stdout.splitlines():
+            shape, ranker, digest, rate = line.split("|")
+            seen.setdefault((shape, ranker), set()).add(digest)
+            print(f"{name:20} {shape:10} {ranker:7} {digest:13} {int(rate):14,}")
+    return int(any(len(digests) > 1 for digests in seen.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,243 @@
+"""Digests of what fedrank computes: every built-in experiment for two rounds, and a grid of methods.
+
+    python -m tests.digests [--out FILE] [--only TEXT] [--quick]
+
+The same bytes on every processor is a promise, and this is how it is looked at: run it under another processor's name
+(`NUMBA_CPU_NAME`, `NPY_DISABLE_CPU_FEATURES`, ...) or after a change that must not change results, and compare.
+Real data are used where `FEDRANK_DATA` has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedrank as fr
+from fedrank.attack.poison import ATTACKS
+from fedrank.experiment.schedule import run_experiment
+from fedrank.experiment.spec import builtin_names, read_question
+from fedrank.federate.aggregate import AGGREGATORS
+from fedrank.federate.server import SERVER_STEPS
+from fedrank.protect.noise import SecureSource
+from fedrank.unlearn.methods import UNLEARNERS
+from tests.made_up import made_up_log
+
+USERS = np.random.default_rng(7).integers(120, size=1500).tolist()  # of each entry of a made-up log
+_start = SecureSource.__init__
+
+
+def digest(*parts: Any) -> str:
+    total = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        total.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
+    return total.hexdigest()
+
+
+def of_run(folder: Path) -> str:
+    """Rows, and what the model says: weights, or the scores of a forest on features that are always the same."""
+    rows = (folder / "rounds.csv").read_bytes()
+    if not (folder / "model.json").exists():
+        return digest(rows)
+    model = fr.load_model(folder)
+    if isinstance(model, fr.Model):
+        return digest(rows, model.weights)
+    rng = np.random.default_rng(1)
+    table = (rng.integers(0, 2000, size=(400, model.features)) / 1000).astype(np.float32)
+    data = fr.RankingData(table, np.zeros(400, np.int8), np.arange(0, 401, 40), np.arange(10).astype(str))
+    return digest(rows, np.asarray(model.score(data)))
+
+
+def small(one: Any, folder: Path) -> Any:
+    """Two rounds, or two trees, of few clients."""
+    one = dataclasses.replace(one, evaluate_every=1)
+    if one.kind == "trees":
+        one = dataclasses.replace(one, booster={**one.booster, "trees": 2}, tune=min(one.tune, 2))
+        if one.data.name == "synthetic-istella-x":  # of half a million documents
+            file = folder / "short.txt"
+            if not file.exists():
+                from fedrank.experiment.tree_commands import letor_lines
+
+                file.write_text("".join(letor_lines(fr.synthetic("mq2007", 30))))
+            same = dict.fromkeys(("train", "validation", "test"), str(file))
+            one = dataclasses.replace(one, data=dataclasses.replace(one.data, name=None, **same))
+        return one
+    one = dataclasses.replace(one, rounds=60 if one.kind == "async" else 2)
+    if one.kind == "federated" and one.clients.count > 50:
+        one = dataclasses.replace(one, clients=dataclasses.replace(one.clients, count=10))
+    return one
+
+
+def experiments(folder: Path, names: Sequence[str], quick_only: bool = False) -> Iterator[tuple[str, Any]]:
+    """Every variant of built-in experiments, each in its quick form and, where its data are here, in its own.
+
+    With every name comes the experiment, small enough to be done at once.
+    """
+    log = None
+    for name in names:
+        forms = [True] if read_question(name).quick else [False]
+        if forms == [True] and not quick_only:
+            forms.append(False)
+        for quick in forms:
+            asked = read_question(name, quick=quick)
+            if asked.kind == "silo" and not quick:
+                continue  # minutes each, and the quick form has the same methods
+            for variant in asked.expand():
+                one = variant.experiment.single(variant.experiment.repeats()[0][0], 1)
+                if getattr(one.data, "log", None) is not None:
+                    log = log or made_up_log(folder / "log", USERS)
+                    one = dataclasses.replace(one, data=dataclasses.replace(one.data, log=str(log)))
+                    one = dataclasses.replace(one, clients=dataclasses.replace(one.clients, interactions=2))
+                try:
+                    one.require_data()
+                except FileNotFoundError:
+                    continue
+                yield f"{name}{' quick' if quick else ''} {variant.name}", small(one, folder)
+
+
+def of_experiment(one: Any, folder: Path) -> str:
+    """Do it in a folder of its own."""
+    fixed_chance()
+    done = run_experiment(one, "one", folder)
+    return f"failed: {done.failed[0][1]}" if done.failed else of_run(done.finished[0].folder)
+
+
+def fixed_chance() -> None:
+    """Noise of private runs from known keys: only here, where nobody is to be protected."""
+    number = 0
+
+    def known(self: SecureSource, key: bytes | None = None) -> None:
+        nonlocal number
+        number += 1
+        _start(self, key or number.to_bytes(32, "little"))
+
+    SecureSource.__init__ = known  # type: ignore[method-assign]
+
+
+def methods() -> dict[str, Callable[[], str]]:
+    """Learners, rules, server steps, attacks, mechanisms and unlearners, a few rounds each."""
+    crowd = cache(lambda count, each: fr.make_clients(_train(), count, interactions=each))
+    mixed = cache(
+        lambda: fr.make_clients(_train(), 12, user=["navigational", "informational"], interactions=[3, 4], malicious=3)
+    )
+    learners = {
+        "pdgd": fr.Pdgd(),
+        "batch": fr.Pdgd(batch=True, clip_gradients=0.3),
+        "clip": fr.Pdgd(clip_weights=0.2),
+        "far": fr.Pdgd(rate=3000.0),
+        "start": fr.Pdgd(ranker=fr.Linear(start_norm=0.01)),
+        "mlp": fr.Pdgd(ranker=fr.Mlp(hidden=9)),
+        "relu": fr.Pdgd(ranker=fr.Relu(units=9, start="normal")),
+        "prox": fr.Pdgd(prox=0.1),
+        "per": fr.Pdgd(ranker=fr.Mlp(hidden=8), personal="output"),
+        "scaffold": fr.Pdgd(control=True),
+        "lambdarank": fr.LambdaRank(),
+        "lambdarank mlp": fr.LambdaRank(ranker=fr.Mlp(hidden=7)),
+        "evolution": fr.Evolution(truth=0.7),
+        "evolution relu": fr.Evolution(ranker=fr.Relu()),
+    }
+    todo: dict[str, Callable[[], str]] = {}
+    for name, learner in learners.items():
+        todo[f"learner {name}"] = partial(of_rounds, fr.Federation(learner), mixed)
+    for name, rule in AGGREGATORS.items():
+        todo[f"rule {name}"] = partial(of_rounds, fr.Federation(aggregator=rule()), mixed)
+        if name != "none":
+            todo[f"rule {name}, many"] = partial(
+                of_rounds, fr.Federation(aggregator=rule()), partial(crowd, 60, 1), rounds=3
+            )
+    for name, step in SERVER_STEPS.items():
+        todo[f"server {name}"] = partial(of_rounds, fr.Federation(fr.Evolution(), server=step()), mixed, rounds=30)
+    for name, attack in ATTACKS.items():
+        settings = {"promote": {"features": (3,)}}.get(name, {})
+        for rule in (fr.Krum(), fr.Median()):
+            made = attack(**settings, **({"aggregator": rule} if name == "fang" else {}))
+            federation = fr.Federation(aggregator=rule, attack=made)
+            todo[f"attack {name} {type(rule).__name__}"] = partial(of_rounds, federation, mixed)
+    for place in (fr.OnClient(), fr.AtServer(), fr.SecureSum(sum="ideal"), fr.SecureSum()):
+        for mechanism in (fr.Gaussian(0.1, 1.0, place), fr.Laplace(0.1, 1.0, place)):
+            name = f"mechanism {type(mechanism).__name__} {type(place).__name__} {getattr(place, 'sum', '')}"
+            todo[name.strip()] = partial(of_rounds, fr.Federation(mechanism=mechanism), mixed)
+    for name, unlearner in UNLEARNERS.items():
+        todo[f"unlearn {name}"] = partial(of_unlearning, unlearner())
+    for name in ("synthetic-mq2007", "synthetic-mslr", "synthetic-categories"):
+        todo[f"data {name}"] = partial(of_data, name)
+    return todo
+
+
+@cache
+def _train() -> fr.RankingData:
+    return fr.load("synthetic-mq2007").train
+
+
+def of_data(name: str) -> str:
+    data = fr.load(name).train
+    return digest(data.features, data.grades)
+
+
+def of_rounds(federation: fr.Federation, make: Callable[[], fr.Clients], rounds: int = 6) -> str:
+    clients = make()
+    source = SecureSource(key=b"1" * 32)
+    parts = []
+    for outcome in fr.simulate(federation, clients, rounds, 3, noise=source if federation.mechanism else None):
+        parts += [outcome.weights, outcome.online]
+    return digest(*parts)
+
+
+def of_unlearning(unlearner: Any) -> str:
+    clients = fr.make_clients(_train(), 5, interactions=4)
+    federation = fr.Federation()
+    first = np.zeros(_train().features.shape[1])
+    last = None
+    with tempfile.TemporaryDirectory() as folder:
+        with fr.HistoryWriter(folder, len(clients), first.size, 2) as writer:
+
+            def note(arrived: fr.Arrivals) -> None:
+                if writer.wants(arrived.round):
+                    writer.add(arrived.round, arrived.ids, arrived.updates, arrived.weights)
+
+            for outcome in fr.simulate(federation, clients, 8, 1, watch=note):
+                last = outcome.state
+        history = fr.History.open(folder)
+        return digest(unlearner(fr.Case(federation, clients, (2,), 1, first, last, 8, history)).weights)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, help="where to write; default: the screen")
+    options.add_argument("--only", default="", help="only what has one of these texts in its name, as a|b")
+    options.add_argument("--quick", action="store_true", help="only quick forms of experiments that have one")
+    chosen = options.parse_args()
+    warnings.simplefilter("ignore")
+    found = {}
+
+    def note(name: str, work: Callable[[], str]) -> None:
+        if re.search(chosen.only, name):
+            found[name] = work()
+            print(f"{time.process_time():6.0f} s  {found[name]}  {name}", file=sys.stderr, flush=True)
+
+    for name, work in methods().items():
+        note(name, work)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, one) in enumerate(experiments(Path(folder), builtin_names(), chosen.quick)):
+            note(name, partial(of_experiment, one, Path(folder) / str(number)))
+    text = json.dumps(found, indent=1, sort_keys=True) + "\n"
+    if chosen.out is None:
+        sys.stdout.write(text)
+    else:
+        chosen.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
