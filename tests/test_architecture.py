@@ -11,7 +11,7 @@ import fedrank
 
 ROOT = Path(fedrank.__file__).parent
 ORDER = ["cli", "deploy", "experiment", "unlearn", "attack", "silo", "protect", "federate", "rank", "data", "kernels"]
-BOTTOM = {"seeds", "types"}
+BOTTOM = {"files", "names", "seeds", "types"}
 
 
 def imported_layers(source: Path) -> set[str]:

@@ -242,7 +242,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
     files = write_log(tmp_path, many_entries(entries=30)), write_collection(tmp_path)
     how = LogBuild(FOUR, published=published)
     build(files, tmp_path / "whole", how)
-    write = log_folder.write_durably
+    write = log_folder.write_whole
     for fatal in count():
         written = 0
 
@@ -257,7 +257,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
                 write(path, text)
 
         out = tmp_path / f"killed-{fatal}"
-        monkeypatch.setattr(log_folder, "write_durably", dies)
+        monkeypatch.setattr(log_folder, "write_whole", dies)
         try:
             build(files, out, how)
             break
@@ -266,7 +266,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
         if not (out / "facts.json").exists():
             with pytest.raises((ValueError, FileNotFoundError), match=r"half-built|no data set"):
                 load_log(out)
-        monkeypatch.setattr(log_folder, "write_durably", write)
+        monkeypatch.setattr(log_folder, "write_whole", write)
         build(files, out, how)
         assert contents(out) == contents(tmp_path / "whole"), f"killed at mark {fatal}"
     assert fatal > 7, "a build has many marks"
@@ -326,7 +326,7 @@ def test_a_second_process_is_refused(files, tmp_path):
 
     log = build(files, tmp_path / "out", progress=meanwhile)
     assert [end.returncode for end in ends] == [1]
-    assert "is being made by another process; wait until it is done" in ends[0].stderr
+    assert "is being worked on by process" in ends[0].stderr
     assert len(log) == 6
 
 

@@ -254,7 +254,7 @@ def test_bad_judgements_are_named(root: Path) -> None:
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match="no data set 'MQ208'; did you mean \"mq2008\"\\?"):
         load("MQ208")
-    with pytest.raises(ValueError, match="known are mq2007, mq2008"):
+    with pytest.raises(ValueError, match='there is "mq2007", "mq2008"'):
         describe("?")
 
 

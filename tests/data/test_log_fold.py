@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -107,12 +105,6 @@ def test_files_of_the_cache_are_those_of_this_log(tmp_path, monkeypatch):
     made_up_log(folder, USERS, seed=1)
     after = log_fold(folder).train.features
     assert not np.array_equal(before, after)
-    unfinished = tmp_path / "cache" / "logs" / "1.npy.7.unfinished"
-    for age, there in ((0, True), (2 * 24 * 3600, False)):
-        unfinished.write_text("half")
-        os.utime(unfinished, (time.time() - age, time.time() - age))
-        log_fold(folder, test_share=0.3 + 0.1 * there)
-        assert unfinished.exists() == there
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"must hold .* GB of features .* FEDRANK_CACHE"):

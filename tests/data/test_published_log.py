@@ -188,7 +188,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
     monkeypatch.setattr(module, "BETWEEN_MARKS", 60_000)
     files = write_files(tmp_path, many(9), order=[*range(5), 3, 5, 6, 8])  # 3 is there twice, 7 is not
     convert_published(*files, tmp_path / "whole")
-    write = log_folder.write_durably
+    write = log_folder.write_whole
     for fatal in count():
         written = 0
 
@@ -203,13 +203,13 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
                 write(path, text)
 
         out = tmp_path / f"killed-{fatal}"
-        monkeypatch.setattr(log_folder, "write_durably", dies)
+        monkeypatch.setattr(log_folder, "write_whole", dies)
         try:
             convert_published(*files, out)
             break
         except KeyboardInterrupt:
             pass
-        monkeypatch.setattr(log_folder, "write_durably", write)
+        monkeypatch.setattr(log_folder, "write_whole", write)
         if not (out / "facts.json").exists():
             with pytest.raises((ValueError, FileNotFoundError), match=r"half-built|no data set"):
                 load_log(out)
@@ -332,7 +332,7 @@ def test_one_process_at_a_time(tmp_path):
     files = write_files(tmp_path)
     with (
         log_folder.working_on(tmp_path / "new" / "out"),
-        pytest.raises(FileExistsError, match="is being made by another process; wait"),
+        pytest.raises(FileExistsError, match="is being worked on by process"),
     ):
         convert_published(*files, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists(), "nothing was begun"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.experiment.apply import evaluate_model, save, score_lines, show_quality
+from fedrank.experiment.apply import evaluate_model, score_lines, show_quality
 from fedrank.rank.model import Model, save_model
 from fedrank.rank.rankers import Linear
 from tests.oracles import measures as oracle
@@ -125,17 +125,3 @@ def test_what_cannot_be_used(tmp_path, data):
         evaluate_model(model, data, ["mpa"])
     with pytest.raises(ValueError, match='normalise = "global" and does not say within which ranges'):
         evaluate_model(model_file(tmp_path, normalised="global"), data, ["map"])
-
-
-def test_saving_is_all_or_nothing(tmp_path):
-    file = tmp_path / "new" / "scores.txt"
-    save(["1\n", "2\n"], file)
-
-    def broken():
-        yield "3\n"
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        save(broken(), file)
-    assert file.read_text(encoding="utf-8") == "1\n2\n"
-    assert [path.name for path in file.parent.iterdir()] == ["scores.txt"]

@@ -145,7 +145,7 @@ def test_filter_group_and_table(tmp_path: Path) -> None:
     runs = load_runs(tmp_path)
     assert len(runs.filter(fold=1)) == 4
     assert len(runs.filter(seed=[1, 2], fold=2, **{"aggregator.name": "krum"})) == 2
-    with pytest.raises(KeyError, match=r"did you mean 'aggregator\.name'"):
+    with pytest.raises(KeyError, match=r'did you mean "aggregator\.name"'):
         runs.filter(**{"agregator.name": "krum"})
     rows = runs.table()
     assert len(rows) == 8

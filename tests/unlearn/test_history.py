@@ -139,7 +139,7 @@ def test_a_crash_at_any_step_on_the_disk_loses_nothing_that_was_kept(tmp_path, m
     whole = tmp_path / "whole"
     record(whole, rounds, 1)
     before, path_type = tmp_path / "before", type(tmp_path)
-    steps = [(os, "replace"), (path_type, "unlink"), (path_type, "write_bytes"), (module, "_sync")]
+    steps = [(os, "replace"), (path_type, "unlink"), (path_type, "write_bytes"), (module, "sync")]
     real = {name: getattr(owner, name) for owner, name in steps}
     record(before, kept, 1)
 

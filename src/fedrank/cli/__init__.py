@@ -31,6 +31,7 @@ from fedrank.cli.shared import (
 )
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
+from fedrank.files import write_whole
 
 # One thread for each matrix product: whole runs go side by side instead. Read when NumPy is first imported.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -262,13 +263,13 @@ def score(
     client: Client = None,
 ) -> None:
     """Score documents: one number a line, in the order of the file; or a TREC run file."""
-    from fedrank.experiment.apply import save, score_lines
+    from fedrank.experiment.apply import score_lines
 
     lines = score_lines(model, data, trec, client)
     if out is None:
         sys.stdout.writelines(lines)
     else:
-        save(lines, out)
+        write_whole(out, lines)
         say(new_console(), f"Scores: {out}")
 
 
@@ -286,13 +287,13 @@ def evaluate(
     client: Client = None,
 ) -> None:
     """Measure a model on judged data, on average and per query."""
-    from fedrank.experiment.apply import evaluate_model, save, show_quality
+    from fedrank.experiment.apply import evaluate_model, show_quality
 
     quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client)
     console = new_console()
     show_quality(quality, console)
     if per_query is not None:
-        save([quality.csv()], per_query)
+        write_whole(per_query, quality.csv())
         say(console, f"Values per query: {per_query}")
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedrank.data import from_ir_datasets
 from fedrank.data.documents import Documents, read_documents
 from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
-from fedrank.data.log_folder import Marks, begin, finish, is_complete, save, sync, table, working_on
+from fedrank.data.log_folder import Marks, begin, finish, is_complete, save, table, working_on
 from fedrank.data.logs import (
     ARRAYS,
     FORMAT,
@@ -30,6 +30,7 @@ from fedrank.data.logs import (
     read_names,
     write_names,
 )
+from fedrank.files import sync
 from fedrank.types import Features
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ environment variable FEDRANK_DATA names; the synthetic sets are always there.
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import itertools
 import lzma
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.feature_names import LETOR_4, MSLR
 from fedrank.data.ranking import RankingData
+from fedrank.names import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -301,9 +301,7 @@ def describe(name: str) -> DataSet:
     """The entry of the catalog; an unknown name is refused with the nearest known one."""
     if name in CATALOG:
         return CATALOG[name]
-    near = difflib.get_close_matches(name.lower(), CATALOG, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(CATALOG)}"
-    raise ValueError(f"no data set {name!r}; {hint}")
+    raise ValueError(f"no data set {name!r}{nearest(name, CATALOG)}")
 
 
 def require(name: str) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedrank.data.logs import SearchLog, as_ranking, load_log, stretch_of
 from fedrank.data.mapped import open_mapped
 from fedrank.data.normalise import Ranges, normalise, normalise_into
 from fedrank.data.ranking import RankingData
+from fedrank.files import writing
 from fedrank.types import Features
 
 TEST_SHARE = 0.2  # of the entries, the latest ones (AOL4FOLTR)
@@ -27,8 +27,6 @@ IN_MEMORY = 1 << 30  # bytes of features; what is larger is kept in files of the
 FORMAT = 1  # raise it whenever the same entries would get other features
 
 _SOME = 4000  # entries whose features are in memory at a time
-_UNFINISHED = ".unfinished"
-_ABANDONED = 24 * 3600  # seconds after which an unfinished file has no living writer
 
 
 def log_fold(
@@ -116,19 +114,9 @@ def _key(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | Non
 
 
 def _write(path: Path, log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f"*{_UNFINISHED}"):
-        if time.time() - old.stat().st_mtime > _ABANDONED:
-            old.unlink(missing_ok=True)
     length, width = log.lists.shape[1], log.features.shape[1]
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
-    try:
-        with open(unfinished, "wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows) * length, width)}
-            write_array_header_1_0(file, header)
-            for block in _blocks(log, rows):
-                normalise_into(block, block, np.arange(0, len(block) + 1, length), how, ranges)
-                file.write(block.data)
-        os.replace(unfinished, path)  # whoever sees it sees all of it
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with writing(path) as file:
+        write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (len(rows) * length, width)})
+        for block in _blocks(log, rows):
+            normalise_into(block, block, np.arange(0, len(block) + 1, length), how, ranges)
+            file.write(block.data)

@@ -11,13 +11,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from fedrank.data.logs import BEGUN, FACTS
+from fedrank.files import locked, sync, write_whole
 
 UNFINISHED = ".unfinished"  # in the names of files that only the work needs
 _LOCK = f"lock{UNFINISHED}"
@@ -32,7 +33,7 @@ class Marks:
     def set(self, step: str, done: Any) -> None:
         """Mark a step; what it wrote must be on disk already."""
         self.done[step] = done
-        write_durably(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n")
+        write_whole(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n")
 
 
 def is_complete(out: Path, asked: dict[str, Any]) -> bool:
@@ -59,7 +60,7 @@ def begin(out: Path, asked: dict[str, Any]) -> Marks:
 
 def finish(out: Path, facts: dict[str, Any]) -> None:
     """Make the folder complete."""
-    write_durably(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    write_whole(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     clear(out)
 
 
@@ -82,40 +83,12 @@ def working_on(out: Path) -> Iterator[None]:
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(out / _LOCK, out):
+        with locked(out / _LOCK, str(out), leave=False):
             yield
     finally:
         with contextlib.suppress(OSError):  # no longer empty
             for folder in new:
                 folder.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(path: Path, out: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        yield
-        return
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = _is_still(file, path)
-        except OSError:
-            mine = False
-        if not mine:
-            raise FileExistsError(
-                f"{out} is being made by another process; wait until it is done, stop it, or name another folder"
-            )
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _is_still(file: IO[str], path: Path) -> bool:
-    # Whoever had the lock before may have deleted the file between its opening and its locking here.
-    return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
 
 
 def _same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
@@ -145,19 +118,3 @@ def save(path: Path, values: NDArray[Any]) -> None:
     """Write an array, for good."""
     np.save(path, values, allow_pickle=False)
     sync(path)
-
-
-def sync(path: Path) -> None:
-    """Return when what was written to a file is on disk."""
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-
-
-def write_durably(path: Path, text: str) -> None:
-    """The file has its old text or its new one, whatever happens."""
-    fresh = path.with_name(path.name + UNFINISHED)
-    with open(fresh, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)

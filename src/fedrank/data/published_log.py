@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fedrank.data.build_log import Progress, heavy_user
 from fedrank.data.documents import SHOWN, find_columns, is_name, text_lines
 from fedrank.data.letor_stream import Queries, read_queries, whole_number
-from fedrank.data.log_folder import UNFINISHED, Marks, begin, finish, is_complete, save, sync, table, working_on
+from fedrank.data.log_folder import UNFINISHED, Marks, begin, finish, is_complete, save, table, working_on
 from fedrank.data.logs import (
     ARRAYS,
     BAD_BYTES,
@@ -44,6 +44,7 @@ from fedrank.data.logs import (
     seconds_of,
     write_names,
 )
+from fedrank.files import sync
 
 LENGTH = 20  # documents of a list
 BETWEEN_MARKS = 256 << 20  # bytes of letor.txt that are read again at most after a stop

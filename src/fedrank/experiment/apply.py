@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from fedrank.data.catalog import CATALOG, load
 from fedrank.data.letor import read_comments, read_letor
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
-from fedrank.experiment.families import nearest
+from fedrank.names import nearest
 from fedrank.rank.measures import EMPTY, MEASURES, average, measure, per_query, ranking
 from fedrank.rank.model import Model, Scorer, load_model
 from fedrank.types import Scores
@@ -59,19 +58,6 @@ def evaluate_model(model_path: str | Path, data: str, measures: Sequence[str], c
     parsed = [measure(text) for text in measures]
     read, scores = _scored(model_path, data, client)
     return Quality(tuple(map(str, parsed)), read.query_ids, per_query(parsed, scores, read))
-
-
-def save(lines: Iterable[str], path: str | Path) -> None:
-    """Write a whole file or none: what was there stays until all lines are written."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def show_quality(quality: Quality, console: Console) -> None:

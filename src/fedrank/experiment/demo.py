@@ -14,10 +14,10 @@ from fedrank.experiment.figures import curves
 from fedrank.experiment.findings import Findings, Variant, find
 from fedrank.experiment.forget import unlearn_runs
 from fedrank.experiment.page import figure_html, shell, table_html
-from fedrank.experiment.run import write_whole
 from fedrank.experiment.schedule import run_experiment
 from fedrank.experiment.store import load_runs
 from fedrank.experiment.tables import Cell, Table, heading, spread
+from fedrank.files import write_whole
 from fedrank.unlearn.methods import Unlearner
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import importlib
 import inspect
 import operator
@@ -28,6 +27,7 @@ from fedrank.federate.forests import MERGERS, Merger
 from fedrank.federate.partition import PARTITIONS, Partition
 from fedrank.federate.server import SERVER_STEPS
 from fedrank.federate.splits import SPLITS, Splitter
+from fedrank.names import nearest
 from fedrank.protect.mechanisms import MECHANISMS, PLACES, Place, PricedMechanism
 from fedrank.rank.learners import LEARNERS
 from fedrank.rank.measures import MEASURES
@@ -180,19 +180,6 @@ def _remedy(error: Any) -> str:
 @cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean "krum"?`, or what there is if nothing is near.
-
-    >>> nearest("kurm", ["mean", "krum"])
-    '; did you mean "krum"?'
-    """
-    known = list(known)
-    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    if near:
-        return f'; did you mean "{near[0]}"?'
-    return f"; there is {_listed(known)}" if known else "; there is none"
 
 
 def _listed(names: Iterable[str]) -> str:

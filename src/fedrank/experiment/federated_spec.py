@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field
 
 from fedrank.attack.poison import ATTACKS
-from fedrank.experiment.families import build, checked, describe, nearest
+from fedrank.experiment.families import build, checked, describe
 from fedrank.experiment.sections import DataSpec, Filled, Positive, PrivacySpec, Table, data_problems, require_data
 from fedrank.experiment.spec import (
     COMMON_READERS,
@@ -29,6 +29,7 @@ from fedrank.federate.asynchronous import ArrivalRule
 from fedrank.federate.partition import Iid, Intents, Partition, Shared, Users
 from fedrank.federate.round import Federation
 from fedrank.federate.server import Add
+from fedrank.names import nearest
 from fedrank.protect.mechanisms import OnClient, PricedMechanism, SecureSum
 from fedrank.protect.promises import Setting
 from fedrank.rank.evolution import Evolution

@@ -24,7 +24,8 @@ from fedrank.experiment.statistics import (
     randomisation_test,
     summarise,
 )
-from fedrank.experiment.store import DISCOUNT, LAST, Run, Runs, _nearest, read_toml
+from fedrank.experiment.store import DISCOUNT, LAST, Run, Runs, read_toml
+from fedrank.names import nearest
 from fedrank.protect.promises import up
 
 LEVEL = 0.05  # corrected p below which a difference is called significant
@@ -242,9 +243,7 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
     groups = [group for group in checked.group("folder").values() if len(group.finished)]
     names = {run.variant for run in checked}
     if baseline is not None and baseline not in names and not any(baseline in _labels(group) for group in groups):
-        raise ValueError(
-            f"no variant {baseline!r} to compare with{_nearest(baseline, names)}; there are {_list(names)}"
-        )
+        raise ValueError(f"no variant {baseline!r} to compare with{nearest(baseline, names)}")
     return [_find(group, readings, baseline, by_query) for group in groups]
 
 

@@ -26,11 +26,12 @@ from fedrank.experiment.families import describe
 from fedrank.experiment.federated_spec import Experiment, read_experiment
 from fedrank.experiment.findings import show
 from fedrank.experiment.privacy import card, summary
-from fedrank.experiment.run import SECONDS_BETWEEN_NEWS, clients_of, load_fold, queries_csv, start_weights, write_whole
+from fedrank.experiment.run import SECONDS_BETWEEN_NEWS, clients_of, load_fold, queries_csv, start_weights
 from fedrank.experiment.spec import to_toml
 from fedrank.experiment.store import Run, load_runs, working_on
 from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.round import Federation, State, first_weights, personal_models
+from fedrank.files import write_whole
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import Model, load_weights, save_model
 from fedrank.seeds import Chance

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedrank.data.catalog import Fold
-from fedrank.experiment.run import News, Task, write_facts, write_whole
+from fedrank.experiment.run import News, Task, write_facts
 from fedrank.experiment.trees_run import cell, origin_of, table
 from fedrank.experiment.trees_spec import TreesExperiment
 from fedrank.federate.forests import Merging, train_and_merge
+from fedrank.files import write_whole
 from fedrank.rank.measures import average
 from fedrank.rank.merged import save_any, with_notes
 from fedrank.rank.trees import Booster

@@ -12,10 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from fedrank.experiment.families import build, nearest
-from fedrank.experiment.run import write_whole
+from fedrank.experiment.families import build
 from fedrank.experiment.spec import Question, builtin_names, read_question, to_tables
 from fedrank.experiment.toml import flat, write_toml
+from fedrank.files import write_whole
+from fedrank.names import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console

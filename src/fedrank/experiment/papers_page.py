@@ -14,7 +14,6 @@ from fedrank.experiment.findings import Findings, Published, find, what_final_me
 from fedrank.experiment.page import conventions_html, figure_html, shell, table_html
 from fedrank.experiment.paper_figures import drawings
 from fedrank.experiment.papers import ON, QUICK, UNLEARNED, Item, Paper, changed, papers
-from fedrank.experiment.run import write_whole
 from fedrank.experiment.store import Runs, load_runs
 from fedrank.experiment.tables import (
     Cell,
@@ -26,6 +25,7 @@ from fedrank.experiment.tables import (
     published_table,
     signed,
 )
+from fedrank.files import write_whole
 
 VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
 TOLD = {

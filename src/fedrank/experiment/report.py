@@ -6,7 +6,6 @@ import csv
 import io
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +30,7 @@ from fedrank.experiment.tables import (
     unfinished_table,
     unlearned_table,
 )
+from fedrank.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +63,7 @@ def write_report(runs: Runs, out: str | os.PathLike[str], baseline: str | None =
         text = markdown(sections, left_out)
     else:
         text = numbers(sections)
-    _write(file, text)
+    write_whole(file, text)
     return file
 
 
@@ -222,18 +222,3 @@ def _cell(text: str) -> str:
 
 def _plain(text: str) -> str:
     return " ".join(text.split()).replace("\\", "\\\\").replace("<", "&lt;").replace("*", "\\*").replace("`", "\\`")
-
-
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as temporary:
-            temporary.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp makes private files; a report is for sharing
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

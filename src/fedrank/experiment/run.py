@@ -46,6 +46,7 @@ from fedrank.federate.round import (
     personal_models,
     simulate,
 )
+from fedrank.files import write_whole
 from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import EMPTY, MEASURES, MODELS, Evaluator, average, measure
 from fedrank.rank.model import Model, load_weights, save_model
@@ -605,13 +606,3 @@ def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:
     write_whole(folder / "run.json", json.dumps(facts, indent=1) + "\n")
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file at once and durably: whoever reads it, even after a crash, finds the old or the new one whole."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedrank.data.catalog import describe, require
 from fedrank.data.logs import load_log
 from fedrank.data.normalise import NORMALISATIONS
-from fedrank.experiment.families import nearest
+from fedrank.names import nearest
 
 Table = dict[str, Any]
 T = TypeVar("T")

@@ -20,8 +20,9 @@ from fedrank.data.collection import Collection, load_collection
 from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
 from fedrank.experiment.families import describe
-from fedrank.experiment.run import SECONDS_BETWEEN_NEWS, News, Task, queries_csv, write_facts, write_whole
+from fedrank.experiment.run import SECONDS_BETWEEN_NEWS, News, Task, queries_csv, write_facts
 from fedrank.experiment.silo_spec import SiloExperiment
+from fedrank.files import write_whole
 from fedrank.protect.promises import up
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import Model, save_model

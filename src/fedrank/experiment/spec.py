@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, ge
 
 from pydantic import Field
 
-from fedrank.experiment.families import build, checked, is_required, nearest
+from fedrank.experiment.families import build, checked, is_required
 from fedrank.experiment.sections import AtLeastOne, Filled, PrivacySpec, Table
 from fedrank.experiment.toml import flat, parse_override, put, shown, write_toml, write_value
+from fedrank.names import nearest
 from fedrank.rank.measures import measure
 
 

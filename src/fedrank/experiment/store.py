@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 import json
 import os
@@ -12,13 +11,16 @@ import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedrank.files import is_alive, is_locked, locked
+from fedrank.names import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -233,7 +235,7 @@ class Runs:
         for name in wanted:
             known = {*Run.__dataclass_fields__, *(setting for run in self for setting in run.settings)}
             if len(self) and name not in known:
-                raise KeyError(f"no field or setting {name!r} to filter by{_nearest(name, known)}")
+                raise KeyError(f"no field or setting {name!r} to filter by{nearest(name, sorted(known))}")
         return Runs(tuple(run for run in self if all(_matches(run, name, value) for name, value in wanted.items())))
 
     def group(self, *fields: str) -> dict[tuple[Any, ...], Runs]:
@@ -464,52 +466,17 @@ def _check_end(file: Path, round: int) -> None:
         )
 
 
-@contextmanager
-def working_on(folder: Path) -> Iterator[None]:
+def working_on(folder: Path) -> AbstractContextManager[None]:
     """Mark a run folder as worked on by this process, in a way that ends with it however it ends.
 
     A number of a process alone would not do: after a restart, another may have it.
     """
-    try:
-        import fcntl
-    except ImportError:  # not on this system: the process number in run.json has to do
-        yield
-        return
-    path = folder / LOCK
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FileExistsError(f"{folder} is being worked on by another process; wait for it, or stop it") from None
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    return locked(folder / LOCK, str(folder))
 
 
 def _worked_on(folder: Path, pid: Any) -> bool:
-    path = folder / LOCK
-    if not path.exists():
-        return _alive(pid)
-    try:
-        with working_on(folder):
-            return False
-    except FileExistsError:
-        return True
-
-
-def _alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    if os.name == "nt":
-        return True  # signal 0 would end the process there, so believe what the file says
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+    held = is_locked(folder / LOCK)
+    return isinstance(pid, int) and pid > 0 and is_alive(pid) if held is None else held
 
 
 def _matches(run: Run, name: str, wanted: Any) -> bool:
@@ -517,11 +484,6 @@ def _matches(run: Run, name: str, wanted: Any) -> bool:
     if isinstance(wanted, (list, tuple, set, frozenset)) and not isinstance(value, (list, tuple)):
         return value in wanted
     return bool(value == wanted)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _quality_so_far(run: Run) -> str:

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from fedrank.data.catalog import CATALOG, Fold, load, load_files
 from fedrank.data.letor import read_letor
 from fedrank.data.ranking import RankingData
-from fedrank.experiment.families import describe, nearest
-from fedrank.experiment.run import write_whole
+from fedrank.experiment.families import describe
 from fedrank.experiment.statistics import randomisation_test
 from fedrank.experiment.who import MEANINGS
 from fedrank.federate.differences import Distance, differences
 from fedrank.federate.merge import Linear, Stacking
 from fedrank.federate.splits import Categories, Dealt, Share, Splitter, Topics, as_clients
+from fedrank.files import write_whole
+from fedrank.names import nearest
 from fedrank.rank.measures import average, per_query
 from fedrank.rank.merged import LinearMix, Stacked, same_features, save_any
 from fedrank.rank.model import Scorer, load_model

@@ -30,9 +30,9 @@ from fedrank.experiment.run import (
     Task,
     load_fold,
     write_facts,
-    write_whole,
 )
 from fedrank.experiment.trees_spec import TreesExperiment
+from fedrank.files import write_whole
 from fedrank.rank.forest import planted, save_forest
 from fedrank.rank.measures import Evaluator, average
 from fedrank.rank.selection import Selected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.names import nearest
 
 MOST_CATEGORIES = 1_000  # more values are measurements rather than categories
 _UNKNOWN = -1  # category of a document that has none
@@ -182,7 +182,5 @@ def _read_categories(file: str) -> dict[tuple[str, str], str]:
 
 def place_of(name: str, names: Sequence[str], by: str) -> int:
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:10])}"
-        raise ValueError(f"no category {name!r} in {by}; {hint}")
+        raise ValueError(f"no category {name!r} in {by}{nearest(name, names)}")
     return names.index(name)

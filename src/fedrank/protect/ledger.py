@@ -31,6 +31,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.files import sync
+
 VERSION = 1
 BEGIN = struct.Struct("<16sIQ")  # name of the format, version, clients
 HEAD = struct.Struct("<4sQQQ")  # kind, round, place, bytes of payload
@@ -158,7 +160,7 @@ class _Log:
             os.fsync(new.fileno())
         self.file.close()
         os.replace(part, self.path)
-        _sync_folder(self.path.parent)
+        sync(self.path.parent)
         self.file = _private(self.path)
         self.end = self.size = end
         return places
@@ -197,10 +199,10 @@ class Ledger:
             changes = _Log(folder / "changes.log", CHANGES, clients)
             opened.callback(changes.file.close)
             # A file that its folder does not know after a power cut would be a reservation forgotten.
-            _sync_folder(folder)
+            sync(folder)
             for above in folder.parents:
                 with contextlib.suppress(OSError):  # not ours to open
-                    _sync_folder(above)
+                    sync(above)
             ledger = cls(participants, changes, clients)
             ledger._load()
             opened.pop_all()
@@ -490,17 +492,6 @@ def _read(file: io.FileIO, length: int) -> bytes:
         pieces.append(piece)
         length -= len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make durable which files a folder has."""
-    if os.name == "nt":  # folders cannot be opened there, and need not be
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unfit(path: Path, found: bytes, name: bytes, clients: int) -> str:

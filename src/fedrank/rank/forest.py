@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.model import FORMAT, VERSION, write_replacing
+from fedrank.files import write_whole
+from fedrank.rank.model import FORMAT, VERSION
 
 NAME = "forest"  # of the ranker, in model.json
 END = "end of trees"
@@ -150,7 +151,7 @@ def save_forest(forest: Forest, path: str | Path) -> None:
     """Write `model.json`, which says what it is, and beside it `model.txt`, which any LightGBM reads."""
     path = Path(path)
     beside = path.with_suffix(".txt")
-    write_replacing(beside, forest.text)
+    write_whole(beside, forest.text)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -161,7 +162,7 @@ def save_forest(forest: Forest, path: str | Path) -> None:
         "notes": forest.notes,
         "ranges": None if forest.ranges is None else forest.ranges.tolist(),
     }
-    write_replacing(path, json.dumps(content) + "\n")
+    write_whole(path, json.dumps(content) + "\n")
 
 
 def load_forest(path: str | Path) -> Forest:

@@ -1,7 +1,8 @@
 """How good a ranking is: measures by name, per query and on average, for many models at once.
 
     >>> import numpy as np
-    >>> from fedrank.data.ranking import RankingData
+    >>> from fedrank.names import nearest
+from fedrank.data.ranking import RankingData
     >>> data = RankingData(
     ...     np.zeros((3, 1), np.float32), np.array([2, 0, 1], np.int8), np.array([0, 3]), np.array(["cats"])
     ... )
@@ -15,7 +16,6 @@ that is sorted by grade. Scores are compared as float32.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.names import nearest
 from fedrank.types import Grades, Offsets, Ranker, Scores, Weights
 
 Values = NDArray[np.float64]
@@ -60,9 +61,9 @@ class Measure:
 
     def __post_init__(self) -> None:
         if self.name not in MEASURES:
-            raise ValueError(f"no measure '{self.name}'{_nearest(self.name, MEASURES)}; {_SYNTAX}")
+            raise ValueError(f"no measure '{self.name}'{nearest(self.name, MEASURES)}; {_SYNTAX}")
         if self.empty not in EMPTY:
-            raise ValueError(f"no choice '{self.empty}'{_nearest(self.empty, EMPTY)}; {_SYNTAX}")
+            raise ValueError(f"no choice '{self.empty}'{nearest(self.empty, EMPTY)}; {_SYNTAX}")
         if self.cutoff is not None and self.cutoff < 1:
             raise ValueError(f"{self.name}@{self.cutoff} looks at no rank; use a cutoff of 1 or more")
         if self.name == "map" and self.cutoff is not None:
@@ -78,11 +79,6 @@ class Measure:
 _SYNTAX = (
     f'write name[@cutoff][/{"|".join(EMPTY)}], such as "ndcg@10" or "mrr@10/zero", with one of {", ".join(MEASURES)}'
 )
-
-
-def _nearest(word: str, known: dict[str, str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def measure(text: str | Measure) -> Measure:

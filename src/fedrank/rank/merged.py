@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
+from fedrank.files import write_whole
 from fedrank.rank.forest import Forest, fitting, joined, save_forest
-from fedrank.rank.model import FORMAT, VERSION, Model, Scorer, load_model, save_model, write_replacing
+from fedrank.rank.model import FORMAT, VERSION, Model, Scorer, load_model, save_model
 
 Scale = Literal["none", "fixed", "query"]
 Inputs = Literal["both", "scores", "features"]
@@ -251,8 +252,8 @@ def _save_mixture(model: LinearMix | Stacked, path: Path) -> None:
     }
     forest = model.as_forest() if isinstance(model, LinearMix) else None
     if forest is not None:
-        write_replacing(path.with_suffix(".txt"), forest.text)
-    write_replacing(path, json.dumps(content) + "\n")
+        write_whole(path.with_suffix(".txt"), forest.text)
+    write_whole(path, json.dumps(content) + "\n")
 
 
 def load_merged(path: str | Path) -> LinearMix | Stacked:

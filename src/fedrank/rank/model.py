@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.files import write_whole
 from fedrank.rank.rankers import RANKERS
 from fedrank.types import Ranker, Scores, Weights
 
@@ -94,17 +94,7 @@ def save_model(model: Model, path: str | Path) -> None:
         "ranges": None if model.ranges is None else model.ranges.tolist(),
         "weights": model.weights.tolist(),
     }
-    write_replacing(path, json.dumps(content) + "\n")
-
-
-def write_replacing(path: Path, content: str) -> None:
-    """Write atomically, so that a reader never sees half a model."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    write_whole(path, json.dumps(content) + "\n")
 
 
 def load_model(path: str | Path) -> Scorer:

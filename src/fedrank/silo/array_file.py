@@ -8,7 +8,6 @@ a reader knows them by the part's name, behind the last dot.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import mmap
@@ -21,6 +20,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedrank.files import writing
 
 VERSION = 1
 FORMAT = b"fedrank sketch\n\0"
@@ -49,24 +50,12 @@ def write_arrays(
         entries.append({"name": name, "shape": list(array.shape), "at": at, "sum": _digest(_bytes(array)).hex()})
         at += -(-array.nbytes // ALIGN) * ALIGN
     header = json.dumps({**settings, "parts": entries}).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)  # what lies there from a crash may have other rights
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
-    try:
-        with open(handle, "wb") as out:
-            out.write(BEGIN.pack(FORMAT, VERSION, len(header), _digest(header)))
-            out.write(header)
-            for array in typed.values():
-                out.write(bytes(-out.tell() % ALIGN))
-                out.write(_bytes(array))
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
+    with writing(path, private) as out:
+        out.write(BEGIN.pack(FORMAT, VERSION, len(header), _digest(header)))
+        out.write(header)
+        for array in typed.values():
+            out.write(bytes(-out.tell() % ALIGN))
+            out.write(_bytes(array))
 
 
 def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Part]]:

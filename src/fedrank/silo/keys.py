@@ -8,13 +8,14 @@ Public keys must reach the others unchanged: read their fingerprints to each oth
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import stat
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedrank.files import writing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -172,18 +173,8 @@ def _refuse_existing(path: Path) -> None:
 
 def _write(path: Path, kind: str, key: bytes, private: bool) -> None:
     _refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # With its rights from the beginning: changed afterwards, it could have been read in between.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
-    try:
-        with open(handle, "w", encoding="ascii") as file:
-            file.write(f"{kind} {key.hex()}\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise
+    with writing(path, private, replace=False) as file:
+        file.write(f"{kind} {key.hex()}\n".encode())
 
 
 def _read(path: Path, kind: str, private: bool) -> bytes:

@@ -26,6 +26,8 @@ from math import inf, sqrt
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedrank.files import sync
+
 VERSION = 1
 SUFFIX = ".spending"  # of the ledger that lies beside a sketch
 SLACK = 1e-8  # added to ε of Gaussian noise: a sampler is not exactly its law, and errs by less (`GridNoise.log_error`)
@@ -77,7 +79,7 @@ class Spending:
         self._read_to = 0
         with self._locked() as file:
             if self._read_to == 0:
-                _keep_name(self.path)
+                sync(self.path.parent)  # a new file can be lost with its name
                 self._append(file, {"fedrank": "silo spending", "version": VERSION, "owner": owner})
             if owner and self.owner and owner != self.owner:
                 raise SpendingError(
@@ -230,16 +232,6 @@ class Spending:
                     account.pure[line["field"]] = account.pure.get(line["field"], 0.0) + cost
             if line["question"]:
                 self._questions.add(line["question"])
-
-
-def _keep_name(path: Path) -> None:
-    """A new file can be lost in a crash with all that was noted in it, until its folder is on the disk, too."""
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _gaussian(shift: float, delta: float) -> float:

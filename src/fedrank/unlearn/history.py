@@ -12,7 +12,6 @@ all second ones, and so on: neighbouring exponents are alike, and only then does
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.files import sync, write_whole
 from fedrank.types import Updates, Weights
 
 FORMAT = 1
@@ -154,7 +154,7 @@ class HistoryWriter:
         if not self._new:
             return
         for path in self._new:
-            _sync(path)
+            sync(path)
         self._new.clear()
         _write_index(self.folder, self._index)
         _sweep(self.folder, self._index)
@@ -268,7 +268,7 @@ class History:
             rows = [_without(stored, leaving) for stored in _read_chunk(self.folder, before, chunk)]
             entry = _write_chunk(self.folder, index, rows)
             index = replace(index, chunks=(*index.chunks, entry))
-            _sync(self.folder / entry.file)
+            sync(self.folder / entry.file)
         _write_index(self.folder, index)
         _sweep(self.folder, index)
         return History(self.folder, index)
@@ -401,12 +401,8 @@ def _write_index(folder: Path, index: _Index) -> None:
     }
     lines = ",\n".join("  " + json.dumps(vars(chunk)) for chunk in index.chunks)
     text = json.dumps(settings, indent=1)[:-2] + ',\n "chunks": [' + ("\n" + lines + "\n " if lines else "") + "]\n}\n"
-    part = folder / (INDEX + ".part")
-    part.write_bytes(text.encode())
-    _sync(part)
-    _sync(folder)
-    os.replace(part, folder / INDEX)
-    _sync(folder)
+    sync(folder)
+    write_whole(folder / INDEX, text)
 
 
 def _sweep(folder: Path, index: _Index) -> None:
@@ -416,18 +412,7 @@ def _sweep(folder: Path, index: _Index) -> None:
     for path in old:
         path.unlink()
     if old:
-        _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Make a file durable, or which files a folder has."""
-    if os.name == "nt" and path.is_dir():  # folders cannot be opened there, and need not be
-        return
-    handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(folder)
 
 
 def _damaged(path: Path, what: str) -> str:

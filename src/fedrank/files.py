@@ -1,0 +1,144 @@
+"""Files that are whole or not there, locks that end with whoever holds them, and what is really on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+UNFINISHED = ".part"  # how the names of files end that are still being written
+PATIENCE = 1.0  # seconds to wait for a lock: whoever only looks holds it for less
+
+
+def write_whole(path: str | Path, content: str | bytes | Iterable[str], private: bool = False) -> None:
+    """Replace a file at once and durably: whoever reads it, even after a crash, finds the old or the new one whole."""
+    with writing(path, private) as file:
+        for part in (content,) if isinstance(content, (str, bytes)) else content:
+            file.write(part.encode() if isinstance(part, str) else part)
+
+
+@contextlib.contextmanager
+def writing(path: str | Path, private: bool = False, replace: bool = True) -> Iterator[BinaryIO]:
+    """A file that takes its place when all of it is on the disk; what was there before stays until then.
+
+    A private one can be read by its owner only, from its first byte on. Without `replace` a file that is there already
+    is never lost. Problems name the file, which those of a full disk do not.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+    try:
+        _sweep(path)  # what lies there from a crash
+        with open(os.open(part, flags, 0o600 if private else 0o666), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(part, path)
+        else:
+            os.link(part, path)
+        sync(path.parent)
+    except OSError as problem:
+        if problem.filename is None:
+            raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that no longer live left unfinished of a file."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+        pid = part.name.removesuffix(UNFINISHED).rpartition(".")[2]
+        if pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid))):
+            part.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number runs; where that cannot be asked, yes."""
+    if os.name == "nt":  # signal 0 would end it there
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def sync(path: str | Path) -> None:
+    """Return when a file, or which files a folder has, is on the disk."""
+    path = Path(path)
+    if os.name == "nt" and path.is_dir():  # folders cannot be opened there, and need not be
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Locked(FileExistsError):
+    """Somebody else works on it."""
+
+
+@contextlib.contextmanager
+def locked(path: str | Path, what: str, leave: bool = True) -> Iterator[None]:
+    """Hold the lock of this file, which ends with the process however it ends; `what` is for the error of others.
+
+    The file says who holds it, and stays. Without `leave` it is removed at the end, while it is still held: whoever
+    opened it before finds that the lock it gets is that of no file any more, and takes the new one.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                break
+        except OSError:
+            if time.monotonic() > deadline:
+                holder = file.read(20).strip()
+                file.close()
+                who = f"process {holder}" if holder.isdigit() else "another process"
+                raise Locked(f"{what} is being worked on by {who}; wait for it, or stop it") from None
+            time.sleep(0.02)
+        file.close()
+    with file:
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            if not leave:
+                path.unlink(missing_ok=True)
+
+
+def is_locked(path: str | Path) -> bool | None:
+    """Whether somebody holds the lock of this file; None where there is no file, or no locks."""
+    try:
+        import fcntl
+
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+            return False
+    except (ImportError, FileNotFoundError):
+        return None

@@ -1,0 +1,24 @@
+"""Names that somebody typed: the nearest one that is known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str], most: int = 20) -> str:
+    """`; did you mean "krum"?`, or what there is if nothing is near.
+
+    >>> nearest("kurm", ["mean", "krum"])
+    '; did you mean "krum"?'
+    >>> nearest("xyz", ["mean", "krum"])
+    '; there is "mean", "krum"'
+    """
+    names = list(known)
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.55)
+    if near:
+        return f'; did you mean "{near[0]}"?'
+    if not names:
+        return "; there is none"
+    listed = ", ".join(f'"{name}"' for name in names[:most])
+    return f"; there is {listed}" + (f" and {len(names) - most} more" if len(names) > most else "")
