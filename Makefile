@@ -1,11 +1,11 @@
-# fedrank: six words to know. Everything installs into .venv, which the first target creates.
+# fedrank: eight words to know. Everything installs into .venv, which the first target creates.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs bench clean
+.PHONY: help demo test check docs chaos bench lowest clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +23,9 @@ check: $(READY)  ## style and types
 
 docs: $(READY)  ## the documentation as a web site: site/index.html
 	$(BIN)/mkdocs build --strict
+
+chaos: $(READY)  ## some minutes: every reader of files meets 5,000 mutated ones, and none may crash, hang or lie
+	$(BIN)/python -m tests.fuzz --count 5000
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
 	$(BIN)/python benchmarks/fpdgd.py
@@ -42,8 +45,11 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 	$(BIN)/python benchmarks/merge.py
 	$(BIN)/python benchmarks/compilation.py
 
+lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed
+	$(PYTHON) tests/lowest.py
+
 clean:  ## remove what the other targets made, except results in runs/
-	rm -rf $(VENV) site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -20,10 +20,11 @@ import time
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federate.asynchronous import FedAsync, FedBuff, Sync, schedule, simulate_arrivals
+from fedrank.federate.arrival import FedAsync, FedBuff, Sync, schedule
 from fedrank.federate.clients import make_clients
+from fedrank.federate.federation import Federation
 from fedrank.federate.partition import Users
-from fedrank.rank.learners import Pdgd
+from fedrank.federate.round import simulate_arrivals
 
 DOCUMENTS, FEATURES, USERS, BATCH, ENTRIES = 20, 103, 100, 4, 60_000
 TARGET = 30_000  # interactions a second
@@ -54,7 +55,7 @@ def arrivals() -> dict[str, np.ndarray]:
 
 def seconds(rule, clients) -> float:
     began = time.process_time()
-    for _ in simulate_arrivals(Pdgd(), rule, clients, 10**9):
+    for _ in simulate_arrivals(Federation(), rule, clients, 10**9):
         pass
     return time.process_time() - began
 

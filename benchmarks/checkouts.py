@@ -28,20 +28,27 @@ def made_up(features, documents, queries, top):
     offsets = np.arange(queries + 1) * documents
     return fr.RankingData(table, grades, offsets, np.arange(queries).astype(str), top_grade=top)
 small, large = made_up(46, 41, 1000, 2), made_up(136, 120, 2000, 4)
-def rounds(data, learner, clients, interactions, count):
+def rounds(data, learner, clients, interactions, count, mechanism=None):
     crowd = fr.make_clients(data, clients, user="navigational", interactions=interactions)
-    federation = fr.Federation(learner)
+    federation = fr.Federation(learner, mechanism=mechanism)
     def work():
         for _ in fr.simulate(federation, crowd, count): pass
     return work
-ranker = fr if hasattr(fr, "Linear") else fr.rankers
-learner = fr if hasattr(fr, "Pdgd") else fr.learners
+flat = hasattr(fr, "Pdgd")  # methods had no families before
+ranker, learner = (fr, fr) if flat else (fr.rankers, fr.learners)
+noise, place = (fr, fr) if flat else (fr.mechanisms, fr.places)
 models = np.random.default_rng(2).standard_normal((32, 136))
 judge = fr.Evaluator(large, ["ndcg@10"])
 jobs = {
     "linear 46 x 41": rounds(small, learner.Pdgd(), 10, 5, 1500),
     "linear 136 x 120": rounds(large, learner.Pdgd(), 10, 5, 600),
     "linear 136 x 120, 1000 clients": rounds(large, learner.Pdgd(), 1000, 4, 8),
+    "linear 46 x 41, noise on 1000 clients": rounds(
+        small, learner.Pdgd(), 1000, 4, 8, noise.Gaussian(1.0, 1.0, place.OnClient())
+    ),
+    "linear 46 x 41, noise at the server": rounds(
+        small, learner.Pdgd(), 1000, 4, 16, noise.Gaussian(1.0, 1.0, place.AtServer())
+    ),
     "neural 136 x 120": rounds(large, learner.Pdgd(ranker=ranker.Mlp()), 10, 5, 50),
     "evolution 46 x 41": rounds(small, learner.Evolution(), 100, 4, 60),
     "lambdarank 46 x 41": rounds(small, learner.LambdaRank(), 10, 5, 300),

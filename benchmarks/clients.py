@@ -19,7 +19,8 @@ import numpy as np
 
 from fedrank.data.synthetic import synthetic
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, federated_round, first_state
+from fedrank.federate.federation import Federation
+from fedrank.federate.round import federated_round, first_state
 
 INTERACTIONS = 4
 
@@ -28,9 +29,9 @@ def a_round(clients: int, threads: int, data):
     """Seconds on the clock and of processors for one round, and the weights after it."""
     table = make_clients(data, clients, user="navigational", interactions=INTERACTIONS)
     federation = Federation()
-    state = first_state(federation, table, 1)
+    state, _ = first_state(federation, table, 1)
     clock, cpu = time.perf_counter(), time.process_time()
-    outcome = federated_round(federation, state, table, 1, threads)
+    outcome = federated_round(federation, state, table, 1, threads=threads)
     return time.perf_counter() - clock, time.process_time() - cpu, outcome.weights
 
 

@@ -19,7 +19,7 @@ def seconds(cache: str) -> float:
 import time; begin = time.process_time()
 import fedrank as fr
 fold = fr.load("synthetic-mslr")
-for learner in (fr.Pdgd(), fr.Pdgd(ranker=fr.Mlp()), fr.LambdaRank()):
+for learner in (fr.learners.Pdgd(), fr.learners.Pdgd(ranker=fr.rankers.Mlp()), fr.learners.LambdaRank()):
     clients = fr.make_clients(fold.train, 3)
     last = list(fr.simulate(fr.Federation(learner=learner), clients, 2))[-1]
     fr.Evaluator(fold.test, ["ndcg@10", "map"])(last.weights, learner.ranker)

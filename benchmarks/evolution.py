@@ -20,8 +20,9 @@ import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, federated_round, first_state
-from fedrank.federate.server import Adam
+from fedrank.federate.federation import Federation
+from fedrank.federate.round import federated_round, first_state
+from fedrank.federate.steps import Adam
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.rankers import score
 from fedrank.rank.evolution import Evolution
@@ -62,7 +63,7 @@ def measure(learner: Evolution) -> tuple[float, float]:
     data = made_up()
     clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=learner, server=Adam())
-    state = first_state(federation, clients, 1)
+    state, _ = first_state(federation, clients, 1)
     interactions = ROUNDS * CLIENTS * INTERACTIONS
     queries = np.random.default_rng(2).integers(data.queries, size=interactions)
     out = np.empty(data.longest, dtype=np.float32)

@@ -21,7 +21,8 @@ import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, federated_round, first_state
+from fedrank.federate.federation import Federation
+from fedrank.federate.round import federated_round, first_state
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.rankers import score
 from fedrank.rank.learners import Pdgd
@@ -126,7 +127,7 @@ def measure(shape: str, ranker: Linear | Mlp, rounds: int) -> tuple[float, float
     data = made_up(shape)
     clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=Pdgd(ranker=ranker))
-    state = first_state(federation, clients, 1)
+    state, _ = first_state(federation, clients, 1)
     queries = np.random.default_rng(2).integers(data.queries, size=rounds * CLIENTS * INTERACTIONS)
     out = np.empty(data.longest, dtype=np.float32)
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrank.data.ranking import RankingData
-from fedrank.federate.simplex import best_weights
 from fedrank.rank.measures import Evaluator, average
+from fedrank.trees.weight_search import best_weights
 
 QUERIES, DOCUMENTS = 400, 100
 TARGET = 50.0  # milliseconds, for 101 weights on 40,000 documents

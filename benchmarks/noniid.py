@@ -21,31 +21,33 @@ from fpdgd import CLIENTS, INTERACTIONS, made_up
 
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, federated_round, first_state
+from fedrank.federate.federation import Federation
+from fedrank.federate.local import FedPer, FedProx, Scaffold
+from fedrank.federate.round import federated_round, first_state
 from fedrank.rank.learners import Pdgd
 from fedrank.rank.rankers import Linear, Mlp
 
-CASES = {  # shape, plain learner, the same with a method, rounds a turn, largest ratio allowed
-    "FedProx, linear": ("46 x 41", Pdgd(ranker=Linear()), Pdgd(ranker=Linear(), prox=0.1), 100, 1.15),
-    "FedProx, mlp": ("136 x 120", Pdgd(ranker=Mlp()), Pdgd(ranker=Mlp(), prox=0.1), 6, 1.15),
-    "FedPer, mlp": ("136 x 120", Pdgd(ranker=Mlp()), Pdgd(ranker=Mlp(), personal="output"), 6, 1.15),
-    "SCAFFOLD, linear": ("46 x 41", Pdgd(ranker=Linear()), Pdgd(ranker=Linear(), control=True), 100, None),
-    "SCAFFOLD, mlp": ("136 x 120", Pdgd(ranker=Mlp()), Pdgd(ranker=Mlp(), control=True), 6, None),
+CASES = {  # shape, learner, local step, rounds a turn, largest ratio allowed
+    "FedProx, linear": ("46 x 41", Pdgd(ranker=Linear()), FedProx(0.1), 100, 1.15),
+    "FedProx, mlp": ("136 x 120", Pdgd(ranker=Mlp()), FedProx(0.1), 6, 1.15),
+    "FedPer, mlp": ("136 x 120", Pdgd(ranker=Mlp()), FedPer(), 6, 1.15),
+    "SCAFFOLD, linear": ("46 x 41", Pdgd(ranker=Linear()), Scaffold(), 100, None),
+    "SCAFFOLD, mlp": ("136 x 120", Pdgd(ranker=Mlp()), Scaffold(), 6, None),
 }
 TURNS = 41
 
 
-def rounds_of(learner: Pdgd, data: RankingData, rounds: int) -> Callable[[], float]:
+def rounds_of(federation: Federation, data: RankingData, rounds: int) -> Callable[[], float]:
     """A function that goes on for so many rounds and returns its CPU seconds."""
     clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
-    federation = Federation(learner=learner)
     first = first_state(federation, clients, 1)
 
     def run() -> float:
-        state = first  # always the same rounds: later ones would rank, and so click, otherwise
+        state, memory = first  # always the same rounds: later ones would rank, and so click, otherwise
         begin = time.process_time()
         for _ in range(rounds):
-            state = federated_round(federation, state, clients, 1).state
+            outcome = federated_round(federation, state, clients, 1, memory)
+            state, memory = outcome.state, outcome.memory
         return time.process_time() - begin
 
     run()
@@ -58,9 +60,10 @@ def main() -> int:
     check = arguments.parse_args().check
     missed = []
     print(f"{'method':18} {'features x documents':22} {'plain, interactions/s':>22} {'x plain':>8}")
-    for name, (shape, plain, method, rounds, target) in CASES.items():
+    for name, (shape, learner, local, rounds, target) in CASES.items():
         data = made_up(shape)
-        one, other = rounds_of(plain, data, rounds), rounds_of(method, data, rounds)
+        one = rounds_of(Federation(learner), data, rounds)
+        other = rounds_of(Federation(learner, local=local), data, rounds)
         pairs = [(one(), other()) if turn % 2 else (other(), one())[::-1] for turn in range(TURNS)]
         ratio = statistics.median(after / before for before, after in pairs)
         rate = rounds * CLIENTS * INTERACTIONS / min(before for before, _ in pairs)

@@ -22,7 +22,8 @@ from fpdgd import made_up
 
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, federated_round, first_state
+from fedrank.federate.federation import Federation
+from fedrank.federate.round import federated_round, first_state
 from fedrank.protect.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, SecureSum
 from fedrank.rank.learners import Pdgd
 from fedrank.types import Mechanism
@@ -42,7 +43,7 @@ def round_of(mechanism: Mechanism | None, data: RankingData) -> Callable[[], flo
     """A function that does the first round and returns its CPU seconds."""
     clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=Pdgd(), mechanism=mechanism)
-    first = first_state(federation, clients, 1)
+    first, _ = first_state(federation, clients, 1)
     noise = None if mechanism is None else mechanism.source()
 
     def run() -> float:

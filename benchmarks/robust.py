@@ -16,17 +16,17 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import AGGREGATORS
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, federated_round, first_state
+from fedrank.federate.federation import Federation
+from fedrank.federate.round import federated_round, first_state
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance
-from fedrank.types import Arrivals, Clients
+from fedrank.types import Crowd, Messages, has
 
 SIZES = [(10, 46), (100, 136), (1000, 136)]  # clients, parameters
 CHECKED = ["krum", "multi-krum", "trimmed-mean", "median"]
@@ -44,25 +44,26 @@ def made_up(features: int, documents: int = 41, queries: int = 500) -> RankingDa
     return RankingData(table, grades, offsets, np.arange(queries).astype(str), top_grade=2)
 
 
-def some_rounds(clients: Clients, parameters: int, count: int = 12) -> list[Arrivals]:
+def some_rounds(crowd: Crowd, parameters: int, count: int = 12) -> list[Messages]:
     """What arrives while a model learns by the mean; the server's own update is a mean, too."""
     weights, rounds = np.zeros(parameters), []
     for number in range(1, count + 1):
-        arrived, _ = Pdgd()(weights, None, clients, Chance(1, number))
-        rounds.append(replace(arrived, weights=weights, round=number, root=arrived.updates.mean(axis=0)))
-        weights = weights + arrived.updates.mean(axis=0, dtype=np.float64)
+        updates = Pdgd()(weights, crowd, Chance(1, number)).updates
+        root = updates.mean(axis=0)
+        rounds.append(Messages(updates, crowd.interactions, crowd.ids, weights, number, root=root))
+        weights = weights + updates.mean(axis=0, dtype=np.float64)
     return rounds
 
 
-def call_of(name: str, rounds: list[Arrivals]) -> Callable[[], object]:
+def call_of(name: str, rounds: list[Messages]) -> Callable[[], object]:
     """One aggregation of the last of some rounds."""
     rule = AGGREGATORS[name]()
     last = rounds[-1]
-    if not getattr(rule, "remembers", False):
+    if not has(rule, "remembers"):
         return lambda: rule(last)  # type: ignore[call-arg]
     state = rule.first(*last.updates.shape)  # type: ignore[union-attr]
-    for arrived in rounds[:-1]:
-        _, state = rule(arrived, state)  # type: ignore[call-arg]
+    for messages in rounds[:-1]:
+        _, state = rule(messages, state)  # type: ignore[call-arg]
     return lambda: rule(last, state)  # type: ignore[call-arg]
 
 
@@ -96,7 +97,7 @@ def main() -> int:
         clients = make_clients(made_up(parameters), n, user="navigational", interactions=5)
         rounds = some_rounds(clients, parameters)
         federation = Federation()
-        state = first_state(federation, clients, 1)
+        state, _ = first_state(federation, clients, 1)
         calls = {name: call_of(name, rounds) for name in AGGREGATORS if name != "none"}
         calls["a round"] = lambda f=federation, s=state, c=clients: federated_round(f, s, c, 1)
         times = seconds(calls)

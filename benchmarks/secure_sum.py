@@ -50,10 +50,11 @@ def main() -> int:
 
 def measure(size: int) -> bool:
     """Print the table; True if a target was missed."""
-    from fedrank.protect.secure_sum import Step, ideal_sum, message_bytes, secure_sum
+    from fedrank.protect.secure_sum import Step, ideal_sum, message_bytes, secure_sum, threshold_for
 
     table = Table(title=f"Secure sum of {size} numbers, one round (CPU seconds, all parties together)", box=None)
-    for name in ("clients", "protocol", "a tenth vanishes", "bare exchanges", "ratio", "ideal sum", "kB up a client"):
+    columns = ("clients", "protocol", "a tenth vanishes", "signed", "bare exchanges", "ratio", "ideal sum")
+    for name in (*columns, "kB up a client"):
         table.add_column(name, justify="right")
     secure_sum(np.zeros((2, 1), dtype=np.int64), BITS, 2)
     missed = False
@@ -68,6 +69,9 @@ def measure(size: int) -> bool:
 
         whole = cpu_seconds(protocol, repeats)
         dropping = cpu_seconds(lambda run=protocol, dropped=vanished: run(dropped=dropped), repeats)
+        # Every client verifies the signatures of all others under their keys, and of most under the survivors.
+        above = threshold_for(count, active=True)
+        signing = cpu_seconds(lambda v=values, t=above: secure_sum(v, BITS, t, signed=True), repeats)
         bare = cpu_seconds(lambda count=count: exchanges(count), repeats)
         ideal = cpu_seconds(lambda values=values: ideal_sum(values, BITS), 5)
         ratio = whole / bare
@@ -77,6 +81,7 @@ def measure(size: int) -> bool:
             f"{count}",
             f"{whole:.3f}",
             f"{dropping:.3f}",
+            f"{signing:.3f}",
             f"{bare:.3f}",
             f"{ratio:.2f} x",
             f"{ideal:.6f}",

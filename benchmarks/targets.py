@@ -24,7 +24,9 @@ import numpy as np
 import fedrank as fr
 from benchmarks.fpdgd import made_up
 for shape, learner, rounds in (
-    ("46 x 41", fr.Pdgd(), 2000), ("136 x 120", fr.Pdgd(), 1000), ("136 x 120", fr.Pdgd(ranker=fr.Mlp()), 80),
+    ("46 x 41", fr.learners.Pdgd(), 2000),
+    ("136 x 120", fr.learners.Pdgd(), 1000),
+    ("136 x 120", fr.learners.Pdgd(ranker=fr.rankers.Mlp()), 80),
 ):
     clients = fr.make_clients(made_up(shape), 10, user="navigational", interactions=5)
     federation = fr.Federation(learner)

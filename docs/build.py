@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedrank.experiment.families import FAMILIES, Listed, methods
+from fedrank.spec.families import FAMILIES
+from fedrank.spec.listing import ListedMethod, methods
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -39,6 +40,11 @@ FAMILY_PAGES = {
         "What turns the features of a document into a score.",
         'learner = { name = "pdgd", ranker = { name = "mlp", hidden = 32 } }',
         "concepts.md#queries-documents-grades",
+    ),
+    "local": Told(
+        "What bends the local steps of clients that differ.",
+        'local = { name = "fedprox", strength = 0.1 }',
+        "how-to-learn-from-clients-that-differ.md",
     ),
     "aggregator": Told(
         "How the server combines the updates of a round into one change.",
@@ -119,7 +125,7 @@ FAMILY_PAGES = {
 
 def method_pages() -> dict[str, str]:
     """Markdown by path: an overview, and a page for each family with all its methods and their settings."""
-    listed: dict[str, list[Listed]] = {}
+    listed: dict[str, list[ListedMethod]] = {}
     for row in methods():
         listed.setdefault(row.family, []).append(row)
     overview = [
@@ -139,7 +145,7 @@ def method_pages() -> dict[str, str]:
     return {"methods/index.md": "\n".join(overview) + "\n"} | pages
 
 
-def _family_page(family: str, rows: list[Listed]) -> str:
+def _family_page(family: str, rows: list[ListedMethod]) -> str:
     told = FAMILY_PAGES[family]
     fence = "console" if told.example.startswith("$") else "toml"
     parts = [f"# {family}", told.what, f"```{fence}\n{told.example}\n```", f"[More about it](../{told.more})."]

@@ -21,8 +21,8 @@ class Median:
 
     shrink: float = 1.0  # 0 .. 1: the change is multiplied by it
 
-    def __call__(self, arrived: fedrank.Arrivals) -> np.ndarray:
-        return self.shrink * np.median(arrived.updates, axis=0)
+    def __call__(self, messages: fedrank.Messages) -> np.ndarray:
+        return self.shrink * np.median(messages.updates, axis=0)
 
 
 def main(folder: Path, rounds: int) -> None:
@@ -30,7 +30,7 @@ def main(folder: Path, rounds: int) -> None:
     evaluator = fedrank.Evaluator(fold.test, ["ndcg@10"])
     users = ["navigational"] * 8 + ["poison"] * 2
     rows = []
-    for name, aggregator in {"mean": fedrank.Mean(), "median": Median()}.items():
+    for name, aggregator in {"mean": fedrank.aggregators.Mean(), "median": Median()}.items():
         federation = fedrank.Federation(aggregator=aggregator)
         for crowd, people in {"all honest": "navigational", "two lie": users}.items():
             clients = fedrank.make_clients(fold.train, 10, user=people)

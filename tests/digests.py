@@ -27,11 +27,11 @@ import numpy as np
 
 import fedrank as fr
 from fedrank.attack.poison import ATTACKS
-from fedrank.experiment.schedule import run_experiment
-from fedrank.experiment.spec import builtin_names, read_question
 from fedrank.federate.aggregate import AGGREGATORS
-from fedrank.federate.server import SERVER_STEPS
+from fedrank.federate.steps import SERVER_STEPS
 from fedrank.protect.noise import SecureSource
+from fedrank.run.schedule import run_experiment
+from fedrank.spec.source import builtin_names, read_spec
 from fedrank.unlearn.methods import UNLEARNERS
 from tests.made_up import made_up_log
 
@@ -64,11 +64,11 @@ def small(one: Any, folder: Path) -> Any:
     """Two rounds, or two trees, of few clients."""
     one = dataclasses.replace(one, evaluate_every=1)
     if one.kind == "trees":
-        one = dataclasses.replace(one, booster={**one.booster, "trees": 2}, tune=min(one.tune, 2))
+        one = dataclasses.replace(one, booster=dataclasses.replace(one.booster, trees=2), tune=min(one.tune, 2))
         if one.data.name == "synthetic-istella-x":  # of half a million documents
             file = folder / "short.txt"
             if not file.exists():
-                from fedrank.experiment.tree_commands import letor_lines
+                from fedrank.data.letor import letor_lines
 
                 file.write_text("".join(letor_lines(fr.synthetic("mq2007", 30))))
             same = dict.fromkeys(("train", "validation", "test"), str(file))
@@ -87,14 +87,14 @@ def experiments(folder: Path, names: Sequence[str], quick_only: bool = False) ->
     """
     log = None
     for name in names:
-        forms = [True] if read_question(name).quick else [False]
+        forms = [True] if read_spec(name).about.quick else [False]
         if forms == [True] and not quick_only:
             forms.append(False)
         for quick in forms:
-            asked = read_question(name, quick=quick)
-            if asked.kind == "silo" and not quick:
+            grid = read_spec(name, quick=quick)
+            if grid.kind == "silo" and not quick:
                 continue  # minutes each, and the quick form has the same methods
-            for variant in asked.expand():
+            for variant in grid.variants:
                 one = variant.experiment.single(variant.experiment.repeats()[0][0], 1)
                 if getattr(one.data, "log", None) is not None:
                     log = log or made_up_log(folder / "log", USERS)
@@ -133,22 +133,26 @@ def methods() -> dict[str, Callable[[], str]]:
         lambda: fr.make_clients(_train(), 12, user=["navigational", "informational"], interactions=[3, 4], malicious=3)
     )
     learners = {
-        "pdgd": fr.Pdgd(),
-        "batch": fr.Pdgd(batch=True, clip_gradients=0.3),
-        "clip": fr.Pdgd(clip_weights=0.2),
-        "far": fr.Pdgd(rate=3000.0),
-        "start": fr.Pdgd(ranker=fr.Linear(start_norm=0.01)),
-        "mlp": fr.Pdgd(ranker=fr.Mlp(hidden=9)),
-        "relu": fr.Pdgd(ranker=fr.Relu(units=9, start="normal")),
-        "prox": fr.Pdgd(prox=0.1),
-        "per": fr.Pdgd(ranker=fr.Mlp(hidden=8), personal="output"),
-        "scaffold": fr.Pdgd(control=True),
-        "lambdarank": fr.LambdaRank(),
-        "lambdarank mlp": fr.LambdaRank(ranker=fr.Mlp(hidden=7)),
-        "evolution": fr.Evolution(truth=0.7),
-        "evolution relu": fr.Evolution(ranker=fr.Relu()),
+        "pdgd": fr.learners.Pdgd(),
+        "batch": fr.learners.Pdgd(batch=True, clip_gradients=0.3),
+        "clip": fr.learners.Pdgd(clip_weights=0.2),
+        "far": fr.learners.Pdgd(rate=3000.0),
+        "start": fr.learners.Pdgd(ranker=fr.rankers.Linear(start_norm=0.01)),
+        "mlp": fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=9)),
+        "relu": fr.learners.Pdgd(ranker=fr.rankers.Relu(units=9, start="normal")),
+        "lambdarank": fr.learners.LambdaRank(),
+        "lambdarank mlp": fr.learners.LambdaRank(ranker=fr.rankers.Mlp(hidden=7)),
+        "evolution": fr.learners.Evolution(truth=0.7),
+        "evolution relu": fr.learners.Evolution(ranker=fr.rankers.Relu()),
+    }
+    locals_ = {
+        "prox": (fr.learners.Pdgd(), fr.local_steps.FedProx(0.1)),
+        "per": (fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=8)), fr.local_steps.FedPer()),
+        "scaffold": (fr.learners.Pdgd(), fr.local_steps.Scaffold()),
     }
     todo: dict[str, Callable[[], str]] = {}
+    for name, (learner, local) in locals_.items():
+        todo[f"learner {name}"] = partial(of_rounds, fr.Federation(learner, local=local), mixed)
     for name, learner in learners.items():
         todo[f"learner {name}"] = partial(of_rounds, fr.Federation(learner), mixed)
     for name, rule in AGGREGATORS.items():
@@ -158,15 +162,17 @@ def methods() -> dict[str, Callable[[], str]]:
                 of_rounds, fr.Federation(aggregator=rule()), partial(crowd, 60, 1), rounds=3
             )
     for name, step in SERVER_STEPS.items():
-        todo[f"server {name}"] = partial(of_rounds, fr.Federation(fr.Evolution(), server=step()), mixed, rounds=30)
+        todo[f"server {name}"] = partial(
+            of_rounds, fr.Federation(fr.learners.Evolution(), server=step()), mixed, rounds=30
+        )
     for name, attack in ATTACKS.items():
         settings = {"promote": {"features": (3,)}}.get(name, {})
-        for rule in (fr.Krum(), fr.Median()):
+        for rule in (fr.aggregators.Krum(), fr.aggregators.Median()):
             made = attack(**settings, **({"aggregator": rule} if name == "fang" else {}))
             federation = fr.Federation(aggregator=rule, attack=made)
             todo[f"attack {name} {type(rule).__name__}"] = partial(of_rounds, federation, mixed)
-    for place in (fr.OnClient(), fr.AtServer(), fr.SecureSum(sum="ideal"), fr.SecureSum()):
-        for mechanism in (fr.Gaussian(0.1, 1.0, place), fr.Laplace(0.1, 1.0, place)):
+    for place in (fr.places.OnClient(), fr.places.AtServer(), fr.places.SecureSum(sum="ideal"), fr.places.SecureSum()):
+        for mechanism in (fr.mechanisms.Gaussian(0.1, 1.0, place), fr.mechanisms.Laplace(0.1, 1.0, place)):
             name = f"mechanism {type(mechanism).__name__} {type(place).__name__} {getattr(place, 'sum', '')}"
             todo[name.strip()] = partial(of_rounds, fr.Federation(mechanism=mechanism), mixed)
     for name, unlearner in UNLEARNERS.items():
@@ -186,7 +192,7 @@ def of_data(name: str) -> str:
     return digest(data.features, data.grades)
 
 
-def of_rounds(federation: fr.Federation, make: Callable[[], fr.Clients], rounds: int = 6) -> str:
+def of_rounds(federation: fr.Federation, make: Callable[[], fr.Crowd], rounds: int = 6) -> str:
     clients = make()
     source = SecureSource(key=b"1" * 32)
     parts = []
@@ -203,7 +209,7 @@ def of_unlearning(unlearner: Any) -> str:
     with tempfile.TemporaryDirectory() as folder:
         with fr.HistoryWriter(folder, len(clients), first.size, 2) as writer:
 
-            def note(arrived: fr.Arrivals) -> None:
+            def note(arrived: fr.Messages) -> None:
                 if writer.wants(arrived.round):
                     writer.add(arrived.round, arrived.ids, arrived.updates, arrived.weights)
 

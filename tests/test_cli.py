@@ -122,7 +122,7 @@ WRONG = [
     (("evaluate", MODEL, "good.txt", "--measure", "ndgc"), "no measure 'ndgc'; did you mean \"ndcg\"?"),
     (("evaluate", MODEL, "synthetic-mq2008"), "no file and no data set 'synthetic-mq2008'; did you mean"),
     (("evaluate", "empty.toml", "good.txt"), "empty.toml cannot be read as a model: "),
-    (("methods", "lerner"), "no family 'lerner'; did you mean \"learner\"?"),
+    (("methods", "lerner"), "no family or method 'lerner', and none mentions it; did you mean \"learner\"?"),
     (("methods", "learner", "pdg"), "no learner 'pdg'; did you mean \"pdgd\"?"),
 ]
 
@@ -251,7 +251,7 @@ def test_reports(fedrank, results, name):
     assert "ndcg@10" in text.lower()
     if name.endswith(".csv"):
         rows = list(csv.DictReader(text.splitlines()))
-        assert {row["variant"] for row in rows} == {"together", "alone"}
+        assert {row["variant"] for row in rows} == {"together", "alone", "nothing"}
 
 
 # Using a model.
@@ -343,6 +343,24 @@ def test_methods(fedrank):
     assert "lambdarank" not in one
 
 
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("fedavg", "mean"),
+        ("FLTrust", "trust"),
+        ("fldetector", "reputation"),
+        ("scaffold", "scaffold"),
+        ("fedprox", "fedprox"),
+        ("fedper", "fedper"),
+    ],
+)
+def test_methods_are_found_by_what_their_papers_call_them(fedrank, word, name):
+    code, out, err = fedrank("methods", word)
+    assert (code, err) == (0, "")
+    assert re.search(rf"^{name} ", out, re.MULTILINE)
+    assert "lambdarank" not in out
+
+
 @pytest.mark.parametrize(("code", "done"), [(1, 3), (130, 1)])
 def test_papers_go_on_after_a_failure_and_not_after_a_stop(fedrank, monkeypatch, code, done):
     asked = []
@@ -367,9 +385,11 @@ def test_version(fedrank):
 
 COMMANDS = [
     ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
+    ["ledger", "show"], ["ledger", "forget"],
     ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "convert"], ["logs", "describe"],
     ["logs", "synth"], ["methods"], ["demo"], ["export"], ["papers", "list"], ["papers", "run"], ["papers", "report"],
     ["silo", "sketch"], ["silo", "describe"], ["silo", "add"], ["silo", "remove"], ["silo", "export"],
+    ["silo", "ask"], ["silo", "answer"], ["silo", "train"], ["silo", "seal"],
     ["silo", "key", "new"], ["silo", "key", "identity"], ["silo", "key", "agree"], ["silo", "key", "wrap"],
     ["silo", "key", "open"], ["trees", "train"], ["trees", "split"], ["trees", "merge"],
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import io
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,14 +23,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import fedrank
 from fedrank.cli import app
-from fedrank.experiment.families import Listed, methods
-from fedrank.experiment.papers import named
-from fedrank.experiment.spec import Question, read_question
-from fedrank.experiment.spec import kinds as experiment_kinds
-from fedrank.experiment.toml import write_toml
 from fedrank.kernels.compile import same_bytes_here
+from fedrank.papers.items import named
+from fedrank.spec.experiment import Experiment
+from fedrank.spec.grid import About
+from fedrank.spec.kinds import KINDS
+from fedrank.spec.listing import ListedMethod, methods, search
+from fedrank.spec.source import read_spec
+from fedrank.spec.toml import write_toml
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -54,7 +56,7 @@ class Block(NamedTuple):
 
 
 @cache
-def _methods() -> list[Listed]:
+def _methods() -> list[ListedMethod]:
     return methods()
 
 
@@ -151,7 +153,7 @@ def _check_spec(block: Block, folder: Path) -> None:
     if not tables.keys() >= WHOLE and tables.get("kind") not in ("silo", "trees"):
         text = write_toml(_merged(SMALLEST, tables))
     (folder / "spec.toml").write_text(text, encoding="utf-8")
-    assert read_question(folder / "spec.toml").expand()
+    assert read_spec(folder / "spec.toml").variants
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -171,20 +173,22 @@ def test_tutorial_shows_the_built_in_experiment() -> None:
 def test_every_key_of_a_spec_is_documented() -> None:
     page = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", page, re.MULTILINE))
-    hints = typing.get_type_hints(fedrank.Experiment)
+    federated, about = KINDS["federated"].spec, typing.get_type_hints(About)
+    hints = typing.get_type_hints(federated)
     kinds = {
-        "Top level": fedrank.Experiment,
-        "data": hints["data"],
-        "clients": hints["clients"],
-        "privacy": hints["privacy"],
+        "Top level": (federated, About),
+        "data": (hints["data"],),
+        "clients": (hints["clients"],),
+        "privacy": (hints["privacy"],),
+        "Published": (typing.get_args(about["published"])[0],),
+        "Claims": (typing.get_args(about["claims"])[0],),
+        "Kind silo": (KINDS["silo"].spec,),
+        "Kind trees": (KINDS["trees"].spec,),
     }
-    kinds["Published"] = typing.get_args(hints["published"])[0]
-    kinds["Claims"] = typing.get_args(hints["claims"])[0]
-    kinds["Kind silo"], kinds["Kind trees"] = experiment_kinds()["silo"], experiment_kinds()["trees"]
-    common = {field.name for field in dataclasses.fields(Question)}
-    for section, kind in kinds.items():
+    common = {field.name for field in dataclasses.fields(Experiment)}
+    for section, classes in kinds.items():
         rows = dict(re.findall(r"^\| `(\w+)` \| .+? \| (.+?) \|", sections[section], re.MULTILINE))
-        fields = {field.name: field for field in dataclasses.fields(kind)}
+        fields = {field.name: field for kind in classes for field in dataclasses.fields(kind)}
         if section.startswith("Kind"):
             fields = {name: field for name, field in fields.items() if name not in common}
         assert rows.keys() == fields.keys(), f"docs/spec.md, {section}"
@@ -202,11 +206,26 @@ def test_code_runs(block: Block, folder: Path) -> None:
 
 
 def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom, in one folder: files are written, code runs, and every command says what is shown."""
+    _follow(TUTORIAL, folder, monkeypatch)
+    assert {"interactions.toml", "own.toml", "report.html", "own.run", "ranker.json", "curve.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+def test_two_organisations_can_follow_their_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From documents to a model; neither has a file of the other that was not sent."""
+    _follow(ROOT / "docs" / "how-to-share-sketches.md", folder, monkeypatch)
+    for hospital, taken in (("hospital-a", (1, 3)), ("hospital-b", (2, 4))):  # each turn with its card
+        turns = {f"turn-{turn}.json{card}" for turn in taken for card in ("", ".privacy.json")}
+        assert {path.name for path in (folder / hospital / "turns").iterdir()} == turns
+
+
+def _follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, beginning in one folder: files are written, code runs, and commands say what is shown."""
     monkeypatch.setenv("COLUMNS", "200")
-    lines = TUTORIAL.read_text(encoding="utf-8").splitlines()
+    lines = page.read_text(encoding="utf-8").splitlines()
     printed = ""
-    for block in _blocks(TUTORIAL):
+    for block in _blocks(page):
         if block.kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 exec(compile(block.text, str(block), "exec", dont_inherit=True), {"__name__": "document"})
@@ -219,15 +238,17 @@ def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch)
                 (folder / name).write_text(block.text, encoding="utf-8")
         elif block.kind == "console":
             for line, *shown in (part.splitlines() for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]):
-                if line.startswith("fedrank "):
-                    done = CliRunner().invoke(app, shlex.split(line)[1:])
+                program, *words = shlex.split(line)
+                if program == "fedrank":
+                    done = CliRunner().invoke(app, words)
                     assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
                     _check_shown(line, shown, done.output)
-                elif line.startswith("head "):
-                    _check_shown(line, shown, (folder / line.split()[-1]).read_text(encoding="utf-8"))
-    assert {"interactions.toml", "own.toml", "report.html", "own.run", "ranker.json", "curve.png"} <= {
-        path.name for path in folder.iterdir()
-    }
+                elif program == "head":
+                    _check_shown(line, shown, Path(words[-1]).read_text(encoding="utf-8"))
+                elif program == "cd":
+                    monkeypatch.chdir(words[0])
+                elif program == "cp":
+                    shutil.copy(*words)
 
 
 def _check_shown(command: str, shown: list[str], said: str) -> None:
@@ -273,9 +294,9 @@ def _check_command(where: str, line: str, complete: bool) -> None:
         if "names" in parsed:
             assert named(parsed["names"])
         elif command.name == "run" and not parsed["spec"].endswith(".toml"):
-            read_question(parsed["spec"], parsed["set_"] or [])
+            read_spec(parsed["spec"], parsed["set_"] or [])
     elif command.name == "methods":
-        assert not words or any((row.family, row.name)[: len(words)] == tuple(words) for row in _methods()), line
+        assert search(*words), line
 
 
 @cache

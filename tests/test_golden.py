@@ -20,10 +20,10 @@ from tests import digests
 FILE = Path(__file__).parent / "golden" / "curves.json"
 DIGESTS = FILE.with_name("digests.json")
 CASES = {
-    "pdgd": (lambda: fr.Pdgd(), 5),
-    "pdgd-batch": (lambda: fr.Pdgd(batch=True), 5),
-    "pdgd-mlp": (lambda: fr.Pdgd(ranker=fr.Mlp(hidden=8)), 5),
-    "lambdarank": (lambda: fr.LambdaRank(), 5),
+    "pdgd": (lambda: fr.learners.Pdgd(), 5),
+    "pdgd-batch": (lambda: fr.learners.Pdgd(batch=True), 5),
+    "pdgd-mlp": (lambda: fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=8)), 5),
+    "lambdarank": (lambda: fr.learners.LambdaRank(), 5),
     "evolution": (lambda: LEARNERS["evolution"](), 4),
 }
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
+import json
 import os
+import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 UNFINISHED = ".part"  # how the names of files end that are still being written
+FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # no room, or none that is left to us
 PATIENCE = 1.0  # seconds to wait for a lock: whoever only looks holds it for less
 
 
@@ -33,23 +37,65 @@ def writing(path: str | Path, private: bool = False, replace: bool = True) -> It
     part = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     try:
-        _sweep(path)  # what lies there from a crash
-        with open(os.open(part, flags, 0o600 if private else 0o666), "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            os.replace(part, path)
-        else:
-            os.link(part, path)
-        sync(path.parent)
-    except OSError as problem:
-        if problem.filename is None:
-            raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
-        raise
+        with naming(path):
+            _sweep(path)  # what lies there from a crash
+            with open(os.open(part, flags, 0o600 if private else 0o666), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if replace:
+                os.replace(part, path)
+            else:
+                os.link(part, path)
+            sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let problems within name this file where they name none, as those of a full disk do not."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.filename is None and problem.errno is not None:  # ours have none, and say what is needed
+            raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
+        raise
+
+
+def told(problem: Exception) -> str:
+    """A problem in one line; that of a file begins with its name, and a full disk is no reason to begin again."""
+    if not isinstance(problem, OSError) or not problem.strerror or problem.filename is None:
+        return str(problem) or type(problem).__name__
+    line = f"{os.fsdecode(problem.filename)}: {problem.strerror}"
+    return f"{line}; make room, then run the same command again" if problem.errno in FULL else line
+
+
+def for_owner(path: str, flags: int) -> int:
+    """Opens what nobody but its owner may read, for `open(..., opener=for_owner)`: what describes people."""
+    handle = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
+    os.chmod(path, 0o600)  # it may have been there before
+    return handle
+
+
+def private_folder(path: str | Path) -> Path:
+    """A folder that nobody but its owner may look into, made if need be."""
+    path = Path(path)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(path, 0o700)
+    return path
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """A file to be read. What is none, such as a pipe on which nobody writes, is refused rather than waited for."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        what = "a folder" if stat.S_ISDIR(kind) else "a pipe" if stat.S_ISFIFO(kind) else "a device"
+        raise ValueError(f"{path} is {what}, where a file was expected")
+    return open(handle, "rb")
 
 
 def _sweep(path: Path) -> None:
@@ -58,6 +104,14 @@ def _sweep(path: Path) -> None:
         pid = part.name.removesuffix(UNFINISHED).rpartition(".")[2]
         if pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid))):
             part.unlink(missing_ok=True)
+
+
+def parse_json(text: str | bytes, each: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
+    """What a JSON text says; ValueError where it is none, or nested too deeply. `each` makes its objects."""
+    try:
+        return json.loads(text, object_pairs_hook=each)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def is_alive(pid: int) -> bool:
@@ -130,7 +184,7 @@ def locked(path: str | Path, what: str, leave: bool = True) -> Iterator[None]:
 
 
 def is_locked(path: str | Path) -> bool | None:
-    """Whether somebody holds the lock of this file; None where there is no file, or no locks."""
+    """Whether somebody holds the lock of this file; None where there is no file, or no locks, or we may not look."""
     try:
         import fcntl
 
@@ -140,5 +194,5 @@ def is_locked(path: str | Path) -> bool | None:
             except OSError:
                 return True
             return False
-    except (ImportError, FileNotFoundError):
+    except (ImportError, FileNotFoundError, PermissionError):
         return None

@@ -1,12 +1,13 @@
-"""Array names with their shapes, the two records that flow through a round, and the protocols of its parts.
+"""Array names with their shapes, the records that flow through a round, and the protocols of its parts.
 
-Protocols describe; nobody inherits from them.
+Protocols describe; nobody inherits from them. What a method can do, or needs, it declares as `traits`; what goes with
+what follows from these (`fedrank.federate.fitting`), so that a method from outside is treated like one of ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,23 +24,69 @@ Weights = NDArray[np.float64]  # [parameters], or [clients, parameters] where ev
 Updates = NDArray[np.float32]  # [clients, parameters], as they travel: four bytes a parameter
 Change = NDArray[np.float64]  # [parameters]: what the server adds
 Memory = NDArray[np.float64] | None  # [clients, m]: what clients keep between rounds
+Arrays = dict[str, NDArray[Any]]  # what a rule remembers: arrays only, since they are checkpointed
+
+Trait = Literal[
+    "sum",  # aggregator: nothing but a sum of what was sent, so that nobody needs to see single updates
+    "apart",  # aggregator: there is none, every client keeps its own model
+    "trusted queries",  # aggregator: the server learns from queries of its own, too
+    "remembers",  # aggregator: looks at more than one round
+    "robust",  # aggregator: made for dishonest clients
+    "steps",  # learner: takes local steps, which a local method can bend
+    "rewards",  # learner: tells rewards, not gradients, and needs many clients
+    "grades",  # learner: needs true grades, and shows nobody a list
+    "shared part",  # local method: a part of the model stays with its client
+    "common",  # local method: the server sends something along with the model
+    "plain messages",  # local method: reads gradients from messages, which must arrive as they were sent
+    "whole model",  # attack: aims by all of the model, also by what a local method leaves with clients
+    "adds up",  # mechanism: protects nothing but the sum
+    "whole round",  # mechanism: needs all clients of a round at once
+    "adds nothing",  # mechanism: only prices what a learner does itself, and lets messages through as they are
+    "people",  # mechanism: protects each person of an organisation, whose contributions it adds up before they leave
+    "hides cohort",  # mechanism: who takes part is drawn from the secure source, each client by itself, and secret
+    "history",  # unlearner: needs what clients sent
+    "exact",  # unlearner: gives the model that there would be if nobody of those who leave had ever been there
+]
 
 
-@dataclass(frozen=True)
-class Clients:
-    """Everybody who takes part, as columns: row c is client c. Tables that clients share are stored once."""
+def has(method: Any, trait: Trait) -> bool:
+    """Whether a method declares a trait."""
+    return trait in getattr(method, "traits", ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """What clients have, as columns: row c is client c. Tables that clients share are stored once."""
 
     data: RankingData  # what they search; a partition may have rearranged it
     ids: NDArray[np.int64]  # [clients]: who; chance is keyed by it, so that it survives selections
     pool: NDArray[np.int32]  # [clients]: which pool of queries it searches with
+    interactions: NDArray[np.int64]  # [clients]: searches a round
+    queries: NDArray[np.int32]  # all pools, one after the other
+    pools: NDArray[np.int64]  # [pools + 1]: pool p is queries[pools[p] : pools[p + 1]]
+    # [clients] or empty: the place in its pool from which a client takes its queries in order; empty: it draws them.
+    at: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    _columns: ClassVar[tuple[str, ...]] = ("ids", "pool", "interactions", "at")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, which: NDArray[Any] | slice) -> Self:
+        """Some of the clients; shared tables stay shared."""
+        changed = {name: getattr(self, name) for name in self._columns}
+        return replace(self, **{name: column[which] if len(column) else column for name, column in changed.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crowd(Holdings):
+    """Clients with people in front of them, as a simulation needs it: what they look for, and how they click."""
+
     view: NDArray[np.int32]  # [clients]: which row of `grades` it sees
     judged: NDArray[np.int32]  # [clients]: by which row its own quality is judged; mostly the same
     user: NDArray[np.int32]  # [clients]: how it clicks (a row of `click`); -1 draws a row at every interaction
-    interactions: NDArray[np.int64]  # [clients]: searches a round
     malicious: NDArray[np.bool_]  # [clients]
 
-    queries: NDArray[np.int32]  # all pools, one after the other
-    pools: NDArray[np.int64]  # [pools + 1]: pool p is queries[pools[p] : pools[p + 1]]
     grades: NDArray[np.int8]  # [views, documents]
     ideal: NDArray[np.float64]  # [views, queries]: DCG@10 of the best list, 0 without a relevant document
     click: NDArray[np.float64]  # [users, grades]: P(click | read, grade)
@@ -47,40 +94,98 @@ class Clients:
     attention: NDArray[np.float64]  # [users, 10]: P(read | rank)
     user_names: tuple[str, ...]  # [users]
     shared: NDArray[np.int32]  # queries that everybody holds because they were shared; mostly none
-    # [clients] or empty: the place in its pool from which a client takes its queries in order; empty: it draws them.
-    at: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    people: Crowd | None = None  # where clients are organisations: a row for each of their people
+    client: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # [people]: whose they are
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    _columns: ClassVar[tuple[str, ...]] = (*Holdings._columns, "view", "judged", "user", "malicious", "client")
 
-    def rows(self, which: NDArray[Any] | slice) -> Clients:
-        """Some of the clients; shared tables stay shared."""
-        return replace(
-            self,
-            ids=self.ids[which],
-            pool=self.pool[which],
-            view=self.view[which],
-            judged=self.judged[which],
-            user=self.user[which],
-            interactions=self.interactions[which],
-            malicious=self.malicious[which],
-            at=self.at[which] if len(self.at) else self.at,
-        )
+    def rows(self, which: NDArray[Any] | slice) -> Self:
+        some = super().rows(which)
+        if self.people is None:
+            return some
+        return replace(some, people=self.people.rows(np.isin(self.people.client, some.ids)))
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """What reached the server in one round."""
+class Messages:
+    """What travelled to the server in one round: rows do not depend on each other.
 
-    updates: Updates  # relative to what each client started from
+    Before a mechanism for people adds them up, an organisation has a row for each of its people, all with its id.
+    """
+
+    updates: NDArray[Any]  # [n, parameters], relative to what each started from; float32, or whole steps of a sum
     sizes: NDArray[np.int64]  # [n]: interactions behind each update
     ids: NDArray[np.int64]  # [n]
-    weights: Weights  # the global model before this round, or one row per client
-    online: NDArray[np.float64]  # [n]: mean nDCG@10 of the lists that the client was shown (known only in simulation)
+    weights: Weights  # the model before this round, or one row for each client
     round: int = 0
-    reward: NDArray[np.float64] | None = None  # [n]: mean reward, where a learner has one (known only in simulation)
-    message_bytes: int | None = None  # what a client sends; None: four bytes a parameter
+    bytes_each: int | None = None  # what a client sends; None: four bytes a parameter
     root: NDArray[np.float32] | None = None  # [parameters]: the server's own, from trusted queries, where a rule asks
+
+    def rows(self, which: NDArray[Any] | slice) -> Messages:
+        return replace(self, updates=self.updates[which], sizes=self.sizes[which], ids=self.ids[which])
+
+
+class Observed(NamedTuple):
+    """What only a simulation sees."""
+
+    online: NDArray[np.float64]  # [n]: mean nDCG@10 of the lists that the client was shown
+    reward: NDArray[np.float64] | None = None  # [n]: mean reward, where a learner has one
+
+
+class Bend(NamedTuple):
+    """What bends the local steps of clients besides their gradients; see `fedrank.federate.local`."""
+
+    pull: float = 0.0  # at every step, rate x pull of the way back to where the client started
+    drifts: NDArray[np.float64] | None = None  # [clients, parameters]: added to every gradient
+    personal: NDArray[np.float64] | None = None  # [clients, units]: last parameters of the model, each client's own
+
+
+STRAIGHT = Bend()
+
+
+class Learned(NamedTuple):
+    """What local learning comes to, before anything leaves a client."""
+
+    updates: Updates  # [n, parameters]
+    observed: Observed
+    personal: NDArray[np.float64] | None = None  # [n, units]: where a part of the model stays with its client
+    sent: NDArray[Any] | None = None  # [n]: what travels in place of updates, where these follow from less
+    sizes: NDArray[np.int64] | None = None  # [n]: interactions that updates stand for, where these are not the client's
+
+
+class Impression(NamedTuple):
+    """One list as it was shown, and what was clicked."""
+
+    features: Features  # [candidates, features]: of all documents that could have been shown
+    scores: Scores  # [candidates]: from which the list was drawn
+    shown: NDArray[np.int64]  # [places]: candidates, from the top
+    clicked: NDArray[np.bool_]  # [places]
+
+
+class Judged(NamedTuple):
+    """A query's documents and their true grades."""
+
+    features: Features
+    grades: Grades
+
+
+class Impressions(Protocol):
+    """Where a client's lists and clicks come from: simulated people, a log, or somebody in front of a page.
+
+    It is asked with the present weights, since a simulation draws list k + 1 after step k.
+    """
+
+    def __len__(self) -> int:
+        """How many there are in this round."""
+
+    def drawn(self, weights: NDArray[np.float32], number: int) -> Impression:
+        """List number `number` of this round, drawn around the model's order."""
+
+    def best(self, weights: NDArray[np.float32], number: int) -> Impression:
+        """The same in the model's order."""
+
+    def judged(self, number: int) -> Judged:
+        """The query with its grades, where these are known."""
 
 
 class Ranker(Protocol):
@@ -96,21 +201,48 @@ class Ranker(Protocol):
         """[documents] for one model, [models, documents] for several."""
 
 
+class OwnChance(NamedTuple):
+    """A client's own chance: what it draws itself, whoever it is."""
+
+    chance: Chance  # of this round
+    id: int
+    source: Source | None = None  # where answers come from that protect people; None: simulated, from `chance`
+
+
 class Learner(Protocol):
-    """What clients do in a round, all of them at once."""
+    """What clients do in a round with what they are shown."""
 
     @property
     def ranker(self) -> Ranker: ...
 
     def __call__(
-        self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
-    ) -> tuple[Arrivals, Memory]: ...
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        """Simulated clients, all of them at once; `start` is one model, or one for each."""
+
+    def from_impressions(
+        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+    ) -> Learned:
+        """One client, from whatever it was shown; `own` is for what a learner draws itself."""
+
+
+class LocalStep(Protocol):
+    """How clients that differ keep their local steps together."""
+
+    def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
+        """[clients, m]: what clients keep before round 1; None: nothing."""
+
+    def bend(self, memory: Memory, common: NDArray[np.float32] | None) -> Bend:
+        """What bends the steps of these clients; `common` is what the server sent along with the model."""
+
+    def remember(self, memory: Memory, bend: Bend, learned: Learned, steps: NDArray[np.float64]) -> Memory:
+        """What these clients keep from now on; `steps` [n] are how many each took, times the rate."""
 
 
 class Attack(Protocol):
     """What malicious clients send instead of their honest updates."""
 
-    def __call__(self, arrived: Arrivals, malicious: NDArray[np.bool_], rng: np.random.Generator) -> Arrivals: ...
+    def __call__(self, messages: Messages, malicious: NDArray[np.bool_], rng: np.random.Generator) -> Messages: ...
 
 
 class Source(Protocol):
@@ -122,18 +254,13 @@ class Source(Protocol):
 
 
 class Mechanism(Protocol):
-    """What is done to updates before they leave, and to their sum before anybody sees it.
+    """What is done to updates before they leave a client.
 
     `cohort` is how many clients a round has, or is expected to have: a public number.
     """
 
     @property
-    def adds_up(self) -> bool:
-        """Whether it takes the place of the aggregator: nobody, or only a trusted server, sees single updates."""
-
-    @property
-    def hides_cohort(self) -> bool:
-        """Whether who takes part is drawn from the secure source, each client by itself, and stays secret."""
+    def traits(self) -> frozenset[Trait]: ...
 
     @property
     def sees(self) -> str:
@@ -142,25 +269,34 @@ class Mechanism(Protocol):
     def source(self) -> Source:
         """The operating system's secure source."""
 
-    def protect(self, arrived: Arrivals, cohort: float, source: Source) -> Arrivals:
-        """What leaves each client; rows do not depend on each other."""
+    def protect(
+        self, messages: Messages, cohort: float, source: Source, counts: NDArray[np.float64] | None = None
+    ) -> Messages:
+        """What leaves each client, with all the noise that it has to add; rows do not depend on each other.
+
+        `counts` [n], 0 .. 1, is how much each update counts by its age, where a rule weighs them so.
+        """
 
 
 class Aggregator(Protocol):
     """How the server combines updates into one change."""
 
-    def __call__(self, arrived: Arrivals) -> Change: ...
+    def __call__(self, messages: Messages) -> Change: ...
 
 
 class StreamingAggregator(Aggregator, Protocol):
-    """A rule whose parts add up, so that a million clients never lie in memory together."""
+    """A rule that is a sum: its parts add up, so that a million clients never lie in memory together."""
 
-    def part(self, arrived: Arrivals) -> NDArray[Any]: ...
+    def part(self, messages: Messages) -> NDArray[Any]: ...
     def whole(self, total: NDArray[Any]) -> Change: ...
 
 
 class AddingMechanism(Mechanism, Protocol):
-    """A mechanism that `adds_up`."""
+    """A mechanism that "adds up"."""
+
+    @property
+    def sends(self) -> str:
+        """The type of what a client sends, as NumPy writes it."""
 
     def rule(self, cohort: float, source: Source) -> Aggregator:
         """How what left the clients is added up."""

@@ -15,8 +15,8 @@ from fedrank.attack.dictionary import (
     make_neighbours,
     tell_apart,
 )
-from fedrank.experiment.silo_figures import draw_noise
 from fedrank.protect.noise import SecureSource
+from fedrank.report.silo_figures import draw_noise
 
 PAIRS = 400
 SPREAD = 4 * np.sqrt(0.25 / PAIRS)  # four deviations of a share

@@ -31,11 +31,12 @@ from fedrank.attack.poison import (
 from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.clients import make_clients
+from fedrank.federate.federation import Federation
 from fedrank.federate.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
-from fedrank.federate.round import Federation, simulate
+from fedrank.federate.round import simulate
 from fedrank.rank.learners import Pdgd
 from fedrank.rank.rankers import Linear, Mlp, Relu
-from fedrank.types import Arrivals
+from fedrank.types import Messages
 from tests.made_up import made_up_data
 from tests.oracles import poison as oracle
 
@@ -64,12 +65,11 @@ EVERY = WITH_KNOWLEDGE + FULL + ALONE
 def arrive(updates, weights=None):
     updates = np.array(updates, dtype=np.float32)
     n, parameters = updates.shape
-    return Arrivals(
+    return Messages(
         updates,
         sizes=np.arange(1, n + 1),
         ids=np.arange(n),
         weights=np.zeros(parameters) if weights is None else np.array(weights, dtype=np.float64),
-        online=np.linspace(0, 1, n),
         round=7,
     )
 

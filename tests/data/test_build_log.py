@@ -246,15 +246,15 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
     for fatal in count():
         written = 0
 
-        def dies(path, text, fatal=fatal):
+        def dies(path, text, private=False, fatal=fatal):
             nonlocal written
             written += 1
             if when == "after":
-                write(path, text)
+                write(path, text, private)
             if written == fatal + 1:
                 raise KeyboardInterrupt
             if when == "before":
-                write(path, text)
+                write(path, text, private)
 
         out = tmp_path / f"killed-{fatal}"
         monkeypatch.setattr(log_folder, "write_whole", dies)

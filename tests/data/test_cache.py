@@ -182,7 +182,9 @@ def test_the_environment_counts_at_the_call(file: Path, monkeypatch: pytest.Monk
     assert len(list(file.with_name("elsewhere").joinpath("data").iterdir())) == 1
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused_and_not_kept(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = letor._read
 
     def disturbed(*arguments: object) -> RankingData:
@@ -191,7 +193,8 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(file: Path, monkeypatc
         return data
 
     monkeypatch.setattr(letor, "_read", disturbed)
-    assert_right(read_letor(file))
+    with pytest.raises(letor.LetorError, match=f"{file} changed while it was read, .* wait until it is written"):
+        read_letor(file)
     assert not (file.parent / "cache" / "data").exists()
 
 

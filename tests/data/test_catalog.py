@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.data.catalog import CATALOG, available, describe, intent_grades, load, load_files, show_catalog
+from fedrank.data.catalog import CATALOG, available, describe, intent_grades, load, load_files
 from fedrank.data.feature_names import LETOR_4, MSLR
+from fedrank.report.answers import about_catalog
+from fedrank.report.terminal import show
 
 REAL = os.environ.get("FEDRANK_DATA")
 needs_real_data = pytest.mark.skipif(not REAL, reason="FEDRANK_DATA is not set: no real data sets here")
@@ -337,7 +339,7 @@ def test_own_sparse_files_may_leave_out_the_last_features(tmp_path: Path) -> Non
 def test_the_table_shows_what_is_here_and_where_to_get_the_rest(root: Path) -> None:
     parts(root / "mq2008")
     console = Console(file=io.StringIO(), width=80)  # names and addresses are whole even here
-    show_catalog(console)
+    show(about_catalog(available()), console)
     table, places = console.file.getvalue().split("Where they lie")  # type: ignore[attr-defined]
     rows = {line.split()[0]: line.split() for line in table.splitlines() if line}
     assert set(CATALOG) <= set(rows)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedrank.data.check import FileCheck, check_files, show_checks
+from fedrank.data.check import FileCheck, check_files
+from fedrank.report.answers import about_checks
+from fedrank.report.terminal import show
 
 DATA = os.environ.get("FEDRANK_DATA")
 
@@ -101,7 +103,7 @@ def test_options_reach_the_reader(tmp_path: Path) -> None:
 def shown(checks: list[FileCheck], width: int) -> str:
     console = Console(width=width, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
     try:
-        show_checks(checks, console)
+        show(about_checks(checks), console)
         return console.export_text()
     finally:
         console.file.close()
@@ -118,7 +120,7 @@ def test_show(tmp_path: Path) -> None:
     assert "feature 2 never changes" in text
     assert "unsound" in text
     assert "'1:[bold]' has no number" in text
-    assert shown([], 80) == ""
+    assert shown([], 80).strip() == ""
 
 
 @pytest.mark.skipif(not DATA, reason="FEDRANK_DATA names no folder with real data")

@@ -14,12 +14,13 @@ from fedrank.data.describe_log import (
     burstiness,
     describe_log,
     description_as_json,
-    draw_log,
     feature_distances,
     power_law,
-    show_log,
 )
 from fedrank.data.logs import SearchLog
+from fedrank.report.answers import about_log
+from fedrank.report.log_figures import draw_log
+from fedrank.report.terminal import show
 
 DAY = 86_400
 
@@ -154,7 +155,7 @@ def test_one_user_is_compared_with_nobody(tmp_path):
 def test_it_is_shown_and_drawn(tmp_path):
     found = describe_log(made_up_log(tmp_path, counts=(40, 20, *[9, 8, 7, 6, 5, 4, 3, 2, 1] * 3)))
     text = io.StringIO()
-    show_log(found, Console(file=text, width=200))
+    show(about_log(found), Console(file=text, width=200))
     shown = text.getvalue()
     assert "195 of 29 users" in shown  # 40 + 20 + 3 x 45
     assert "--exclude u$0" in shown

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from fedrank.data import letor
-from fedrank.data.letor import LetorError, read_comments, read_letor
+from fedrank.data.letor import LetorError, letor_lines, read_comments, read_letor
 from fedrank.data.ranking import RankingData
+from tests.made_up import made_up_data
 from tests.oracles.letor import read_text
 
 DATA = os.environ.get("FEDRANK_DATA")
@@ -191,9 +192,59 @@ def test_features_may_widen_line_by_line(tmp_path: Path) -> None:
 
 
 def test_the_highest_index_allowed(tmp_path: Path) -> None:
-    data = read(tmp_path, "1 qid:1 100000:7\n")
-    assert data.features.shape == (1, 100_000)
-    assert data.features[0, -1] == 7
+    text = "1 qid:1 99999:3\n1 qid:1 100000:7\n"
+    data = read(tmp_path, text, features=100_000)
+    assert data.features.shape == (2, 100_000)
+    assert data.features[1, -1] == 7
+    with pytest.raises(LetorError, match=r"line 1: feature 99999 is more than 10,000, .* features=99999"):
+        read(tmp_path, text)
+
+
+def test_an_index_that_rises_at_the_limit(tmp_path: Path) -> None:
+    data = read(tmp_path, "0 qid:1 9000:1\n1 qid:1 9001:1\n0 qid:1 10000:2\n")  # a quarter more would be too many
+    assert data.features.shape == (3, 10_000)
+
+
+def test_memory_is_measured_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letor, "free_memory", lambda: 100 << 20)
+    text = "".join(f"0 qid:{i} 9999:1\n" for i in range(10_000))  # 400 MB from 160 kB
+    tracemalloc.start()
+    with pytest.raises(LetorError, match=r"documents of 9,999 features need over .* GB"):
+        read(tmp_path, text)
+    assert tracemalloc.get_traced_memory()[1] < 250 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("value", ["1.#INF", "-1.#IND", "1.#QNAN", "+1.#INF00"])
+def test_what_windows_writes_for_no_number_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(LetorError, match=r"line 2: .*is not a finite float32"):
+        read(tmp_path, f"1 qid:1 1:1 2:1\n1 qid:1 1:{value} 2:5\n")
+
+
+def test_a_comment_may_follow_a_number_at_once(tmp_path: Path) -> None:
+    assert read(tmp_path, "1 qid:1 1:0.5#docid = d\n").features.tolist() == [[0.5]]
+
+
+@pytest.mark.parametrize("behind", [b"garbage", b"\0\0\0\0garbage", b"1 qid:1 1:5\n"])
+def test_what_follows_an_archive_is_not_passed_over(tmp_path: Path, behind: bytes) -> None:
+    file = tmp_path / "data.txt.xz"
+    whole = lzma.compress(b"1 qid:1 1:1\n")
+    file.write_bytes(whole + behind)
+    with pytest.raises(LetorError, match="the archive is damaged"):
+        read_letor(file, cache=False)
+    file.write_bytes(whole + b"\0\0\0\0" + lzma.compress(b"0 qid:1 1:2\n"))  # two streams, padded: one archive
+    assert read_letor(file, cache=False).features.tolist() == [[1], [2]]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with a name")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    for read_it in (read_letor, read_comments):
+        with pytest.raises(ValueError, match=r"pipe.txt is a pipe, where a file was expected"):
+            read_it(pipe)
+    with pytest.raises(ValueError, match="is a folder, where a file was expected"):
+        read_letor(tmp_path)
 
 
 @pytest.mark.parametrize("spelling", [LARGEST, "1.79769313486231570000e+308", "179769313486231570000000" + "0" * 285])
@@ -416,3 +467,11 @@ def test_real_file_like_the_oracle() -> None:
     assert_array_equal(data.features, features)
     assert data.grades.tolist() == grades
     assert np.repeat(data.query_ids, np.diff(data.offsets)).tolist() == queries
+
+
+def test_lines_of_a_letor_file():
+    data = made_up_data(2, features=3, longest=2)
+    data.features[:2] = [[0.5, 0, 1e-7], [-3, 0.1, 1]]
+    lines = list(letor_lines(data))
+    assert lines[0] == f"{data.grades[0]} qid:0 1:0.5 2:0 3:1.00000001e-07\n"  # nine digits tell float32 apart
+    assert lines[1] == f"{data.grades[1]} qid:1 1:-3 2:0.100000001 3:1\n"

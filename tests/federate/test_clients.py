@@ -60,7 +60,7 @@ def test_drawn_users_are_a_mixture():
     mixed = make_clients(data, 400, user=[silent, eager], interactions=1, user_per="interaction")
 
     def learning(clients):
-        arrived, _ = Pdgd()(np.zeros(5), None, clients, Chance(1, 1))
+        arrived = Pdgd()(np.zeros(5), clients, Chance(1, 1))
         return np.mean(arrived.updates.any(axis=1))
 
     assert learning(mixed) == pytest.approx(learning(fixed) / 2, abs=0.06)

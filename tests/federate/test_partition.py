@@ -16,6 +16,7 @@ from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.federate import partition as partition_module
 from fedrank.federate.clients import make_clients
+from fedrank.federate.federation import Federation
 from fedrank.federate.partition import (
     PARTITIONS,
     Attribute,
@@ -28,7 +29,7 @@ from fedrank.federate.partition import (
     main_grades,
     shuffle_intents,
 )
-from fedrank.federate.round import Federation, simulate
+from fedrank.federate.round import simulate
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
 from tests.oracles.partition import is_shuffle_of_intents, labels_overlapping, main_grade
@@ -385,10 +386,10 @@ def test_order_of_clients_does_not_matter(name):
     turned = clients.rows(np.arange(6)[::-1])
     learner = Federation().learner
     weights = np.zeros(5)
-    one, _ = learner(weights, None, clients, Chance(1, 1))
-    other, _ = learner(weights, None, turned, Chance(1, 1))
+    one = learner(weights, clients, Chance(1, 1))
+    other = learner(weights, turned, Chance(1, 1))
     assert np.array_equal(one.updates, other.updates[::-1])
-    assert np.array_equal(one.online, other.online[::-1])
+    assert np.array_equal(one.observed.online, other.observed.online[::-1])
 
 
 @needs_data

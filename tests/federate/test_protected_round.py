@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from fedrank.federate.aggregate import Apart, Mean
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, federated_round, first_state, simulate
+from fedrank.federate.federation import Federation
+from fedrank.federate.local import FedPer, Scaffold
+from fedrank.federate.round import federated_round, first_state, simulate
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, OnClient, SecureSum
 from fedrank.protect.noise import GridNoise, SecureSource
@@ -58,9 +58,9 @@ def silent(monkeypatch):
 @pytest.mark.parametrize("place", [OnClient(), AtServer(), IDEAL])
 def test_without_noise_and_with_a_wide_clip_only_rounding_is_left(silent, place):
     some = clients()
-    plain = federated_round(Federation(), first_state(Federation(), some, 1), some, 1)
+    plain = federated_round(Federation(), first_state(Federation(), some, 1)[0], some, 1)
     federation = Federation(mechanism=Gaussian(64.0, 1.0, place))
-    noised = federated_round(federation, first_state(federation, some, 1), some, 1)
+    noised = federated_round(federation, first_state(federation, some, 1)[0], some, 1)
     assert noised.weights == pytest.approx(plain.weights, abs=64 * 2.0**-24)
     assert np.abs(plain.weights).max() > 0.01
     assert (noised.online, noised.interactions) == (plain.online, plain.interactions)
@@ -71,7 +71,7 @@ def test_without_noise_and_with_a_wide_clip_only_rounding_is_left(silent, place)
 def test_parts_add_up_to_the_same(silent, monkeypatch, place, rows):
     some = clients()
     federation = Federation(mechanism=Gaussian(0.1, 1.0, place))
-    state = first_state(federation, some, 1)
+    state, _ = first_state(federation, some, 1)
     whole = federated_round(federation, state, some, 1)
     monkeypatch.setattr("fedrank.federate.round.CHUNK_BYTES", rows * 4 * 5)
     parts = federated_round(federation, state, some, 1)
@@ -85,7 +85,7 @@ def test_in_parts_noise_at_the_server_is_drawn_once(monkeypatch):
     """Else a round of many parts would have many times the noise."""
     some = clients(50)
     federation = Federation(mechanism=Gaussian(0.1, 1.0, AtServer()))
-    state = first_state(federation, some, 1)
+    state, _ = first_state(federation, some, 1)
     whole = federated_round(federation, state, some, 1, noise=source())
     monkeypatch.setattr("fedrank.federate.round.CHUNK_BYTES", 4 * 5)
     assert np.array_equal(federated_round(federation, state, some, 1, noise=source()).weights, whole.weights)
@@ -103,7 +103,7 @@ def test_the_protocol_never_opens_a_part(monkeypatch):
 
     monkeypatch.setattr(secure_sum, "secure_sum", watched)
     federation = Federation(mechanism=Gaussian(1.0, 1.0, SecureSum()))
-    state = first_state(federation, some, 1)
+    state, _ = first_state(federation, some, 1)
     whole = federated_round(federation, state, some, 1, noise=source())
     monkeypatch.setattr("fedrank.federate.round.CHUNK_BYTES", 2 * 4 * 5)
     small = federated_round(federation, state, some, 1, noise=source())
@@ -116,7 +116,7 @@ def test_a_round_of_nobody_releases_noise(kind):
     some = clients()
     federation = Federation(mechanism=kind(1.0, 2.0, AtServer()), participation=0.5)
     notes = Notes(cohorts={1: np.zeros(0, dtype=np.int64)})
-    state = first_state(federation, some, 1)
+    state, _ = first_state(federation, some, 1)
     outcome = federated_round(federation, state, some, 1, noise=source(), journal=notes)
     assert (outcome.interactions, outcome.bytes_up) == (0, 0)
     assert np.isnan(outcome.online)
@@ -127,7 +127,7 @@ def test_a_round_of_nobody_releases_noise(kind):
 def test_everybody_decides_alone_whether_to_take_part_and_the_seed_has_no_say():
     some = clients(400)
     federation = Federation(mechanism=Gaussian(1.0, 1.0, AtServer()), participation=0.25)
-    state = first_state(federation, some, 1)
+    state, _ = first_state(federation, some, 1)
     sizes = []
     for key in range(40):
         outcome = federated_round(federation, state, some, 1, noise=source(key))
@@ -143,14 +143,14 @@ def test_everybody_decides_alone_whether_to_take_part_and_the_seed_has_no_say():
 def test_where_cohorts_are_known_they_have_a_fixed_size(place):
     some = clients(40)
     federation = Federation(mechanism=Gaussian(1.0, 1.0, place), participation=0.25)
-    state = first_state(federation, some, 1)
+    state, _ = first_state(federation, some, 1)
     assert {federated_round(federation, state, some, 1).interactions for _ in range(4)} == {30}
 
 
 def test_no_noise_is_repeated():
     some = clients()
     federation = Federation(mechanism=Gaussian(1.0, 1.0, AtServer()))
-    one, two = (federated_round(federation, first_state(federation, some, 1), some, 1) for _ in range(2))
+    one, two = (federated_round(federation, first_state(federation, some, 1)[0], some, 1) for _ in range(2))
     assert not np.isclose(one.weights, two.weights).any()
 
 
@@ -182,7 +182,7 @@ def test_the_journals_cohort_is_used():
     some = clients()
     federation = Federation(mechanism=Gaussian(1.0, 1.0), participation=0.3)
     notes = Notes(cohorts={1: np.array([2, 5, 7, 8])})
-    outcome = federated_round(federation, first_state(federation, some, 1), some, 1, journal=notes)
+    outcome = federated_round(federation, first_state(federation, some, 1)[0], some, 1, journal=notes)
     assert outcome.interactions == 4 * 3
 
 
@@ -210,24 +210,23 @@ def test_after_a_crash_kept_changes_are_replayed_bit_for_bit(tmp_path, place):
 def test_updates_that_are_no_numbers_count_as_zero():
     class Broken(Pdgd):
         def __call__(self, *arguments, **options):
-            arrived, memory = super().__call__(*arguments, **options)
-            updates = arrived.updates.copy()
-            updates[0], updates[1, 0] = np.nan, np.inf
-            return replace(arrived, updates=updates), memory
+            learned = super().__call__(*arguments, **options)
+            learned.updates[0], learned.updates[1, 0] = np.nan, np.inf
+            return learned
 
     some = clients()
     for place in (OnClient(), AtServer(), IDEAL):
         federation = Federation(Broken(), mechanism=Gaussian(1.0, 1.0, place))
-        assert np.isfinite(federated_round(federation, first_state(federation, some, 1), some, 1).weights).all()
+        assert np.isfinite(federated_round(federation, first_state(federation, some, 1)[0], some, 1).weights).all()
 
 
 def test_bytes_that_travel():
     some = clients()
     for learner in (Pdgd(), Evolution()):  # with noise on every weight a seed no longer says all
         federation = Federation(learner, mechanism=Gaussian(1.0, 1.0))
-        assert federated_round(federation, first_state(federation, some, 1), some, 1).bytes_up == 10 * 4 * 5
+        assert federated_round(federation, first_state(federation, some, 1)[0], some, 1).bytes_up == 10 * 4 * 5
     federation = Federation(mechanism=Gaussian(1.0, 1.0, IDEAL))
-    outcome = federated_round(federation, first_state(federation, some, 1), some, 1)
+    outcome = federated_round(federation, first_state(federation, some, 1)[0], some, 1)
     assert outcome.bytes_up == 10 * message_bytes(10, 5, 32)
 
 
@@ -241,13 +240,12 @@ def test_no_client_moves_the_sum_by_more_than_is_claimed(silent, place):
 
         class One(Pdgd):
             def __call__(self, *arguments, sign=sign, **options):
-                arrived, memory = super().__call__(*arguments, **options)
-                updates = arrived.updates.copy()
-                updates[3] = sign * (1 + np.arange(5))
-                return replace(arrived, updates=updates), memory
+                learned = super().__call__(*arguments, **options)
+                learned.updates[3] = sign * (1 + np.arange(5))
+                return learned
 
         federation = Federation(One(), mechanism=mechanism)
-        state = first_state(federation, some, 1)
+        state, _ = first_state(federation, some, 1)
         changes.append((federated_round(federation, state, some, 1).weights - state.weights) * 6)
     given = Setting(6, 5, 1.0, (3,), Pdgd(), Mean())
     one, zero, opposite, broken = changes
@@ -260,8 +258,8 @@ def test_no_client_moves_the_sum_by_more_than_is_claimed(silent, place):
     ("options", "problem"),
     [
         ({"aggregator": Apart()}, "nothing leaves a client"),
-        ({"learner": Pdgd(ranker=Mlp(hidden=4), personal="output")}, "personal"),
-        ({"learner": Pdgd(control=True)}, "control"),
+        ({"learner": Pdgd(ranker=Mlp(hidden=4)), "local": FedPer()}, "FedPer keeps weights with their client"),
+        ({"local": Scaffold()}, "Scaffold reads every client's gradient"),
     ],
 )
 @pytest.mark.parametrize("mechanism", [Gaussian(1.0, 1.0), Gaussian(1.0, 1.0, AtServer()), FpdgdPaper(1.2)])
@@ -280,4 +278,4 @@ def test_rules_that_must_see_single_updates_need_noise_on_the_client():
             Federation(aggregator=Median(), mechanism=Gaussian(1.0, 1.0, place))
     some = clients()
     federation = Federation(aggregator=Median(), mechanism=Gaussian(1.0, 1.0))
-    assert np.isfinite(federated_round(federation, first_state(federation, some, 1), some, 1).weights).all()
+    assert np.isfinite(federated_round(federation, first_state(federation, some, 1)[0], some, 1).weights).all()

@@ -206,21 +206,21 @@ import sys, warnings
 import numpy as np
 warnings.simplefilter("ignore")
 from fedrank.federate.aggregate import AGGREGATORS
-from fedrank.types import Arrivals
+from fedrank.types import Messages
 
 rng = np.random.default_rng(1)
 out = {}
 for n in (9, 50):
     updates = rng.standard_normal((n, 3)).astype(np.float32)
     updates[0] *= 1e30
-    arrived = Arrivals(updates, np.ones(n, int), np.arange(n), np.zeros(3), np.zeros(n), root=updates[1])
+    arrived = Messages(updates, np.ones(n, int), np.arange(n), np.zeros(3), np.zeros(n), root=updates[1])
     for name in sorted(set(AGGREGATORS) - {"none", "reputation"}):
         out[f"{name}-{n}"] = AGGREGATORS[name]()(arrived)
 rule = AGGREGATORS["reputation"](window=2)
 state = rule.first(9, 3)
 for _ in range(5):
     updates = rng.standard_normal((9, 3)).astype(np.float32)
-    arrived = Arrivals(updates, np.ones(9, int), np.arange(9), rng.random(3), None)
+    arrived = Messages(updates, np.ones(9, int), np.arange(9), rng.random(3), None)
     out["reputation"], state = rule(arrived, state)
 np.savez(sys.argv[1], **out, **state)
 """

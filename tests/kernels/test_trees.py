@@ -2,35 +2,98 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
-from fedrank.kernels.trees import BLOCK, add_tree, best_negatives, smallest
+from fedrank.kernels.trees import BLOCK, add_trees, best_negatives, smallest
+from fedrank.trees.arrays import BY_CATEGORY, ZERO_IS_MISSING, Trees
+
+
+def arrays(**given):
+    """The arrays of trees that are not given are empty, or say that nothing is special."""
+    splits, leaves = len(given["feature"]), len(given["value"])
+    usual = {
+        "roots": np.zeros(1, np.int32),
+        "missing_left": np.zeros(splits, np.bool_),
+        "kind": np.zeros(splits, np.uint8),
+        "set_start": np.zeros(1, np.int64),
+        "set_bits": np.empty(0, np.uint32),
+        "is_linear": np.zeros(leaves, np.bool_),
+        "base": np.zeros(leaves),
+        "slope_start": np.zeros(leaves + 1, np.int64),
+        "slope_feature": np.empty(0, np.int32),
+        "slope": np.empty(0),
+    }
+    trees = Trees(**usual | given)
+    return trees.is_plain, *(getattr(trees, each.name) for each in fields(trees))
 
 
 @pytest.mark.parametrize("documents", [1, BLOCK, BLOCK + 3])
 def test_a_tree_by_hand(documents):
-    # x0 <= 0.5 ? (x1 <= 0 ? 1 : 2) : 4, where a missing x0 goes right and a missing x1 left.
-    tree = (
-        np.array([0, 1], dtype=np.int32),
-        np.array([0.5, 0.0]),
-        np.array([False, True]),
-        np.array([[1, ~2], [~0, ~1]], dtype=np.int32),
-        np.array([1.0, 2.0, 4.0]),
+    # x0 <= 0.5 ? (x1 <= 0 ? 1 : 2) : 4, where a missing x0 goes right and a missing x1 left; then 10 for everybody.
+    tree = arrays(
+        roots=np.array([0, ~3], dtype=np.int32),
+        feature=np.array([0, 1], dtype=np.int32),
+        threshold=np.array([0.5, 0.0]),
+        missing_left=np.array([False, True]),
+        child=np.array([[1, ~2], [~0, ~1]], dtype=np.int32),
+        value=np.array([1.0, 2.0, 4.0, 10.0]),
     )
     rows = [(0.5, 0.0), (0.5, 0.1), (0.6, 9.0), (np.nan, 0.0), (0.0, np.nan)]
     expected = [1.0, 2.0, 4.0, 4.0, 1.0]
     features = np.array([rows[i % 5] for i in range(documents)], dtype=np.float32)
-    for function in (add_tree, add_tree.py_func):
-        scores = np.full(documents, 10.0)
-        function(features, 0, documents, *tree, scores)
+    for function in (add_trees, add_trees.py_func):
+        scores = np.zeros(documents)
+        function(features, 0, documents, scores, *tree)
         assert scores.tolist() == [10 + expected[i % 5] for i in range(documents)]
 
 
+def test_sets_of_categories_zeros_and_lines_by_hand():
+    # x0 in {1, 40} ? 1 : (x1 <= 5, but zero goes right ? 2 + 3 x0 : 4)
+    tree = arrays(
+        feature=np.array([0, 1], dtype=np.int32),
+        threshold=np.array([0.0, 5.0]),
+        kind=np.array([BY_CATEGORY, ZERO_IS_MISSING], np.uint8),
+        child=np.array([[~0, 1], [~1, ~2]], dtype=np.int32),
+        value=np.array([1.0, 7.0, 4.0]),
+        set_start=np.array([0, 2]),
+        set_bits=np.array([1 << 1, 1 << 8], np.uint32),
+        is_linear=np.array([False, True, False]),
+        base=np.array([0.0, 2.0, 0.0]),
+        slope_start=np.array([0, 0, 1, 1]),
+        slope_feature=np.array([0], np.int32),
+        slope=np.array([3.0]),
+    )
+    by_row = {
+        (1.9, 0): 1.0,  # cut to 1
+        (40, 0): 1.0,
+        (64, 1): 194.0,  # beyond the set
+        (1e20, 9): 4.0,
+        (-2, 1): -4.0,
+        (2, 0): 4.0,
+        (2, 1e-36): 4.0,  # zero to LightGBM
+        (2, np.nan): 4.0,
+        (np.nan, 1): 7.0,  # the line has no value for it
+    }
+    features = np.array(list(by_row), dtype=np.float32)
+    for function in (add_trees, add_trees.py_func):
+        scores = np.zeros(len(features))
+        function(features, 0, len(features), scores, *tree)
+        assert scores.tolist() == list(by_row.values())
+
+
 def test_a_part_of_the_documents():
-    nothing = (np.empty(0, np.int32), np.empty(0), np.empty(0, np.bool_), np.empty((0, 2), np.int32), np.array([3.0]))
+    nothing = arrays(
+        roots=np.array([~0], np.int32),
+        feature=np.empty(0, np.int32),
+        threshold=np.empty(0),
+        child=np.empty((0, 2), np.int32),
+        value=np.array([3.0]),
+    )
     scores = np.zeros(4)
-    add_tree(np.zeros((4, 1), np.float32), 1, 3, *nothing, scores)
+    add_trees(np.zeros((4, 1), np.float32), 1, 3, scores, *nothing)
     assert scores.tolist() == [0, 3, 3, 0]
 
 

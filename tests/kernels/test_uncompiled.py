@@ -22,14 +22,16 @@ clients = make_clients(data, 3, user=["perfect", "informational"], interactions=
 out = {}
 with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
     for name, learner in (
-        ("pdgd", fr.Pdgd()), ("mlp", fr.Pdgd(ranker=fr.Mlp(hidden=5))), ("lambdarank", fr.LambdaRank()),
+        ("pdgd", fr.learners.Pdgd()),
+        ("mlp", fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=5))),
+        ("lambdarank", fr.learners.LambdaRank()),
     ):
         start = learner.ranker.first(6, np.random.default_rng(1))
         far = 1e4 * np.ones_like(start)
         for kind, weights in (("near", start), ("far", far)):
-            arrived, _ = learner(weights, None, clients, Chance(1, 1))
+            arrived = learner(weights, clients, Chance(1, 1))
             out[f"{name}-{kind}"] = arrived.updates
-            out[f"{name}-{kind}-online"] = arrived.online
+            out[f"{name}-{kind}-online"] = arrived.observed.online
         out[name + "-quality"] = fr.Evaluator(data, ["ndcg@10", "map", "err@5", "mrr", "p@3"])(start, learner.ranker)
     out["normalised"] = fr.normalise(data, "query").features
     with open(sys.argv[2], "w") as file:

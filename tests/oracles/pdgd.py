@@ -8,7 +8,7 @@ import numpy as np
 
 from fedrank.kernels.chance import stream, uniform
 
-CLICK_DRAW, DOCUMENT_DRAW = 2, 22
+CLICK_DRAW, DOCUMENT_DRAW, KEEP_DRAW = 2, 22, 1 << 40
 
 
 def log_list_probability(scores, shown) -> float:
@@ -22,8 +22,18 @@ def log_list_probability(scores, shown) -> float:
     return total
 
 
-def list_probability(scores, shown) -> float:
-    return math.exp(log_list_probability(scores, shown))
+def list_probability(scores, shown, temperature=1.0, keep=0.0) -> float:
+    """P(shown), where the best document is put first with probability `keep` and everything else is drawn."""
+    scores = [score / temperature for score in scores]
+    drawn = math.exp(log_list_probability(scores, shown))
+    if not keep:
+        return drawn
+    best = scores.index(max(scores))
+    others = [d for d in range(len(scores)) if d != best]
+    kept = 0.0
+    if shown[0] == best:
+        kept = math.exp(log_list_probability([scores[d] for d in others], [others.index(d) for d in shown[1:]]))
+    return keep * kept + (1 - keep) * drawn
 
 
 def rho(scores, shown, a, b) -> float:
@@ -33,22 +43,38 @@ def rho(scores, shown, a, b) -> float:
     return 1 / (1 + math.exp(log_list_probability(scores, shown) - log_list_probability(scores, swapped)))
 
 
-def position_scales(scores, shown, clicked, considered):
-    """How much the score of each shown document should rise: the sum over its pairs."""
+def kept_rho(scores, shown, a, b, temperature, keep) -> float:
+    """The same for the exact mixture."""
+    swapped = list(shown)
+    swapped[a], swapped[b] = swapped[b], swapped[a]
+    other = list_probability(scores, swapped, temperature, keep)
+    return other / (list_probability(scores, shown, temperature, keep) + other)
+
+
+def position_scales(scores, shown, clicked, considered, temperature=1.0, keep=0.0):
+    """How much the score of each shown document should rise, by its temperature: the sum over its pairs."""
     scales = np.zeros(len(shown))
     for d in range(considered):
         for e in range(considered):
             if clicked[d] and not clicked[e]:
-                odds = math.exp(-abs(scores[shown[d]] - scores[shown[e]]))  # e^d e^e / (e^d + e^e)^2 without cancelling
-                weight = rho(scores, shown, d, e) * odds / (1 + odds) ** 2
+                # e^d e^e / (e^d + e^e)^2 without cancelling
+                odds = math.exp(-abs(scores[shown[d]] - scores[shown[e]]) / temperature)
+                swap = rho(scores, shown, d, e) if keep == 0 and temperature == 1 else None
+                if swap is None:
+                    swap = kept_rho(list(scores), list(shown), d, e, temperature, keep)
+                weight = swap * odds / (1 + odds) ** 2
                 scales[d] += weight
                 scales[e] -= weight
     return scales
 
 
-def gumbel_list(scores, chance, k=10):
-    """The k best of score + Gumbel noise."""
-    noisy = [score - math.log(-math.log(uniform(chance, DOCUMENT_DRAW + d))) for d, score in enumerate(scores)]
+def gumbel_list(scores, chance, k=10, temperature=1.0, keep=0.0):
+    """The k best of score + Gumbel noise; now and then the best document stays first."""
+    noisy = [
+        score / temperature - math.log(-math.log(uniform(chance, DOCUMENT_DRAW + d))) for d, score in enumerate(scores)
+    ]
+    if keep and uniform(chance, KEEP_DRAW) < keep:
+        noisy[list(scores).index(max(scores))] = math.inf
     return sorted(range(len(scores)), key=lambda d: -noisy[d])[:k]
 
 
@@ -84,7 +110,7 @@ def clipped(vector, clip):
 
 def client_update(
     start, hidden, rate, batch, data, clients, c, key,
-    prox=0.0, control=0.0, common=0.0, clip_weights=0.0, clip_gradients=0.0, logged=False,
+    prox=0.0, control=0.0, common=0.0, clip_weights=0.0, clip_gradients=0.0, logged=False, temperature=1.0, keep=0.0,
 ):  # fmt: skip
     """What client c sends; with FedProx's pull (a number, or one per parameter), SCAFFOLD's two controls, or clips.
 
@@ -102,7 +128,7 @@ def client_update(
         rows = np.arange(data.offsets[query], data.offsets[query + 1])
         scored = [score_and_gradient(weights, hidden, data.features[row]) for row in rows]
         scores = [s for s, _ in scored]
-        shown = list(range(len(rows))) if logged else gumbel_list(scores, chance)
+        shown = list(range(len(rows))) if logged else gumbel_list(scores, chance, 10, temperature, keep)
         grades = clients.grades[clients.view[c], rows]
         if logged:
             clicked = [bool(grade > 0) for grade in grades]
@@ -111,7 +137,7 @@ def client_update(
             clicked, considered = clicks(
                 grades, shown, clients.click[user], clients.stop[user], clients.attention[user], chance
             )
-        scales = position_scales(scores, shown, clicked, considered)
+        scales = position_scales(scores, shown, clicked, considered, temperature, keep) / temperature
         gradient = sum(scale * scored[d][1] for scale, d in zip(scales, shown, strict=True))
         gradient = clipped(gradient, clip_gradients)
         gradient = gradient - prox * (weights - start) - control + common

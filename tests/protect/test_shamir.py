@@ -126,11 +126,13 @@ def test_elements_outside_the_field_are_drawn_again():
 
 @given(value=elements)
 def test_bytes_and_back(value):
+    assert shamir.is_element(shamir.to_bytes(value))
     assert shamir.from_bytes(shamir.to_bytes(value)) == value
 
 
 @pytest.mark.parametrize("data", [b"", bytes(31), bytes(33), b"\xff" * 32, PRIME.to_bytes(32, "little")])
 def test_bytes_that_are_no_element_are_refused(data):
+    assert not shamir.is_element(data)
     with pytest.raises(ValueError, match="damaged"):
         shamir.from_bytes(data)
 

@@ -14,24 +14,20 @@ from scipy import stats
 from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.clients import make_clients
+from fedrank.federate.federation import Federation
 from fedrank.federate.partition import Own
-from fedrank.federate.round import Federation, RoundError, federated_round, first_state, simulate
-from fedrank.federate.server import Adam
-from fedrank.kernels.chance import stream
-from fedrank.kernels.evolution import answer, best_first, standard_normals
-from fedrank.rank.evolution import (
-    EsMessage,
-    Evolution,
-    epsilon_in_total,
-    epsilon_per_message,
-    epsilon_per_reward,
-    update_from,
-    updates_from,
-)
+from fedrank.federate.round import federated_round, first_state, simulate
+from fedrank.federate.server import RoundError
+from fedrank.federate.steps import Adam
+from fedrank.kernels.chance import standard_normals, stream
+from fedrank.kernels.evolution import answer
+from fedrank.kernels.show import best_first
+from fedrank.rank.evolution import MESSAGE, Evolution, epsilon_in_total, epsilon_per_message, epsilon_per_reward
 from fedrank.rank.measures import ranking
 from fedrank.rank.rankers import Linear, Relu
 from fedrank.rank.users import User
 from fedrank.seeds import Chance
+from fedrank.types import Messages
 from tests.made_up import made_up_data
 from tests.oracles import evolution as oracle
 
@@ -53,22 +49,22 @@ def test_messages_updates_and_measures_equal_the_oracle(ranker, reward, truth):
     start = np.random.default_rng(2).standard_normal(ranker.size(7)).astype(np.float32).astype(float)
     chance = Chance(5, 9)
     keys = chance.key("learn"), chance.key("noise"), chance.key("answer")
-    arrived, memory = learner(start, None, clients, chance)
-    messages = learner.messages(start, clients, chance)
+    arrived = learner(start, clients, chance)
     sent = []
-    for c, message in enumerate(messages):
+    for c, message in enumerate(arrived.sent):
         (seed, plus, minus), true, online = oracle.client_round(
             start, ranker.hidden, 0.3, reward, truth, data, clients, c, keys
         )
         sent.append((seed, plus, minus))
-        assert message.seed == seed
-        assert (message.plus, message.minus) == pytest.approx((plus, minus), rel=1e-6)
-        assert arrived.reward[c] == pytest.approx(true)
-        assert arrived.online[c] == pytest.approx(online)
-    assert Mean(weighted=False)(arrived) == pytest.approx(oracle.gradient(sent, len(start), 0.3), rel=1e-5, abs=1e-6)
-    assert arrived.message_bytes == 8 + 4 + 4
-    assert memory is None
-    assert len({message.plus for message in messages}) > 1
+        assert message["seed"] == seed
+        assert (message["plus"], message["minus"]) == pytest.approx((plus, minus), rel=1e-6)
+        assert arrived.observed.reward[c] == pytest.approx(true)
+        assert arrived.observed.online[c] == pytest.approx(online)
+    sizes = clients.interactions
+    messages = Messages(arrived.updates, sizes, clients.ids, start)
+    assert Mean(weighted=False)(messages) == pytest.approx(oracle.gradient(sent, len(start), 0.3), rel=1e-5, abs=1e-6)
+    assert arrived.sent.dtype.itemsize == 8 + 4 + 4
+    assert len(set(arrived.sent["plus"].tolist())) > 1
 
 
 def test_a_user_drawn_at_every_interaction():
@@ -77,9 +73,9 @@ def test_a_user_drawn_at_every_interaction():
     clients.user[:] = -1
     chance = Chance(1, 1)
     keys = chance.key("learn"), chance.key("noise"), chance.key("answer")
-    arrived, _ = Evolution()(np.zeros(5), None, clients, chance)
+    arrived = Evolution()(np.zeros(5), clients, chance)
     _, true, _ = oracle.client_round(np.zeros(5), 0, 0.01, "max-rr", 1.0, data, clients, 0, keys)
-    assert arrived.reward[0] == pytest.approx(true)
+    assert arrived.observed.reward[0] == pytest.approx(true)
 
 
 @pytest.mark.parametrize("truth", [1.0, 0.5])
@@ -88,33 +84,25 @@ def test_messages_alone_rebuild_the_step_of_the_server(truth):
     clients = make_clients(data, 200, interactions=4, user="informational")
     learner = Evolution(ranker=Relu(units=3), truth=truth)
     federation = Federation(learner=learner, server=Adam())
-    state = first_state(federation, clients, 1)
+    state, _ = first_state(federation, clients, 1)
     outcome = federated_round(federation, state, clients, 1)
-    travelled = [message.pack() for message in learner.messages(state.weights, clients, Chance(1, 1))]
-    assert {len(one) for one in travelled} == {16}
-    updates = updates_from([EsMessage.unpack(one) for one in travelled], state.weights.size, learner.deviation)
-    arrived, _ = learner(state.weights, None, clients, Chance(1, 1))
+    arrived = learner(state.weights, clients, Chance(1, 1))
+    updates = learner.read(np.frombuffer(arrived.sent.tobytes(), dtype=MESSAGE), state.weights.size)
     assert np.array_equal(updates, arrived.updates)
     change = np.dot(np.full(200, 4.0), updates.astype(np.float64)) / 800
     weights, _ = federation.server(state.weights, change, state.server)
     assert np.array_equal(weights, outcome.weights)
     assert outcome.bytes_up == 200 * 16
-    assert outcome.reward == pytest.approx(arrived.reward.mean())
+    assert outcome.reward == pytest.approx(arrived.observed.reward.mean())
 
 
 def test_an_update_by_hand():
     noise = np.empty(3)
     standard_normals(np.uint64(77), noise)
     # (f+ - f-) e / (2 σ²) with e = σ z
-    assert update_from(EsMessage(77, 0.75, 0.25), 3, 0.01) == pytest.approx(
-        (0.75 - 0.25) * (0.01 * noise) / (2 * 0.01**2), rel=1e-6
-    )
-    assert not update_from(EsMessage(77, 0.5, 0.5), 3, 0.01).any()
-
-
-def test_a_message_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="15 bytes"):
-        EsMessage.unpack(bytes(15))
+    updates = Evolution(deviation=0.01).read(np.array([(77, 0.75, 0.25), (77, 0.5, 0.5)], dtype=MESSAGE), 3)
+    assert updates[0] == pytest.approx((0.75 - 0.25) * (0.01 * noise) / (2 * 0.01**2), rel=1e-6)
+    assert not updates[1].any()
 
 
 @pytest.mark.parametrize("size", [100_000, 99_999])
@@ -171,8 +159,8 @@ def test_reward_by_hand():
             top_grade=1,
         )
         clients = make_clients(data, 1, user=User((0.0, 1.0), (0.0, 0.0)), interactions=2)
-        arrived, _ = Evolution(deviation=1e-6, reward=reward)(np.array([1.0]), None, clients, Chance(1, 1))
-        return arrived.reward[0]
+        arrived = Evolution(deviation=1e-6, reward=reward)(np.array([1.0]), clients, Chance(1, 1))
+        return arrived.observed.reward[0]
 
     assert reward_with([0, 0, 1, 1], "max-rr") == pytest.approx(1 / 3)
     assert reward_with([0, 0, 1, 1], "dcg") == pytest.approx(1 / math.log2(4) + 1 / math.log2(5))
@@ -185,14 +173,15 @@ def test_threads_selection_and_own_starts_change_nothing():
     clients = make_clients(data, 400, interactions=5)
     learner = Evolution(truth=0.5)
     starts = np.random.default_rng(1).standard_normal((400, 5)).astype(np.float32).astype(float)
-    one, _ = learner(starts, None, clients, Chance(1, 1), threads=1)
-    three, _ = learner(starts, None, clients, Chance(1, 1), threads=3)
-    some, _ = learner(starts[[7, 100]], None, clients.rows(np.array([7, 100])), Chance(1, 1))
-    alone, _ = learner(starts[7], None, clients.rows(np.array([7])), Chance(1, 1))
-    for name in ("updates", "online", "reward"):
-        assert np.array_equal(getattr(one, name), getattr(three, name))
-        assert np.array_equal(getattr(one, name)[[7, 100]], getattr(some, name))
-        assert np.array_equal(getattr(one, name)[7], getattr(alone, name)[0])
+    one = learner(starts, clients, Chance(1, 1), threads=1)
+    three = learner(starts, clients, Chance(1, 1), threads=3)
+    some = learner(starts[[7, 100]], clients.rows(np.array([7, 100])), Chance(1, 1))
+    alone = learner(starts[7], clients.rows(np.array([7])), Chance(1, 1))
+    parts = ([each.updates, *each.observed] for each in (one, three, some, alone))
+    for whole, threaded, chosen, own in zip(*parts, strict=True):
+        assert np.array_equal(whole, threaded)
+        assert np.array_equal(whole[[7, 100]], chosen)
+        assert np.array_equal(whole[7], own[0])
 
 
 def test_the_seed_sent_tells_nothing_about_queries_and_clicks():
@@ -207,19 +196,18 @@ def test_the_seed_sent_tells_nothing_about_queries_and_clicks():
 
     learner = Evolution()
     as_is, other = Chance(1, 1), OtherNoise(1, 1)
-    one, _ = learner(np.zeros(5), None, clients, as_is)
-    two, _ = learner(np.zeros(5), None, clients, other)
-    assert np.array_equal(one.reward, two.reward)
-    assert np.array_equal(one.online, two.online)
-    a, b = learner.messages(np.zeros(5), clients, as_is), learner.messages(np.zeros(5), clients, other)
-    assert not {message.seed for message in a} & {message.seed for message in b}
+    one = learner(np.zeros(5), clients, as_is)
+    two = learner(np.zeros(5), clients, other)
+    assert np.array_equal(one.observed.reward, two.observed.reward)
+    assert np.array_equal(one.observed.online, two.observed.online)
+    assert not set(one.sent["seed"].tolist()) & set(two.sent["seed"].tolist())
 
 
 def test_the_true_reward_is_recorded_however_it_is_reported():
     clients = make_clients(made_up_data(), 30, interactions=4)
-    honest, _ = Evolution()(np.zeros(5), None, clients, Chance(1, 1))
-    private, _ = Evolution(truth=0.2)(np.zeros(5), None, clients, Chance(1, 1))
-    assert np.array_equal(honest.reward, private.reward)
+    honest = Evolution()(np.zeros(5), clients, Chance(1, 1))
+    private = Evolution(truth=0.2)(np.zeros(5), clients, Chance(1, 1))
+    assert np.array_equal(honest.observed.reward, private.observed.reward)
     assert not np.array_equal(honest.updates, private.updates)
 
 
@@ -228,24 +216,24 @@ def test_an_odd_interaction_goes_to_the_plus_side():
     sure = User((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))  # every first result is clicked: reward 1
     never = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     clients = make_clients(data, 1, user=sure, interactions=3)
-    assert Evolution().messages(np.zeros(5), clients, Chance(1, 1))[0].plus == 1.0
+    assert Evolution()(np.zeros(5), clients, Chance(1, 1)).sent["plus"] == 1.0
     clients = make_clients(data, 2, user=[sure, never], interactions=3)
-    messages = Evolution().messages(np.zeros(5), clients, Chance(1, 1))
-    assert [(m.plus, m.minus) for m in messages] == [(1.0, 1.0), (0.0, 0.0)]
+    sent = Evolution()(np.zeros(5), clients, Chance(1, 1)).sent
+    assert sent[["plus", "minus"]].tolist() == [(1.0, 1.0), (0.0, 0.0)]
     # Sides told apart: with randomised answers the means are sums over 2 and over 1 of the eleven values.
     values = [0.0, *(1 / rank for rank in range(1, 11))]
-    told = Evolution(truth=0.1).messages(np.zeros(5), make_clients(data, 40, interactions=3), Chance(1, 1))
-    assert all(min(abs(m.minus - v) for v in values) < 1e-6 for m in told)
-    assert any(min(abs(m.plus - v) for v in values) > 1e-3 for m in told)
+    told = Evolution(truth=0.1)(np.zeros(5), make_clients(data, 40, interactions=3), Chance(1, 1)).sent
+    assert all(min(abs(minus - v) for v in values) < 1e-6 for minus in told["minus"])
+    assert any(min(abs(plus - v) for v in values) > 1e-3 for plus in told["plus"])
 
 
 def test_one_search_is_refused_and_none_sends_nothing():
     data = made_up_data()
     with pytest.raises(ValueError, match="client 1 searches once a round"):
-        Evolution()(np.zeros(5), None, make_clients(data, 2, interactions=[2, 1]), Chance(1, 1))
-    arrived, _ = Evolution()(np.zeros(5), None, make_clients(data, 2, interactions=[2, 0]), Chance(1, 1))
+        Evolution()(np.zeros(5), make_clients(data, 2, interactions=[2, 1]), Chance(1, 1))
+    arrived = Evolution()(np.zeros(5), make_clients(data, 2, interactions=[2, 0]), Chance(1, 1))
     assert not arrived.updates[1].any()
-    assert (arrived.reward[1], arrived.online[1]) == (0.0, 0.0)
+    assert (arrived.observed.reward[1], arrived.observed.online[1]) == (0.0, 0.0)
 
 
 def test_scores_that_are_not_numbers_name_round_and_client():
@@ -323,6 +311,7 @@ from fedrank.federate.clients import make_clients
 from fedrank.rank.evolution import Evolution
 from fedrank.rank.rankers import Linear, Relu
 from fedrank.seeds import Chance
+from fedrank.types import Messages
 from tests.made_up import made_up_data
 
 data = made_up_data(queries=6, features=6, longest=14)
@@ -330,8 +319,8 @@ clients = make_clients(data, 3, user=["perfect", "informational"], interactions=
 with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
     for learner in (Evolution(truth=0.5), Evolution(ranker=Relu(units=3), reward="dcg")):
         size = learner.ranker.size(6)
-        arrived, _ = learner(np.linspace(-1, 1, size), None, clients, Chance(1, 1))
-        for values in (arrived.updates, arrived.reward, arrived.online):
+        arrived = learner(np.linspace(-1, 1, size), clients, Chance(1, 1))
+        for values in (arrived.updates, arrived.observed.reward, arrived.observed.online):
             print(*np.round(values.ravel().astype(float), 3))
 """
 

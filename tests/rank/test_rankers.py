@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from fedrank.rank.model import Model, load_model, save_model
+from fedrank.rank.model import Model, save_model
 from fedrank.rank.rankers import RANKERS, Linear, Mlp, Relu
+from fedrank.trees.model_files import load_model
 from tests.made_up import made_up_data
 from tests.oracles.evolution import score_of
 from tests.oracles.pdgd import score_and_gradient
@@ -104,15 +105,62 @@ def test_a_model_per_client_asks_whose(tmp_path):
         ({"version": 99}, "update fedrank"),
         ({"ranker": {"name": "oracle"}}, "cannot be read as a model"),
         ({"weights": [1.0]}, "the file is damaged"),
-        ({"weights": [float("nan")] * 5}, "the file is damaged"),
+        ({"weights": [float("nan")] * 5}, "some that are not finite; the file is damaged"),
+        ({"weights": 7.0}, "neither a list of numbers"),
+        ({"weights": [[[0.0] * 5]]}, "neither a list of numbers"),
+        ({"weights": [10**400] * 5}, "cannot be read as a model"),
+        ({"weights": [[0.0] * 5, [0.0]]}, "cannot be read as a model"),
+        ({"notes": ["fold"]}, "its notes is not what it should be"),
+        ({"features": "5"}, "its features is not what it should be"),
+        ({"features": True}, "its features is not what it should be"),
+        ({"feature_names": [1, 2, 3, 4, 5]}, "its feature_names is not what it should be"),
+        ({"normalised": "twice"}, "its normalised is not what it should be"),
+        ({"normalised": 3}, "its normalised is not what it should be"),
+        ({"ranker": {"name": ["linear"]}}, "its ranker.name is not what it should be"),
+        ({"ranker": {"name": "mlp", "hidden": 2.5}}, "hidden = 2.5"),
+        ({"ranges": [1.0, 2.0]}, "its ranges are"),
+        ({"colour": "red"}, "a key 'colour', which no model has"),
     ],
 )
 def test_damaged_models_are_refused(tmp_path, change, message):
     save_model(Model(Linear(), np.zeros(5), 5), tmp_path / "model.json")
     content = json.loads((tmp_path / "model.json").read_text()) | change
+    del content["checksum"]  # it would be wrong, too
     (tmp_path / "model.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         load_model(tmp_path / "model.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "3", "[]", "null", ""])
+def test_what_is_no_model_is_refused_in_a_line(tmp_path, text):
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(ValueError, match=r"cannot be read as a model"):
+        load_model(tmp_path)
+
+
+def test_a_key_that_hides_another_is_refused(tmp_path):
+    save_model(Model(Linear(), np.zeros(5), 5), tmp_path / "model.json")
+    text = (tmp_path / "model.json").read_text()
+    (tmp_path / "model.json").write_text(text.replace('"checksum"', '"normalised"'))
+    with pytest.raises(ValueError, match="a key stands in it twice"):
+        load_model(tmp_path)
+
+
+def test_a_changed_weight_is_an_error_and_a_missing_checksum_a_note(tmp_path):
+    path, heard = tmp_path / "model.json", []
+    save_model(Model(Linear(), np.array([0.1, 1.0, 1e300, -0.0, 5e-324]), 5, notes={"rounds": {"a": 1}}), path)
+    load_model(path, heard.append)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content, indent=4, sort_keys=True))  # laid out otherwise, it says the same
+    load_model(path, heard.append)
+    assert heard == []
+    path.write_text(json.dumps(content | {"weights": [0.1, 1.0, 1e300, 0.0, 1e-323]}))
+    with pytest.raises(ValueError, match=r"the checksum of model.json is wrong: the file is damaged"):
+        load_model(path)
+    del content["checksum"]
+    path.write_text(json.dumps(content))
+    load_model(path, heard.append)
+    assert heard == ["model.json carries no checksum, so that damage to it may go unnoticed"]
 
 
 def test_no_model_and_wrong_features(tmp_path):

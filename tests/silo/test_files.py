@@ -5,35 +5,40 @@ from __future__ import annotations
 import io
 import json
 import stat
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from fedrank.data.documents import Documents
-from fedrank.data.text import Tokeniser
+from fedrank.files import Locked
 from fedrank.protect.noise import SecureSource
+from fedrank.report.answers import about_sketch
+from fedrank.report.terminal import show
 from fedrank.silo import array_file, files
 from fedrank.silo.array_file import SketchFileError
-from fedrank.silo.describe import describe_sketch, epsilon_of, show_sketch
+from fedrank.silo.describe import describe_sketch
 from fedrank.silo.files import (
     add_documents,
-    check_alike,
-    check_sendable,
     export_sketch,
+    open_copy,
     open_sketch,
     remove_documents,
     sketch_collection,
 )
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.sketch import Sketcher
-from fedrank.silo.spending import Limits, Spending
+from fedrank.silo.spending import Limits, SiloLedger
 
 KEY = bytes(range(32))
 RULE = TopKRule(alpha=2, k=3)
 PLAIN = Sketcher(width=50, depth=6)
 NOISED = replace(PLAIN, noise=1.0)
+COST = NOISED.privacy(1e-5)  # 6.6
 
 
 def collection(many: int = 8, first: int = 0) -> Documents:
@@ -62,6 +67,8 @@ def same(one, other):
         for part in files.TOP_PARTS:
             np.testing.assert_array_equal(getattr(top, part), getattr(other.fields[field], part))
         np.testing.assert_array_equal(one.lengths[field], other.lengths[field])
+        if not one.removed:
+            np.testing.assert_array_equal(one.frequencies[field], other.frequencies[field])
 
 
 def test_a_file_is_read_back_as_it_was_made(tmp_path):
@@ -128,6 +135,49 @@ def test_removed_documents_leave_neither_id_nor_length(tmp_path):
     same(left, made(tmp_path, documents=pick(collection(5), [0, 2, 3]), name="b.sketch"))
 
 
+def test_frequencies_count_removed_documents_still_and_describe_says_so(tmp_path):
+    """Taken out without new noise, a document would be the difference between two files."""
+    before = made(tmp_path, NOISED)
+    left = remove_documents(tmp_path / "a.sketch", ["d4", "d1", "d1"])
+    np.testing.assert_array_equal(left.frequencies["body"], before.frequencies["body"])
+    assert left.removed == 2
+    assert "2 removed documents are counted still" in describe_sketch(left.path)["document frequencies"]
+    assert remove_documents(left.path, ["d0"]).removed == 3
+
+
+def test_two_processes_cannot_change_a_sketch_at_once(tmp_path):
+    made(tmp_path, NOISED)
+    before = (tmp_path / "a.sketch").read_bytes()
+    with files._held(tmp_path / "a.sketch"):
+        for change in (
+            lambda: add_documents(tmp_path / "a.sketch", collection(1, 8), KEY),
+            lambda: remove_documents(tmp_path / "a.sketch", ["d1"]),
+            lambda: made(tmp_path, NOISED),
+        ):
+            with pytest.raises(Locked, match=r"a\.sketch is being worked on by process"):
+                change()
+    assert (tmp_path / "a.sketch").read_bytes() == before
+    assert len(SiloLedger(tmp_path / "a.spending").path.read_text().splitlines()) == 2, "nothing was charged"
+
+
+def test_what_many_processes_add_is_all_there(tmp_path):
+    """Each waits its turn, or is told to; none overwrites what another added."""
+    made(tmp_path, NOISED)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[3]); from tests.silo.test_files import *; "
+        "done = add_documents(sys.argv[1], collection(1, int(sys.argv[2])), KEY)"
+    )
+    many = range(20, 26)
+    command = [sys.executable, "-c", code, str(tmp_path / "a.sketch")]
+    here = str(Path(__file__).parents[2])
+    running = {d: subprocess.Popen([*command, str(d), here], stderr=subprocess.PIPE, text=True) for d in many}
+    said = {d: process.communicate()[1] for d, process in running.items()}
+    added = {f"d{d}" for d in many if running[d].returncode == 0}
+    assert added
+    assert all("is being worked on by" in said[d] for d in many if running[d].returncode != 0)
+    assert set(open_sketch(tmp_path / "a.sketch").ids) == {f"d{d}" for d in range(8)} | added
+
+
 def pick(documents, rows):
     columns = (documents.ids, documents.title, documents.text, documents.url)
     return Documents(*([column[row] for row in rows] for column in columns))
@@ -174,24 +224,6 @@ def test_another_key_is_named_and_refused(tmp_path):
         add_documents(tmp_path / "a.sketch", collection(1, 8), bytes(32))
 
 
-@pytest.mark.parametrize(
-    ("other", "key", "named"),
-    [
-        (replace(PLAIN, width=40), KEY, "width"),
-        (replace(PLAIN, depth=5), KEY, "depth"),
-        (replace(PLAIN, kind="count-min"), KEY, "kind"),
-        (replace(PLAIN, tokeniser=Tokeniser("english")), KEY, "tokeniser"),
-        (PLAIN, bytes(32), "fingerprint of the key"),
-    ],
-)
-def test_sketches_of_other_settings_are_told_apart(tmp_path, other, key, named):
-    one = made(tmp_path)
-    two = sketch_collection(collection(), key, other, tmp_path / "b.sketch")
-    with pytest.raises(ValueError, match=named):
-        check_alike(one, two)
-    check_alike(one, one)
-
-
 def test_a_sketch_is_not_overwritten(tmp_path):
     made(tmp_path)
     with pytest.raises(FileExistsError, match="costs as much again"):
@@ -229,10 +261,11 @@ def test_every_cut_is_noticed(tmp_path):
 def test_another_version_and_another_file_are_named(tmp_path):
     made(tmp_path)
     content = bytearray((tmp_path / "a.sketch").read_bytes())
-    content[16] = 2
-    (tmp_path / "new.sketch").write_bytes(content)
-    with pytest.raises(SketchFileError, match="version 2, and this fedrank reads version 1"):
-        open_sketch(tmp_path / "new.sketch")
+    for version, mend in ((2, "sketch the documents anew by `fedrank silo sketch`"), (4, "update fedrank")):
+        content[16] = version
+        (tmp_path / "other.sketch").write_bytes(content)
+        with pytest.raises(SketchFileError, match=f"version {version}, and this fedrank reads version 3; {mend}"):
+            open_sketch(tmp_path / "other.sketch")
     (tmp_path / "other.sketch").write_bytes(b"x" * 100)
     with pytest.raises(SketchFileError, match="no sketch file"):
         open_sketch(tmp_path / "other.sketch")
@@ -246,6 +279,7 @@ def forged(file, path, **parts):
         "rule": vars(file.fields["body"].rule),
         "fingerprint": "00",
         "fields": list(file.fields),
+        "removed": 0,
     }
     array_file.write_arrays(path, settings, changed, files.TYPES, private=True)
 
@@ -260,6 +294,7 @@ def test_a_forged_file_cannot_lead_compiled_code_astray(tmp_path):
         "body.sizes": np.full_like(top.sizes, 10**6),
         "body.lengths": file.lengths["body"][:-1],
         "title.lengths": file.lengths["title"][:-1],
+        "title.frequencies": file.frequencies["title"][:, :-1],
         "ids": np.frombuffer(b"only one", dtype=np.uint8),
     }.items():
         forged(file, tmp_path / "bad.sketch", **{name: wrong})
@@ -304,7 +339,10 @@ def test_a_header_of_nonsense_is_a_refusal_and_no_crash(tmp_path, change, told):
 
 def test_a_header_that_is_no_json_is_a_refusal(tmp_path):
     for header in (b"{", b"\xff\xff", b"[" * 100_000):
-        head = array_file.BEGIN.pack(array_file.FORMAT, 1, len(header), array_file._digest(header)) + header
+        head = (
+            array_file.BEGIN.pack(array_file.FORMAT, array_file.VERSION, len(header), array_file._digest(header))
+            + header
+        )
         (tmp_path / "bad.sketch").write_bytes(head + bytes(64))
         with pytest.raises(SketchFileError, match="makes no sense"):
             open_sketch(tmp_path / "bad.sketch")
@@ -338,27 +376,28 @@ def test_a_tokeniser_that_we_do_not_have_is_named(tmp_path, monkeypatch):
         open_sketch(tmp_path / "a.sketch")
 
 
-def test_a_file_without_noise_is_never_sent(tmp_path):
+def test_a_file_without_noise_is_never_sent(tmp_path, parties):
     made(tmp_path)
     raw = (tmp_path / "a.sketch").read_bytes()
     length = array_file.BEGIN.unpack_from(raw)[2]
     assert json.loads(raw[array_file.BEGIN.size :][:length])["secret"] is True
     with pytest.raises(ValueError, match="as secret as the documents"):
-        export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
-    with pytest.raises(ValueError, match="as secret as the documents"):
-        check_sendable(tmp_path / "a.sketch")
+        copied(tmp_path, parties)
     assert not (tmp_path / "for-b.sketch").exists()
 
 
-def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path):
+def copied(tmp_path, parties, querier="b"):
+    return export_sketch(tmp_path / "a.sketch", parties["a"], querier, tmp_path / f"for-{querier}.sketch")
+
+
+def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path, parties):
     file = made(tmp_path, NOISED)
-    with pytest.raises(ValueError, match="holds the ids"):
-        check_sendable(tmp_path / "a.sketch")
-    copy = export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
-    check_sendable(tmp_path / "for-b.sketch")
+    copy = copied(tmp_path, parties)
     raw = (tmp_path / "for-b.sketch").read_bytes()
-    assert all(secret not in raw for secret in (b"d1\nd2", b"squares", b"pseudonym-key", file.pseudonym_key))
-    names = dict(zip(file.pseudonyms_for("b", np.arange(8)).tolist(), file.ids, strict=True))
+    assert all(
+        secret not in raw for secret in (b"d1\nd2", b"squares", b"pseudonym-key", b"removed", file.pseudonym_key)
+    )
+    names = dict(zip(file.pseudonyms_for("b").tolist(), file.ids, strict=True))
     assert np.all(np.diff(copy.pseudonyms.astype(object)) > 0)
     for term in ("flu", "word3", "common"):
         cells, signs = copy.sketcher.places([term], copy.hashing(KEY))
@@ -370,11 +409,39 @@ def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path):
         last = min(mine.values(), default=0)
         assert {n: c for n, c in told.items() if c > last} == {n: c for n, c in mine.items() if c > last}
     assert [copy.lengths["body"][i] for i, p in enumerate(copy.pseudonyms) if names[int(p)] == "d7"] == [8]
+    np.testing.assert_array_equal(copy.frequencies["body"], file.frequencies["body"])
 
 
-def test_equal_values_of_a_copy_stand_in_the_order_of_its_rows(tmp_path):
+def test_a_copy_is_known_to_come_from_its_owner_and_to_be_for_us(tmp_path, parties):
     made(tmp_path, NOISED)
-    copy = export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    copy = copied(tmp_path, parties)
+    assert len(open_copy(copy.path, parties["b"])) == 8
+    with pytest.raises(ValueError, match="was made for b, and you are c"):
+        open_copy(copy.path, parties["c"])
+    with pytest.raises(ValueError, match="an owner's own file"):
+        open_copy(tmp_path / "a.sketch", parties["b"])
+    with pytest.raises(ValueError, match="comes from a, whose public key you did not give"):
+        open_copy(copy.path, replace(parties["b"], others={}))
+    stranger = replace(parties["b"], others={"a": parties["b"].others["c"]})
+    with pytest.raises(ValueError, match="does not come from a"):
+        open_copy(copy.path, stranger)
+
+
+def test_a_copy_that_was_changed_on_the_way_is_noticed_though_its_checksums_are_right(tmp_path, parties):
+    made(tmp_path, NOISED)
+    copy = copied(tmp_path, parties)
+    settings, parts = array_file.read_arrays(copy.path, files.TYPES)
+    del settings["parts"]
+    lengths = np.array(parts["body.lengths"]) + 1
+    array_file.write_arrays(tmp_path / "bad.sketch", settings, {**parts, "body.lengths": lengths}, files.TYPES, False)
+    assert open_sketch(tmp_path / "bad.sketch").lengths["body"].tolist() == lengths.tolist()
+    with pytest.raises(ValueError, match="changed or forged"):
+        open_copy(tmp_path / "bad.sketch", parties["b"])
+
+
+def test_equal_values_of_a_copy_stand_in_the_order_of_its_rows(tmp_path, parties):
+    made(tmp_path, NOISED)
+    copy = copied(tmp_path, parties)
     for top in copy.fields.values():
         for cell in np.ndindex(top.sizes.shape):
             pairs = list(zip(top.values[cell], top.documents[cell], strict=True))[: top.sizes[cell]]
@@ -383,30 +450,30 @@ def test_equal_values_of_a_copy_stand_in_the_order_of_its_rows(tmp_path):
 
 def test_two_queriers_get_names_that_cannot_be_matched(tmp_path):
     file = made(tmp_path, NOISED)
-    rows = np.arange(8)
-    b, c = file.pseudonyms_for("b", rows), file.pseudonyms_for("c", rows)
+    b, c = file.pseudonyms_for("b"), file.pseudonyms_for("c")
     assert not set(b.tolist()) & set(c.tolist())
-    assert np.argsort(b).tolist() != rows.tolist()
+    assert np.argsort(b).tolist() != list(range(8))
     other = made(tmp_path, NOISED, name="other.sketch")
-    assert not set(b.tolist()) & set(other.pseudonyms_for("b", rows).tolist())
+    assert not set(b.tolist()) & set(other.pseudonyms_for("b").tolist())
 
 
-def test_a_copy_is_neither_changed_nor_passed_on(tmp_path):
+def test_a_copy_is_neither_changed_nor_passed_on(tmp_path, parties):
     made(tmp_path, NOISED)
-    copy = export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    copy = copied(tmp_path, parties)
     for refused in (
         lambda: add_documents(copy.path, collection(1, 8), KEY),
         lambda: remove_documents(copy.path, ["d1"]),
-        lambda: export_sketch(copy.path, "c", tmp_path / "for-c.sketch"),
+        lambda: export_sketch(copy.path, parties["a"], "c", tmp_path / "for-c.sketch"),
         lambda: copy.rows,
-        lambda: copy.pseudonyms_for("c", np.arange(2)),
+        lambda: copy.copy_for("c"),
     ):
         with pytest.raises(ValueError, match="a copy for a querier"):
             refused()
     with pytest.raises(FileExistsError):
-        export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
-    with pytest.raises(ValueError, match="a copy for nobody"):
-        export_sketch(tmp_path / "a.sketch", "", tmp_path / "for-nobody.sketch")
+        copied(tmp_path, parties)
+    for nobody in ("", "x" * 41, "\x1b[2J"):
+        with pytest.raises(ValueError, match="cannot name a silo"):
+            export_sketch(tmp_path / "a.sketch", parties["a"], nobody, tmp_path / "for-nobody.sketch")
 
 
 def test_noise_is_fresh_for_every_file(tmp_path):
@@ -423,23 +490,23 @@ def test_lengths_are_exact_or_noised_as_the_settings_say(tmp_path):
 
 
 def test_the_ledger_pays_for_sketching_and_for_changed_documents(tmp_path):
-    made(tmp_path, NOISED, owner="a", limits=Limits(total=7.0))
-    ledger = Spending(tmp_path / "a.spending")
-    assert ledger.spent() == pytest.approx(4.377, abs=1e-3)
+    made(tmp_path, NOISED, owner="a", limits=Limits(total=11.0))
+    ledger = SiloLedger(tmp_path / "a.spending")
+    assert ledger.spent() == pytest.approx(COST)
     add_documents(tmp_path / "a.sketch", collection(1, 8), KEY)
-    assert Spending(tmp_path / "a.spending").spent() == ledger.spent()
+    assert SiloLedger(tmp_path / "a.spending").spent() == ledger.spent()
     remove_documents(tmp_path / "a.sketch", ["d1"])
     add_documents(tmp_path / "a.sketch", collection(1, 1), KEY)  # d1 comes back with new noise
-    twice = Spending(tmp_path / "a.spending").spent()
-    assert twice == pytest.approx(epsilon_of(1 / np.sqrt(2), 1e-5))
+    twice = SiloLedger(tmp_path / "a.spending").spent()
+    assert twice == pytest.approx(replace(NOISED, noise=1 / np.sqrt(2)).privacy(1e-5))
     remove_documents(tmp_path / "a.sketch", ["d1"])
-    with pytest.raises(ValueError, match="budget is ε = 7"):
+    with pytest.raises(ValueError, match="budget is ε = 11"):
         add_documents(tmp_path / "a.sketch", collection(1, 1), KEY)
     assert "d1" not in open_sketch(tmp_path / "a.sketch").rows
 
 
 def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path):
-    made(tmp_path, NOISED, limits=Limits(total=5.0))
+    made(tmp_path, NOISED, limits=Limits(total=7.0))
     (tmp_path / "a.spending").unlink()
     before = (tmp_path / "a.sketch").read_bytes()
     with pytest.raises(FileNotFoundError, match="nobody knows what was spent"):
@@ -461,13 +528,13 @@ def test_the_charge_is_noted_before_any_noise_is_drawn(tmp_path):
     with pytest.raises(RuntimeError, match="no noise"):
         made(tmp_path, NOISED, source=Broken())
     assert not (tmp_path / "a.sketch").exists()
-    assert Spending(tmp_path / "a.spending").spent() == pytest.approx(4.377, abs=1e-3)
+    assert SiloLedger(tmp_path / "a.spending").spent() == pytest.approx(COST)
     made(tmp_path, NOISED)
-    before = Spending(tmp_path / "a.spending").spent()
+    before = SiloLedger(tmp_path / "a.spending").spent()
     remove_documents(tmp_path / "a.sketch", ["d1"])
     with pytest.raises(RuntimeError, match="no noise"):
         add_documents(tmp_path / "a.sketch", collection(1, 1), KEY, source=Broken())
-    assert Spending(tmp_path / "a.spending").spent() > before
+    assert SiloLedger(tmp_path / "a.spending").spent() > before
 
 
 def test_a_sketch_too_dear_is_not_made(tmp_path):
@@ -476,34 +543,20 @@ def test_a_sketch_too_dear_is_not_made(tmp_path):
     assert not (tmp_path / "a.sketch").exists()
 
 
-def test_the_price_of_a_word_that_occurs_more_often():
-    assert epsilon_of(1.0, 1e-5) == pytest.approx(4.377, abs=1e-3)
-    assert epsilon_of(2.0, 1e-5, 2) == epsilon_of(1.0, 1e-5)
-    assert epsilon_of(1.0, 1e-5, 5) > 5 * epsilon_of(1.0, 1e-5)  # Gaussian: more than five times as much
-
-
-def test_noised_lengths_cost_as_much_as_they_tell():
-    hidden = replace(NOISED, exact_lengths=False)
-    # Cells and length are two Gaussian releases of the same occurrence: shifts 1 / σ1 and 1 / (15 σ1).
-    assert files.release_multiplier(hidden) ** -2 == pytest.approx(1 + 1 / 15**2)
-    assert files.release_multiplier(NOISED) == 1.0
-    assert files.release_multiplier(PLAIN) is None
-
-
 def test_describe_tells_what_a_noised_file_costs_and_what_is_left(tmp_path):
-    made(tmp_path, NOISED, owner="a", limits=Limits(querier=6.0, total=9.0))
+    made(tmp_path, NOISED, owner="a", limits=Limits(querier=8.0, total=9.0))
     told = describe_sketch(tmp_path / "a.sketch")
     assert told["noise"].startswith("noised: σ1 = 1, a deviation of 4.9")  # 2 sqrt(6)
-    assert told["privacy"].startswith("ε = 4.4 at δ = 1e-05 for one occurrence of a word")
-    assert told["for more"].startswith("2 times: 10")
+    assert told["privacy"].startswith("ε = 6.6 at δ = 1e-05 for one occurrence of a word")
+    assert told["for more"].startswith("2 times: 15.5")
     assert told["documents"] == "8"
     assert told["tokeniser"] == "words-1"
     assert PLAIN.hashing(KEY).fingerprint.hex() in told["key"]
-    assert told["budget left"].startswith("ε = 4.62 of 9 towards all queriers together")  # 9 - 4.377, rounded down
-    assert told["spent so far"].startswith("ε = 4.4")
-    assert told["budget left"].endswith("ε = 1.62 of 6 towards any other querier")
-    Spending(tmp_path / "a.spending").charge_terms("b", "body", 2, 0.5)
-    assert "ε = 0.62 towards 'b'" in describe_sketch(tmp_path / "a.sketch")["budget left"]
+    assert told["budget left"].startswith(f"ε = {int((9 - COST) * 100) / 100:.2f} of 9 towards all queriers together")
+    assert told["spent so far"].startswith("ε = 6.6")
+    assert told["budget left"].endswith(f"ε = {int((8 - COST) * 100) / 100:.2f} of 8 towards any other querier")
+    SiloLedger(tmp_path / "a.spending").charge_terms("b", 2, 0.5)
+    assert f"ε = {int((7 - COST) * 100) / 100:.2f} towards 'b'" in describe_sketch(tmp_path / "a.sketch")["budget left"]
 
 
 def test_describe_promises_nothing_without_noise(tmp_path):
@@ -515,24 +568,26 @@ def test_describe_promises_nothing_without_noise(tmp_path):
     assert told["budget left"] == "no limit was set"
     assert not any("ε" in value for value in told.values())
     assert told["spent so far"].startswith("nothing was answered, and nothing can be claimed once this file leaves you")
-    Spending(tmp_path / "a.spending").charge_terms("b", "body", 2, 0.5)  # answers with noise of their own
+    SiloLedger(tmp_path / "a.spending").charge_terms("b", 2, 0.5)  # answers with noise of their own
     assert describe_sketch(tmp_path / "a.sketch")["spent so far"].startswith("ε = 1.0")
 
 
 def test_describe_tells_of_noise_that_protected_nothing(tmp_path):
     made(tmp_path, NOISED)
-    Spending(tmp_path / "a.spending").charge_terms("b", "body", 1, None)
+    SiloLedger(tmp_path / "a.spending").charge_terms("b", 1, None)
     assert describe_sketch(tmp_path / "a.sketch")["spent so far"] == "none can be claimed"
 
 
-def test_describe_of_a_copy_makes_no_ledger(tmp_path):
+def test_describe_of_a_copy_makes_no_ledger(tmp_path, parties):
     made(tmp_path, NOISED)
-    export_sketch(tmp_path / "a.sketch", "b", tmp_path / "for-b.sketch")
+    copied(tmp_path, parties)
     told = describe_sketch(tmp_path / "for-b.sketch")
-    assert told["held by"] == "a querier, under pseudonyms"
+    assert told["held by"] == "b, under pseudonyms; it says that it comes from a"
     assert "budget left" not in told
     assert not (tmp_path / "for-b.spending").exists()
-    export_sketch(tmp_path / "a.sketch", "b", tmp_path / "a.copy")  # beside the ledger of the owner's file
+    export_sketch(
+        tmp_path / "a.sketch", parties["a"], "b", tmp_path / "a.copy"
+    )  # beside the ledger of the owner's file
     assert "spent so far" not in describe_sketch(tmp_path / "a.copy")
 
 
@@ -554,5 +609,5 @@ def test_show_prints_every_row(tmp_path):
     made(tmp_path)
     told = describe_sketch(tmp_path / "a.sketch")
     out = io.StringIO()
-    show_sketch(told, Console(file=out, width=200))
+    show(about_sketch(told), Console(file=out, width=200))
     assert all(name in out.getvalue() and value in out.getvalue() for name, value in told.items())

@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from fedrank.data.documents import Documents
 from fedrank.data.text import Tokeniser
 from fedrank.protect.noise import SecureSource
-from fedrank.silo import keys, messages, protocol
+from fedrank.silo import messages, protocol
+from fedrank.silo.features import FIELDS
 from fedrank.silo.files import export_sketch, open_sketch, sketch_collection
 from fedrank.silo.messages import Party, padded, read_address, relay, seal, unseal
-from fedrank.silo.protocol import Owner, answer, ask, choose_decoys, read_answer
+from fedrank.silo.partners import Sketched
+from fedrank.silo.protocol import Declined, Owner, answer, ask, choose_decoys, joined, read_answer, recall
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.sketch import Sketcher
-from fedrank.silo.spending import Limits, Spending
+from fedrank.silo.spending import Limits, SiloLedger, SketchLedgerError
+from fedrank.wire import Refused
 
 KEY = bytes(range(32))
 PLAIN = Sketcher(width=50, depth=7)
@@ -35,16 +38,6 @@ def texts(many: int = 12) -> list[str]:
 
 def collection(many: int = 12) -> Documents:
     return Documents([f"d{d}" for d in range(many)], ["a title"] * many, texts(many), [""] * many)
-
-
-@pytest.fixture(scope="session")
-def parties(tmp_path_factory):
-    """Silos a and b, who know each other, and c, whom only b knows."""
-    folder = tmp_path_factory.mktemp("keys")
-    public = {name: keys.read_public(keys.new_identity(folder / f"{name}.secret")) for name in "abc"}
-    secret = {name: keys.read_secret(folder / f"{name}.secret") for name in "abc"}
-    known = {"a": "b", "b": "ac", "c": "b"}
-    return {name: Party(name, secret[name], {other: public[other] for other in known[name]}) for name in "abc"}
 
 
 @pytest.fixture
@@ -63,13 +56,13 @@ def owner_of(tmp_path, parties):
             fields = {"body": texts(), "title": ["a title"] * 12}
             hashing = sketcher.hashing(KEY)
             sketches = {name: plain.sketch(plain.term_counts(field), hashing) for name, field in fields.items()}
-        return Owner(parties["a"], file, Spending(tmp_path / "a.spending"), noise, sketches=sketches, **more)
+        return Owner(parties["a"], file, SiloLedger(tmp_path / "a.spending"), noise, sketches=sketches, **more)
 
     return make
 
 
 def question(parties, terms=("flu",), sketcher=PLAIN, key=KEY, **more):
-    return ask(terms, "a", parties["b"], sketcher, sketcher.hashing(key), **{"k": 5, **more})
+    return ask(terms, "a", parties["b"], sketcher, key, **{"k": 5, **more})
 
 
 def exchange(owner, parties, **more):
@@ -77,11 +70,16 @@ def exchange(owner, parties, **more):
     return read_answer(answer(asked.letter, owner), asked, parties["b"])
 
 
+def refusal(owner, parties, **more):
+    with pytest.raises(Declined) as told:
+        exchange(owner, parties, **more)
+    return str(told.value)
+
+
 def named(owner, found, querier="b"):
     """What was found, by id."""
-    names = owner.file.pseudonyms_for(querier, np.arange(len(owner.file)))
-    ids = dict(zip(names.tolist(), owner.file.ids, strict=True))
-    return {ids[int(name)]: count for name, count in zip(found.documents, found.counts, strict=True)}
+    ids = dict(zip(owner.file.pseudonyms_for(querier).tolist(), owner.file.ids, strict=True))
+    return {ids[int(name)]: count for name, count in zip(*found, strict=True)}
 
 
 # --- letters
@@ -114,7 +112,14 @@ def test_an_answer_cannot_be_sent_back_as_a_question(parties):
         unseal(letter, "answer", parties["a"])
     assert parties["a"].key("question", "b", "a") == parties["b"].key("question", "b", "a")
     directions = {parties["a"].key(kind, *way) for kind in messages.KINDS for way in (("a", "b"), ("b", "a"))}
-    assert len(directions) == 4
+    assert len(directions) == 2 * len(messages.KINDS)
+
+
+def test_a_sender_can_read_its_own_letter_and_nobody_else_can_pretend_to_be_it(parties):
+    letter = seal(b"hello", "question", parties["b"], "a")
+    assert unseal(letter, "question", parties["b"], own=True) == ("a", b"hello")
+    with pytest.raises(ValueError, match="a letter of 'b', and you are 'a'"):
+        unseal(letter, "question", parties["a"], own=True)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +129,9 @@ def test_an_answer_cannot_be_sent_back_as_a_question(parties):
         (lambda letter: letter[:-1], "cut short or damaged"),
         (lambda letter: letter + b"x", "cut short or damaged"),
         (lambda letter: b"HTTP" + letter[4:], "no letter between silos"),
-        (lambda letter: letter[:4] + b"\x02" + letter[5:], "version 2, and this fedrank reads version 1; update this"),
-        (lambda letter: letter[:4] + b"\x00" + letter[5:], "version 0, and this fedrank reads version 1; update the s"),
+        (lambda letter: letter[:4] + b"\x04" + letter[5:], "version 4, and this fedrank reads version 3; update this"),
+        (lambda letter: letter[:4] + b"\x02" + letter[5:], "version 2, and this fedrank reads version 3; update the s"),
+        (lambda letter: letter[:5] + b"\x04" + letter[6:], "unknown kind 4"),
         (lambda letter: letter[:5] + b"\x09" + letter[6:], "unknown kind 9"),
         (lambda letter: letter + bytes(messages.LONGEST["question"]), "longer than 1,048,576 and was not read"),
         (lambda letter: letter[:6] + b"\xff" * 32 + letter[38:], "no name of a silo"),
@@ -133,7 +139,7 @@ def test_an_answer_cannot_be_sent_back_as_a_question(parties):
 )
 def test_a_letter_that_cannot_be_right_is_named(parties, change, told):
     letter = change(seal(b"hello", "question", parties["b"], "a"))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(Refused, match=told):
         read_address(letter)
 
 
@@ -155,7 +161,7 @@ def test_a_letter_too_long_is_not_even_written(parties):
 def test_letters_to_strangers_and_bad_names_are_refused(parties):
     with pytest.raises(ValueError, match="no public key of 'c'"):
         seal(b"", "question", parties["a"], "c")
-    for name in ("", "x" * 33, "a\0b"):
+    for name in ("", "x" * 41, "a\0b"):
         with pytest.raises(ValueError, match="cannot name a silo"):
             Party(name, bytes(32), {})
 
@@ -188,42 +194,85 @@ def test_the_relay_sees_who_and_how_much_and_nothing_else(parties):
 def test_the_best_documents_come_back_under_pseudonyms(owner_of, parties):
     owner = owner_of()
     got = exchange(owner, parties)
-    assert got.refused is None
-    found = got.found["flu"]
+    found = got.found("flu")
     assert set(named(owner, found)) == {"d11", "d10", "d9", "d8", "d7"}
-    rows, counts = owner.file.fields["body"].query(
-        *(each[0] for each in NOISED.places(["flu"], NOISED.hashing(KEY))), 5
-    )
-    assert found.counts.tolist() == counts.tolist()
-    assert found.lengths.tolist() == [1 + 10 * row for row in rows]
-    assert owner.spending.totals()[-1]["terms answered"] == 0  # paid when it was sketched
+    assert found[1].tolist() == sorted(found[1], reverse=True)
+    told = got.counts(["flu"])
+    assert dict(zip(told.documents.tolist(), told.held["body"][:, 0], strict=True)) == {
+        name: named(owner, found).get(f"d{row}", 0.0)
+        for row, name in enumerate(owner.file.pseudonyms_for("b").tolist())
+        if name in told.documents
+    }
+    assert owner.ledger.totals()[-1]["terms answered"] == 0  # paid when it was sketched
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=9, unique=True))
 @settings(max_examples=25, deadline=None)
-def test_cells_and_signs_arrive_as_they_were_sent(quiet, parties, terms):
+def test_cells_and_signs_arrive_as_they_were_sent(parties, terms):
     asked = question(parties, terms, decoys=["decoy"])
     _, content = unseal(asked.letter, "question", parties["a"])
-    where, k, cells, signs = protocol._read_question(content, quiet)
+    got = protocol._read_question(content, "b")
     mine = PLAIN.places(terms, PLAIN.hashing(KEY))
-    assert (where, k, len(cells)) == ("body", 5, len({*terms, "decoy"}))
-    np.testing.assert_array_equal(cells[list(asked.places)], mine[0])
-    np.testing.assert_array_equal(signs[list(asked.places)], mine[1])
+    wide = PLAIN.wide.places(terms, PLAIN.wide.hashing(KEY))
+    assert (got.sketcher, got.k, len(got.at.cells)) == (PLAIN, 5, len({*terms, "decoy"}))
+    at = [asked.terms[term] for term in terms]
+    for sent, expected in zip(got.at, (*mine, wide[0]), strict=True):
+        np.testing.assert_array_equal(sent[at], expected)
+    np.testing.assert_array_equal(mine[1], wide[1])  # so that signs are sent once
 
 
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory):
-    return sketch_collection(collection(), KEY, PLAIN, tmp_path_factory.mktemp("quiet") / "a.sketch")
+def test_a_question_is_recalled_from_its_letter(parties):
+    asked = question(parties, ["flu", "cold"], decoys=["decoy"])
+    again = recall(asked.letter, parties["b"], KEY, ["cold", "never asked", "flu"])
+    assert (again.id, again.owner, again.sketcher, again.terms) == (asked.id, "a", PLAIN, asked.terms)
+    np.testing.assert_array_equal(again.signs, asked.signs)
+    with pytest.raises(ValueError, match="with another key"):
+        recall(asked.letter, parties["b"], bytes(32), ["flu"])
+    with pytest.raises(ValueError, match="a letter of 'b'"):
+        recall(asked.letter, parties["a"], KEY, ["flu"])
 
 
-def test_a_copy_of_the_sketch_tells_the_same_as_its_owner(owner_of, parties, tmp_path):
+def alike(one, other, terms):
+    """Two partners that tell the same, to the last bit."""
+    assert (one.kind, one.documents, one.words) == (other.kind, other.documents, other.words)
+    mine, theirs = one.counts(terms), other.counts(terms)
+    for name in FIELDS:
+        assert one.frequencies(terms)[name].tolist() == other.frequencies(terms)[name].tolist()
+        assert mine.held[name].tolist() == theirs.held[name].tolist()
+        assert mine.lengths[name].tolist() == theirs.lengths[name].tolist()
+    return mine, theirs
+
+
+def test_letters_tell_what_a_copy_of_the_sketch_tells(owner_of, parties, tmp_path):
+    """The same documents in the same order, ties among them: all titles are alike."""
     owner = owner_of()
-    found = exchange(owner, parties).found["flu"]
-    copy = export_sketch(owner.file.path, "b", tmp_path / "for-b.sketch")
-    rows, counts = copy.fields["body"].query(*(each[0] for each in NOISED.places(["flu"], copy.hashing(KEY))), 5)
-    assert dict(zip(copy.pseudonyms[rows].tolist(), counts.tolist(), strict=True)) == dict(
-        zip(found.documents.tolist(), found.counts.tolist(), strict=True)
-    )
+    terms = ["flu", "title", "word3", "nowhere"]
+    got = exchange(owner, parties, terms=terms, k=0, decoys=WORDS[:5])
+    copy = export_sketch(owner.file.path, parties["a"], "b", tmp_path / "for-b.sketch")
+    for some in (terms, terms[1:3], [], terms[::-1]):
+        mine, theirs = alike(got, Sketched(copy, KEY), some)
+        assert mine.documents.tolist() == copy.pseudonyms[theirs.documents].tolist()
+
+
+def test_several_letters_are_as_good_as_one(owner_of, parties):
+    owner = owner_of()
+    one, two = (exchange(owner, parties, terms=terms) for terms in (["flu", "word3"], ["title", "flu"]))
+    whole = exchange(owner, parties, terms=["flu", "title", "word3"])
+    alike(joined([one, two]), whole, ["flu", "title", "word3"])
+    with pytest.raises(ValueError, match="was not asked about 'word3'"):
+        two.counts(["word3"])
+    with pytest.raises(ValueError, match="changed its documents"):
+        joined([one, replace(two, documents=11)])
+
+
+def test_an_owner_without_titles_is_read_like_any_other(owner_of, parties, tmp_path):
+    bodies = replace(collection(), title=[""] * 12)
+    owner = replace(owner_of(), file=sketch_collection(bodies, KEY, NOISED, tmp_path / "bodies.sketch"))
+    got = exchange(owner, parties, terms=["title", "flu"], k=0)
+    copy = export_sketch(owner.file.path, parties["a"], "b", tmp_path / "for-b.sketch")
+    alike(got, Sketched(copy, KEY), ["title", "flu"])
+    assert not got.counts(["flu"]).held["title"].any()
+    assert got.words["title"] == 0
 
 
 def test_decoys_are_answered_and_dropped(owner_of, parties):
@@ -231,10 +280,11 @@ def test_decoys_are_answered_and_dropped(owner_of, parties):
     decoys = choose_decoys(["flu"], 3, WORDS, b"secret")
     asked = question(parties, ["flu", "word3"], decoys=decoys)
     got = read_answer(answer(asked.letter, owner), asked, parties["b"])
-    assert set(got.found) == {"flu", "word3"}
-    assert "d11" in named(owner, got.found["flu"])
-    assert owner.spending.spent("b") == pytest.approx((2 + 3) * 0.5)  # an owner cannot tell decoys from terms
-    assert asked.places != (0, 1) or question(parties, ["flu", "word3"], decoys=WORDS[:50]).places != (0, 1)
+    assert set(got.told["body"]) == {"flu", "word3"}
+    assert "d11" in named(owner, got.found("flu"))
+    assert owner.ledger.spent("b") == pytest.approx((2 + 3) * 2 * 0.5)  # an owner cannot tell decoys from terms
+    places = [tuple(question(parties, ["flu", "word3"], decoys=WORDS[:50]).terms.values()) for _ in range(3)]
+    assert len(set(places)) > 1
 
 
 def test_decoys_of_a_term_are_the_same_every_time_and_secret():
@@ -259,26 +309,49 @@ def test_lookup_noise_has_the_scale_that_is_paid_for(exact, sensitivity):
     assert np.mean(away > 2 * scale) == pytest.approx(np.exp(-2), abs=4 * np.sqrt(np.exp(-2) / 20_000))
 
 
-def test_lookup_answers_the_best_of_noised_counts_and_pays_for_every_term(owner_of, parties):
+def test_lookup_answers_the_best_of_noised_counts_and_pays_for_every_number(owner_of, parties):
     owner = owner_of("lookup", epsilon=2.0)
     got = exchange(owner, parties, terms=["flu", "word1"], k=12)
-    counts = named(owner, got.found["flu"])
+    counts = named(owner, got.found("flu"))
     assert len(counts) == 12
     assert all(abs(counts[f"d{d}"] - 10 * d) < 30 for d in range(12))  # scale 1: exp(-20) or so
     assert list(counts.values()) == sorted(counts.values(), reverse=True)
-    assert owner.spending.spent("b") == 2 * 2.0
+    frequencies = got.frequencies(["flu", "word1"])["body"]
+    assert frequencies.shape == (2, 1)
+    assert np.abs(frequencies[:, 0] - [11, 1]).max() < 30
+    # Two terms; for each its counts, and how many documents hold it: the file has no noise that would cover that.
+    assert owner.ledger.spent("b") == 2 * 2 * 2.0
     again = exchange(owner, parties, terms=["flu"], k=12)
-    assert sorted(named(owner, again.found["flu"]).values()) != sorted(counts.values())  # fresh noise
+    assert sorted(named(owner, again.found("flu")).values()) != sorted(counts.values())  # fresh noise
+
+
+def test_frequencies_of_a_noised_file_are_paid_already(owner_of, parties):
+    owner = owner_of("lookup", NOISED)
+    before = owner.ledger.spent("b")
+    got = exchange(owner, parties)
+    assert owner.ledger.spent("b") == pytest.approx(before + 0.5)
+    at = protocol.places(["flu"], NOISED, NOISED.hashing(KEY), NOISED.wide.hashing(KEY))
+    assert got.frequencies(["flu"])["body"].tolist() == owner.file.frequency_rows(at)["body"].tolist()
 
 
 def test_which_documents_are_named_depends_on_noised_counts_only(owner_of, parties):
     """All titles hold the word once: by true counts the first would be named, and their order would tell more."""
     owner = owner_of("lookup", source=SecureSource(bytes(32)))
-    expected = protocol.noised_counts(np.ones(12), 0.5, True, SecureSource(bytes(32)))
+    source = SecureSource(bytes(32))
+    protocol.noised_counts(np.ones(12), 0.5, True, source)  # of the body, which comes first
+    expected = protocol.noised_counts(np.ones(12), 0.5, True, source)
     order = np.argsort(-expected, kind="stable")
     assert set(order[:5]) != set(range(5))
-    found = exchange(owner, parties, terms=["title"], field="title").found["title"]
+    found = exchange(owner, parties, terms=["title"]).found("title", "title")
     assert named(owner, found) == {f"d{row}": expected[row] for row in order[:5]}
+
+
+def test_documents_of_equal_counts_are_named_in_an_order_that_tells_nothing(owner_of, parties, monkeypatch):
+    owner = owner_of("lookup")
+    monkeypatch.setattr(protocol, "noised_counts", lambda counts, *_: counts)
+    names, counts = exchange(owner, parties, terms=["title"], k=12).found("title", "title")
+    assert counts.tolist() == [1.0] * 12
+    assert names.tolist() == sorted(names)
 
 
 @pytest.mark.parametrize("epsilon", [10.0, 0.5, 0.01])
@@ -297,25 +370,33 @@ def test_an_owner_who_publishes_lengths_adds_the_noise_for_that(owner_of, partie
     cells, signs = sketcher.places(["flu"], sketcher.hashing(KEY))
     true = sketcher.estimate(owner.sketches["body"][:, np.arange(7), cells[0]], signs[0])
     expected = protocol.noised_counts(true, 0.5, exact, SecureSource(bytes(32)))
-    got = exchange(owner, parties, k=12).found["flu"]
-    assert got.counts.tolist() == sorted(expected.astype(np.float32), reverse=True)
+    got = exchange(owner, parties, k=12).found("flu")
+    assert got[1].tolist() == sorted(expected.astype(np.float32), reverse=True)
 
 
 def test_past_the_budget_the_owner_answers_that_it_refuses(owner_of, parties):
-    owner = owner_of("lookup", limits=Limits(querier=1.0))
-    assert exchange(owner, parties, terms=["flu", "word1"]).refused is None
-    got = exchange(owner, parties)
-    assert got.found == {}
-    assert "refused: towards querier 'b' ε would come to 1.50, and the budget is ε = 1" in got.refused
-    assert owner.spending.spent("b") == 1.0
+    owner = owner_of("lookup", limits=Limits(querier=2.0))
+    exchange(owner, parties, terms=["flu", "word1"])
+    told = refusal(owner, parties)
+    assert "a refuses: the answer is refused: towards querier 'b' ε would come to 3.0, and the budget is ε = 2" in told
+    assert owner.ledger.spent("b") == 2.0
 
 
 def test_a_repeated_letter_tells_nothing_more(owner_of, parties):
     owner = owner_of("lookup")
     asked = question(parties)
-    assert read_answer(answer(asked.letter, owner), asked, parties["b"]).refused is None
-    assert "answered before" in read_answer(answer(asked.letter, owner), asked, parties["b"]).refused
-    assert owner.spending.spent() == 0.5
+    read_answer(answer(asked.letter, owner), asked, parties["b"])
+    with pytest.raises(Declined, match="answered before"):
+        read_answer(answer(asked.letter, owner), asked, parties["b"])
+    assert owner.ledger.spent() == 1.0
+
+
+def test_a_damaged_ledger_is_the_owners_trouble_and_no_answer(owner_of, parties):
+    owner = owner_of("lookup")
+    with owner.ledger.path.open("ab") as file:
+        file.write(b"nonsense\n")
+    with pytest.raises(SketchLedgerError, match="cannot be read"):
+        answer(question(parties).letter, owner)
 
 
 def test_published_noise_is_one_draw_for_all_rows(owner_of, parties):
@@ -325,46 +406,41 @@ def test_published_noise_is_one_draw_for_all_rows(owner_of, parties):
     assert np.ptp(told - values, axis=1).tolist() == [0] * 4
     assert len(set((told - values)[:, 0])) == 4
     got = exchange(owner, parties)
-    assert "d11" in named(owner, got.found["flu"])
-    assert owner.spending.totals()[0]["epsilon"] == "none"
+    assert "d11" in named(owner, got.found("flu"))
+    assert owner.ledger.totals()[0]["epsilon"] == "none"
 
 
 def test_lengths_that_are_not_published_are_not_told(owner_of, parties):
     owner = owner_of("lookup", replace(PLAIN, exact_lengths=False))
-    assert exchange(owner, parties).found["flu"].lengths is None
+    got = exchange(owner, parties)
+    assert got.lengths is None
+    assert got.words == {"body": 0.0, "title": 0.0}
+    with pytest.raises(ValueError, match="does not tell how long documents are"):
+        got.counts(["flu"])
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"key": bytes(32)}, "key or width"),
-        ({"sketcher": replace(PLAIN, width=49)}, "key or width"),
-        ({"sketcher": replace(PLAIN, depth=8)}, "count-sketch of 8 rows"),
-        ({"sketcher": replace(PLAIN, kind="count-min")}, "count-min of 7 rows"),
-        ({"sketcher": replace(PLAIN, tokeniser=Tokeniser("english"))}, "'words-1-english', this owner's by 'words-1'"),
+        ({"key": bytes(32)}, "your key"),
+        ({"sketcher": replace(PLAIN, width=49)}, "your width is 49, and this owner's is 50"),
+        ({"sketcher": replace(PLAIN, depth=8)}, "your depth is 8, and this owner's is 7"),
+        ({"sketcher": replace(PLAIN, kind="count-min")}, "your kind is count-min"),
+        ({"sketcher": replace(PLAIN, tokeniser=Tokeniser("english"))}, "your tokeniser is words-1-english"),
         ({"k": 6}, "up to 5"),
-        ({"k": 0}, "k = 0"),
     ],
 )
 def test_a_question_with_other_settings_is_refused_by_letter(owner_of, parties, more, told):
-    assert told in exchange(owner_of(), parties, **more).refused
+    assert told in refusal(owner_of(), parties, **more)
 
 
 def test_an_answer_that_would_be_too_long_is_refused_and_not_charged(owner_of, parties, monkeypatch):
     owner = owner_of("lookup")
-    monkeypatch.setitem(messages.LONGEST, "answer", 2 * (12 * 16 - 1))  # 12 documents take 16 bytes each
+    monkeypatch.setitem(messages.LONGEST, "answer", 2 * (2 * 12 * 8 - 1))  # two fields of 12 documents, 8 bytes each
     asked = question(parties, k=12)
     monkeypatch.setattr(protocol, "seal", lambda content, *_: content)
     assert b"an answer of 192 bytes is too long" in answer(asked.letter, owner)
-    assert owner.spending.spent() == 0
-
-
-def test_a_field_that_is_not_there_is_refused_by_letter(owner_of, parties, tmp_path):
-    owner = owner_of()
-    assert exchange(owner, parties, terms=["title"], field="title").refused is None
-    bodies = replace(collection(), title=[""] * 12)
-    file = sketch_collection(bodies, KEY, NOISED, tmp_path / "bodies.sketch")
-    assert "has no such field; it has body" in exchange(replace(owner, file=file), parties, field="title").refused
+    assert owner.ledger.spent() == 0
 
 
 def test_a_question_of_nonsense_is_refused_by_letter(owner_of, parties):
@@ -372,11 +448,14 @@ def test_a_question_of_nonsense_is_refused_by_letter(owner_of, parties):
     asked = question(parties)
     _, content = unseal(asked.letter, "question", parties["a"])
     cell = protocol.QUESTION.size
+    wide = cell + 4 * 7
     for wrong in (
         b"",
         content[:30],
         content[:-1],
         content[:cell] + struct.pack("<I", 50) + content[cell + 4 :],  # a cell beyond the width
+        content[:wide] + struct.pack("<H", 4096) + content[wide + 2 :],
+        content[:24] + b"\x07" + content[25:],  # an unknown kind
     ):
         letter = answer(seal(wrong, "question", parties["b"], "a"), owner)
         _, back = unseal(letter, "answer", parties["b"])
@@ -386,14 +465,12 @@ def test_a_question_of_nonsense_is_refused_by_letter(owner_of, parties):
 def test_a_query_without_words_is_not_sent_and_one_of_unknown_words_finds_nothing(owner_of, parties):
     with pytest.raises(ValueError, match="nothing to ask"):
         question(parties, [])
-    with pytest.raises(ValueError, match="at most 1000"):
-        question(parties, [f"w{i}" for i in range(1001)])
+    with pytest.raises(ValueError, match="at most 4000"):
+        question(parties, [f"w{i}" for i in range(4001)])
+    assert len(question(parties, [f"w{i}" for i in range(4000)], Sketcher()).letter) < messages.LONGEST["question"]
     owner = replace(owner_of("lookup"), epsilon=1000.0)
-    unknown = exchange(owner, parties, terms=["unheard"]).found["unheard"]
-    assert np.all(unknown.counts <= 1)
-    quiet = exchange(owner_of_plain(owner), parties, terms=["unheard"])
-    assert quiet.refused is None
-    assert len(quiet.found["unheard"].documents) <= 5
+    assert np.all(exchange(owner, parties, terms=["unheard"]).found("unheard")[1] <= 1)
+    assert len(exchange(owner_of_plain(owner), parties, terms=["unheard"]).found("unheard")[0]) <= 5
 
 
 def owner_of_plain(owner):
@@ -420,32 +497,77 @@ def test_a_short_answer_is_noticed(owner_of, parties):
     for wrong in (content[:-1], content[: protocol.ANSWER.size + 3], content[:16]):
         with pytest.raises(ValueError, match="ends too early"):
             read_answer(seal(wrong, "answer", parties["a"], "b"), asked, parties["b"])
-    empty = protocol.ANSWER.pack(asked.id, protocol.ANSWERED, 0, 0)
-    with pytest.raises(ValueError, match="fewer than were asked"):
+    empty = protocol.ANSWER.pack(asked.id, protocol.ANSWERED, 0, 0, 1, 12, 0, 0)
+    with pytest.raises(ValueError, match="about 0 terms, and 1 were asked"):
         read_answer(seal(empty, "answer", parties["a"], "b"), asked, parties["b"])
 
 
+FINE = {
+    "status": 0,
+    "noise": 0,
+    "fields": 1,
+    "documents": 2,
+    "names": [3, 9],
+    "words": 1.0,
+    "rows": 1,
+    "numbers": 1,
+    "frequency": 1.0,
+    "size": 1,
+    "place": 1,
+    "count": 1.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("status", "noise", "documents", "numbers", "count", "told"),
+    ("wrong", "told"),
     [
-        (7, 0, 1, 1, 1.0, "unknown kind"),
-        (0, 3, 1, 1, 1.0, "unknown kind"),
-        (0, 0, 1, 0, 1.0, "for 0 rows, and 1 were asked"),
-        (0, 0, 0, 0, 1.0, "for 0 rows, and 1 were asked"),
-        (0, 1, 1, 7, 1.0, "for 7 rows, and 1 were asked"),
-        (0, 2, 1, 1, 1.0, "for 1 rows, and 7 were asked"),
-        (0, 0, 2**32 - 1, 1, 1.0, "ends too early"),
-        (0, 0, 1, 1, float("nan"), "no number"),
-        (0, 0, 1, 1, float("inf"), "no number"),
+        ({}, ""),
+        ({"status": 7}, "unknown kind"),
+        ({"noise": 3}, "unknown kind"),
+        ({"fields": 0}, "unknown kind"),
+        ({"fields": 2}, "unknown kind"),
+        ({"fields": 5}, "unknown kind"),
+        ({"fields": 3}, "ends too early"),
+        ({"documents": 1}, "more than it holds"),
+        ({"names": [9, 3]}, "names a document twice"),
+        ({"names": [3, 3]}, "names a document twice"),
+        ({"numbers": 0}, "for 1 and 0 rows, and 1 were asked"),
+        ({"rows": 0}, "for 0 and 1 rows"),
+        ({"rows": 6}, "for 6 and 1 rows"),
+        ({"noise": 1, "numbers": 7}, "for 1 and 7 rows, and 1 were asked"),
+        ({"noise": 2}, "for 1 and 1 rows, and 7 were asked"),
+        ({"size": 2**32 - 1}, "ends too early"),
+        ({"place": 2}, "of no document"),
+        ({"count": float("nan")}, "no number"),
+        ({"count": float("inf")}, "no number"),
+        ({"words": float("nan")}, "no number"),
+        ({"frequency": float("inf")}, "no number"),
     ],
 )
-def test_an_answer_of_nonsense_is_refused(parties, status, noise, documents, numbers, count, told):
+def test_an_answer_of_nonsense_is_refused(parties, wrong, told):
     asked = question(parties)
-    content = protocol.ANSWER.pack(asked.id, status, noise, 1) + protocol.FOUND.pack(documents, numbers, 0)
-    if numbers and documents == 1:
-        content += bytes(8) + struct.pack("<f", count) * numbers
-    with pytest.raises(ValueError, match=told):
+    a = FINE | wrong
+    content = protocol.ANSWER.pack(
+        asked.id, a["status"], a["noise"], 1, a["fields"], a["documents"], len(a["names"]), 0
+    )
+    content += struct.pack("<2Q", *a["names"]) + protocol.FIELD.pack(a["words"], a["rows"], a["numbers"])
+    content += struct.pack(f"<{a['rows']}d", *[a["frequency"]] * a["rows"])
+    content += struct.pack("<IIf", a["size"], a["place"], a["count"])
+    letter = seal(content, "answer", parties["a"], "b")
+    if not told:
+        documents, counts = read_answer(letter, asked, parties["b"]).found("flu")
+        assert (documents.tolist(), counts.tolist()) == ([9], [1.0])
+        return
+    with pytest.raises(Refused, match=told):
+        read_answer(letter, asked, parties["b"])
+
+
+def test_a_refusal_cannot_play_tricks_with_a_terminal(parties):
+    asked = question(parties)
+    content = protocol.ANSWER.pack(asked.id, protocol.REFUSED, 0, 0, 0, 0, 0, 0) + b"no \x1b[2J\xff more"
+    with pytest.raises(Declined) as told:
         read_answer(seal(content, "answer", parties["a"], "b"), asked, parties["b"])
+    assert str(told.value) == "a refuses: no  [2J\ufffd more"
 
 
 def test_an_owner_without_noise_or_sketches_does_not_start(owner_of, parties, tmp_path):
@@ -463,7 +585,7 @@ def test_an_owner_without_noise_or_sketches_does_not_start(owner_of, parties, tm
     with pytest.raises(ValueError, match="'sketch' or 'lookup' or 'paper'"):
         replace(owner, noise="loud")
     sketch_collection(collection(), KEY, NOISED, tmp_path / "b.sketch")
-    copy = export_sketch(tmp_path / "b.sketch", "b", tmp_path / "copy.sketch")
+    copy = export_sketch(tmp_path / "b.sketch", parties["a"], "b", tmp_path / "copy.sketch")
     with pytest.raises(ValueError, match="a copy for a querier"):
         replace(owner, file=copy)
 
@@ -472,7 +594,7 @@ def test_an_owner_without_noise_or_sketches_does_not_start(owner_of, parties, tm
 
 
 def run_owner(pipe, secret, others, path):
-    owner = Owner(Party("a", secret, others), open_sketch(path), Spending(path.with_suffix(".spending")))
+    owner = Owner(Party("a", secret, others), open_sketch(path), SiloLedger(path.with_suffix(".spending")))
     while (letter := pipe.recv_bytes()) != b"":
         pipe.send_bytes(answer(letter, owner))
 
@@ -513,7 +635,6 @@ def test_owner_relay_and_querier_are_three_processes(owner_of, parties):
         for process in processes:
             process.join(20)
             process.kill()
-    assert got.refused is None
-    assert len(got.found["flu"].documents) == 5
+    assert len(got.found("flu")[0]) == 5
     assert [each[:3] for each in log] == [("question", "b", "a"), ("answer", "a", "b")]
     assert all(process.exitcode == 0 for process in processes)

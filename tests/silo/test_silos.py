@@ -9,7 +9,7 @@ from fedrank.data.collection import Collection
 from fedrank.data.documents import Documents
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import Tokeniser
-from fedrank.silo.silos import BEST, GOOD, OTHERS, Index, SilosRule, make_silos
+from fedrank.silo.silos import BEST, GOOD, OTHERS, SilosRule, make_silos
 
 COLLECTION = synthetic_collection(120, 40, seed=1, topics=6, length=20)
 
@@ -83,12 +83,3 @@ def test_too_many_silos_are_refused() -> None:
         make_silos(made, SilosRule(2), Tokeniser(), seed=1)
     with pytest.raises(ValueError, match="queries = 0 leaves nothing to learn"):
         SilosRule(queries=0)
-
-
-def test_an_index_counts_terms_and_knows_none_that_do_not_occur() -> None:
-    index = Index.of(["b a b", "", "c"], Tokeniser())
-    assert index.counts(["b", "zebra", "c"]).tolist() == [[2, 0, 0], [0, 0, 0], [0, 0, 1]]
-    assert index.lengths.tolist() == [3, 0, 1]
-    part = index.rows(np.array([2, 0]))
-    assert part.counts(["b", "c"]).tolist() == [[0, 1], [2, 0]]
-    assert part.background(["a", "b", "zebra"]).frequencies.tolist() == [1, 1, 0]

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from fedrank.data.text import Tokeniser
 from fedrank.protect.accounting import GaussianEvent, epsilon
 from fedrank.protect.noise import SecureSource, rounded_gaussian
 from fedrank.silo.hashing import Hashing
-from fedrank.silo.sketch import Sketcher, TermCounts
+from fedrank.silo.sketch import SLACK, Sketcher
+from fedrank.silo.terms import TermCounts
 from tests.oracles import sketch as oracle
 
 KEY = bytes(range(32))
@@ -35,9 +37,7 @@ def test_terms_are_counted_by_the_tokeniser():
     assert counts.terms.tolist() == [0, 1, 1]
     assert counts.counts.tolist() == [2, 1, 1]
     assert counts.lengths.tolist() == [3, 0, 1]
-    assert counts.of("red").tolist() == [2, 0, 0]
-    assert counts.of("blue").tolist() == [1, 0, 1]
-    assert counts.of("green").tolist() == [0, 0, 0]
+    assert counts.held(["red", "blue", "green"]).T.tolist() == [[2, 0, 0], [1, 0, 1], [0, 0, 0]]
     stemmed = Sketcher(tokeniser=Tokeniser("english")).term_counts(["tests testing"])
     assert stemmed.vocabulary == ["test"]
 
@@ -107,7 +107,7 @@ def test_count_min_has_no_signs_and_never_estimates_too_little():
     assert made.min() >= 0
     for word in counts.vocabulary:
         cells, signs = sketcher.places([word], hashing)
-        assert np.all(sketcher.estimate(made[:, np.arange(5), cells[0]], signs[0]) >= counts.of(word))
+        assert np.all(sketcher.estimate(made[:, np.arange(5), cells[0]], signs[0]) >= counts.held([word])[:, 0])
 
 
 def test_a_document_of_a_million_terms_is_counted_right():
@@ -133,14 +133,22 @@ def test_noise_has_its_deviation_and_is_drawn_for_every_document():
         assert abs(noise.mean()) < 5 * sketcher.deviation / math.sqrt(1800)
 
 
-def test_privacy_is_that_of_the_gaussian_mechanism():
-    # Noise of as many deviations as the sensitivity, at delta = 1e-5: epsilon = 4.377 (Balle and Wang 2018).
-    assert Sketcher(noise=1.0).privacy(1e-5) == pytest.approx(4.377, abs=5e-4)
-    assert Sketcher(noise=1.0, exact_lengths=False, depth=7).privacy(1e-5) == pytest.approx(4.377, abs=5e-4)
-    assert Sketcher(noise=3.0).privacy(1e-5, occurrences=3) == pytest.approx(Sketcher(noise=1.0).privacy(1e-5))
-    # The sampler is not exactly its law, and what that costs is added: 2 for each of at most 60 cells that differ.
-    exact, error = epsilon(GaussianEvent(1.0), 1, 1e-5), rounded_gaussian(Sketcher(noise=1.0).deviation).log_error
-    assert Sketcher(noise=1.0).privacy(1e-5) - exact == pytest.approx(2 * 60 * error, rel=1e-3)
+def test_privacy_is_that_of_all_gaussian_releases_of_an_occurrence():
+    """The sketch of the document, that of the frequencies, and the length where it is noised."""
+
+    def delta(shift, epsilon):  # Balle and Wang 2018
+        return norm.cdf(shift / 2 - epsilon / shift) - math.exp(epsilon) * norm.cdf(-shift / 2 - epsilon / shift)
+
+    for sketcher, shift in (
+        (Sketcher(noise=1.0), math.sqrt(2)),
+        (Sketcher(noise=3.0), math.sqrt(2) / 3),
+        (Sketcher(noise=2.0, exact_lengths=False, depth=7), math.sqrt(2 + 1 / 15**2) / 2),
+    ):
+        assert delta(shift, sketcher.privacy(1e-5)) == pytest.approx(1e-5, rel=1e-6)
+        assert delta(3 * shift, sketcher.privacy(1e-5, occurrences=3)) == pytest.approx(1e-5, rel=1e-6)
+    # The sampler is not exactly its law: 2 for each of at most 4 z cells that differ, in the deepest sketch of all.
+    assert 2 * 4 * 1000 * rounded_gaussian(10.0).log_error < SLACK
+    assert Sketcher(noise=1.0).privacy(1e-5) > epsilon(GaussianEvent(math.sqrt(0.5)), 1, 1e-5)
     assert Sketcher().privacy(1e-5) == math.inf
     with pytest.raises(ValueError, match="occurrences = 0"):
         Sketcher(noise=1.0).privacy(1e-5, 0)

@@ -11,7 +11,7 @@ from math import exp, inf, nan, sqrt
 import pytest
 from scipy.stats import norm
 
-from fedrank.silo.spending import Limits, Spending, SpendingError
+from fedrank.silo.spending import Limits, SiloLedger, SketchLedgerError
 
 DELTA = 1e-5
 
@@ -22,10 +22,10 @@ def delta_by_hand(shift: float, epsilon: float) -> float:
 
 
 def test_lookups_add_up_per_querier_and_over_all(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", "a")
+    ledger = SiloLedger(tmp_path / "a.spending", "a")
     for querier in ("b", "c", "d"):
         for _ in range(2):
-            assert ledger.charge_terms(querier, "body", 100 * 6, 0.5) is None
+            assert ledger.charge_terms(querier, 100 * 6, 0.5) is None
     assert ledger.spent("b") == pytest.approx(200 * 6 * 0.5)
     assert ledger.spent() == pytest.approx(3 * 200 * 6 * 0.5)  # 1,800 at the paper's size
     assert ledger.totals()[-1] == {
@@ -36,39 +36,32 @@ def test_lookups_add_up_per_querier_and_over_all(tmp_path):
     }
 
 
-def test_two_fields_are_two_units(tmp_path):
-    ledger = Spending(tmp_path / "a.spending")
-    ledger.charge_terms("b", "title", 3, 0.5)
-    ledger.charge_terms("b", "body", 4, 0.5)
-    assert ledger.spent("b") == max(3 * 0.5, 4 * 0.5)
-
-
 def test_past_the_budget_of_one_querier_the_owner_refuses_that_one_only(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", "a", Limits(querier=1.0))
+    ledger = SiloLedger(tmp_path / "a.spending", "a", Limits(querier=1.0))
     for _ in range(10):  # ten times 0.1 is more than 1 in binary
-        assert ledger.charge_terms("b", "body", 1, 0.1) is None
-    refusal = ledger.charge_terms("b", "body", 1, 0.1)
+        assert ledger.charge_terms("b", 1, 0.1) is None
+    refusal = ledger.charge_terms("b", 1, 0.1)
     assert refusal is not None
     for told in ("'b'", "1.1", "budget is ε = 1"):
         assert told in refusal
     assert ledger.spent("b") == pytest.approx(1.0)  # what was refused is not charged
-    assert ledger.charge_terms("c", "body", 10, 0.1) is None
+    assert ledger.charge_terms("c", 10, 0.1) is None
 
 
 def test_past_the_budget_of_all_together_everybody_is_refused(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", "a", Limits(querier=5.0, total=6.0))
-    assert ledger.charge_terms("b", "body", 8, 0.5) is None
+    ledger = SiloLedger(tmp_path / "a.spending", "a", Limits(querier=5.0, total=6.0))
+    assert ledger.charge_terms("b", 8, 0.5) is None
     assert ledger.left("b") == pytest.approx(5 - 4)
     assert ledger.left("c") == pytest.approx(6 - 4)
-    refusal = ledger.charge_terms("c", "body", 5, 0.5)
+    refusal = ledger.charge_terms("c", 5, 0.5)
     assert refusal is not None
     assert "all queriers together" in refusal
-    assert ledger.charge_terms("c", "body", 4, 0.5) is None
+    assert ledger.charge_terms("c", 4, 0.5) is None
     assert ledger.left() == 0
 
 
 def test_a_sketch_is_paid_once_and_again_when_its_document_changes(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", "a")
+    ledger = SiloLedger(tmp_path / "a.spending", "a")
     ledger.charge_sketches(["d1", "d2"], 1.0)
     once = ledger.spent()
     assert once == pytest.approx(4.377, abs=1e-3)  # the 4.4 that is stated for σ1 = 1
@@ -80,16 +73,16 @@ def test_a_sketch_is_paid_once_and_again_when_its_document_changes(tmp_path):
 
 
 def test_lookups_come_on_top_of_sketches(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", "a")
+    ledger = SiloLedger(tmp_path / "a.spending", "a")
     ledger.charge_sketches(["d1"], 1.0)
     sketched = ledger.spent()
-    ledger.charge_terms("b", "body", 2, 0.5)
+    ledger.charge_terms("b", 2, 0.5)
     assert ledger.spent("b") == pytest.approx(sketched + 2 * 0.5)
     assert ledger.spent("c") == sketched
 
 
 def test_a_sketch_that_costs_too_much_is_refused_before_it_is_made(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", "a", Limits(total=5.0))
+    ledger = SiloLedger(tmp_path / "a.spending", "a", Limits(total=5.0))
     ledger.charge_sketches(["d1"], 1.0)
     with pytest.raises(ValueError, match="budget is ε = 5"):
         ledger.charge_sketches(["d0", "d1"], 1.0)
@@ -99,102 +92,102 @@ def test_a_sketch_that_costs_too_much_is_refused_before_it_is_made(tmp_path):
 
 @pytest.mark.parametrize("limits", [Limits(querier=5.0), Limits(total=5.0)])
 def test_sketches_and_lookups_share_one_budget(tmp_path, limits):
-    ledger = Spending(tmp_path / "sketch first.spending", "a", limits)
+    ledger = SiloLedger(tmp_path / "sketch first.spending", "a", limits)
     ledger.charge_sketches(["d1"], 1.0)
-    assert ledger.charge_terms("b", "body", 1, 0.5) is None  # 4.377 + 0.5
-    refusal = ledger.charge_terms("b", "body", 1, 0.5)  # 4.377 + 1
+    assert ledger.charge_terms("b", 1, 0.5) is None  # 4.377 + 0.5
+    refusal = ledger.charge_terms("b", 1, 0.5)  # 4.377 + 1
     assert refusal is not None
     assert "5.4, and the budget is ε = 5" in refusal
-    ledger = Spending(tmp_path / "lookups first.spending", "a", limits)
+    ledger = SiloLedger(tmp_path / "lookups first.spending", "a", limits)
     for _ in range(2):
-        assert ledger.charge_terms("b", "body", 1, 0.5) is None
+        assert ledger.charge_terms("b", 1, 0.5) is None
     with pytest.raises(ValueError, match="budget is ε = 5"):
         ledger.charge_sketches(["d1"], 1.0)
     assert ledger.spent() == 1.0
 
 
 def test_a_budget_that_is_set_late_counts_what_was_spent_before(tmp_path):
-    ledger = Spending(tmp_path / "a.spending")
-    ledger.charge_terms("b", "title", 6, 0.5)
-    late = Spending(tmp_path / "a.spending", limits=Limits(total=2.0))
-    assert late.charge_terms("b", "body", 1, 0.5) is not None  # another field, but 3 are gone
-    ledger = Spending(tmp_path / "b.spending")
-    ledger.charge_terms("b", "body", 1, None)
-    late = Spending(tmp_path / "b.spending", limits=Limits(total=1e6))
-    refusal = late.charge_terms("b", "body", 1, 0.5)
+    ledger = SiloLedger(tmp_path / "a.spending")
+    ledger.charge_terms("b", 6, 0.5)
+    late = SiloLedger(tmp_path / "a.spending", limits=Limits(total=2.0))
+    assert late.charge_terms("b", 1, 0.5) is not None  # 3 are gone
+    ledger = SiloLedger(tmp_path / "b.spending")
+    ledger.charge_terms("b", 1, None)
+    late = SiloLedger(tmp_path / "b.spending", limits=Limits(total=1e6))
+    refusal = late.charge_terms("b", 1, 0.5)
     assert refusal is not None
     assert "nothing could be claimed" in refusal
-    ledger = Spending(tmp_path / "c.spending")
+    ledger = SiloLedger(tmp_path / "c.spending")
     for _ in range(2):
         ledger.charge_sketches(["d1"], 1.0)
-    late = Spending(tmp_path / "c.spending", limits=Limits(total=5.0))
+    late = SiloLedger(tmp_path / "c.spending", limits=Limits(total=5.0))
     with pytest.raises(ValueError, match="budget is ε = 5"):
         late.charge_sketches(["d2"], 1.0)  # costs 4.4 for itself, and d1 has cost 6.5
 
 
 def test_a_sketch_without_noise_costs_nothing_while_it_stays(tmp_path):
-    ledger = Spending(tmp_path / "a.spending")
+    ledger = SiloLedger(tmp_path / "a.spending")
     ledger.charge_sketches(["d1"], None)
     assert ledger.spent() == 0
 
 
 def test_noise_that_protects_nothing_prints_none_for_ever(tmp_path):
-    ledger = Spending(tmp_path / "a.spending")
-    ledger.charge_terms("b", "body", 6, None)
-    ledger.charge_terms("c", "body", 1, 0.5)
+    ledger = SiloLedger(tmp_path / "a.spending")
+    ledger.charge_terms("b", 6, None)
+    ledger.charge_terms("c", 1, 0.5)
     assert ledger.spent("b") == ledger.spent() == inf
     assert [row["epsilon"] for row in ledger.totals()] == ["none", "0.50", "none"]
-    limited = Spending(tmp_path / "b.spending", "", Limits(total=1e9))
-    refusal = limited.charge_terms("b", "body", 1, None)
+    limited = SiloLedger(tmp_path / "b.spending", "", Limits(total=1e9))
+    refusal = limited.charge_terms("b", 1, None)
     assert refusal is not None
     assert "nothing could be claimed" in refusal
 
 
 def test_a_repeated_question_is_refused(tmp_path):
-    ledger = Spending(tmp_path / "a.spending")
-    assert ledger.charge_terms("b", "body", 1, 0.5, "q1") is None
-    refusal = Spending(tmp_path / "a.spending").charge_terms("b", "body", 1, 0.5, "q1")
+    ledger = SiloLedger(tmp_path / "a.spending")
+    assert ledger.charge_terms("b", 1, 0.5, "q1") is None
+    refusal = SiloLedger(tmp_path / "a.spending").charge_terms("b", 1, 0.5, "q1")
     assert refusal is not None
     assert "answered before" in refusal
     assert ledger.spent() == 0.5
 
 
 def test_a_ledger_is_read_back_with_its_limits(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", "a", Limits(2.0, 9.0, 1e-6))
+    ledger = SiloLedger(tmp_path / "a.spending", "a", Limits(2.0, 9.0, 1e-6))
     ledger.charge_sketches(["d1"], 4.0)
-    ledger.charge_terms("b", "body", 1, 0.5)
-    again = Spending(tmp_path / "a.spending")
+    ledger.charge_terms("b", 1, 0.5)
+    again = SiloLedger(tmp_path / "a.spending")
     assert (again.owner, again.limits) == ("a", Limits(2.0, 9.0, 1e-6))
     assert (again.spent("b"), again.spent(), again.totals()) == (ledger.spent("b"), ledger.spent(), ledger.totals())
-    wider = Spending(tmp_path / "a.spending", limits=Limits(3.0, 9.0, 1e-6))
-    assert wider.limits.querier == Spending(tmp_path / "a.spending").limits.querier == 3.0
+    wider = SiloLedger(tmp_path / "a.spending", limits=Limits(3.0, 9.0, 1e-6))
+    assert wider.limits.querier == SiloLedger(tmp_path / "a.spending").limits.querier == 3.0
 
 
 def test_two_processes_share_one_ledger(tmp_path):
     path = tmp_path / "a.spending"
-    mine = Spending(path, "a", Limits(querier=50.0))
+    mine = SiloLedger(path, "a", Limits(querier=50.0))
     code = (
-        "import sys; from fedrank.silo.spending import Spending; s = Spending(sys.argv[1]); "
+        "import sys; from fedrank.silo.spending import SiloLedger; s = SiloLedger(sys.argv[1]); "
         "print('ready', flush=True); input(); "
-        "print(sum(s.charge_terms('b', 'body', 1, 0.5) is None for _ in range(80)))"
+        "print(sum(s.charge_terms('b', 1, 0.5) is None for _ in range(80)))"
     )
     command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "ready\n"
         other.stdin.write("\n")
         other.stdin.flush()
-        paid = sum(mine.charge_terms("b", "body", 1, 0.5) is None for _ in range(80))
+        paid = sum(mine.charge_terms("b", 1, 0.5) is None for _ in range(80))
         theirs = int(other.stdout.readline())
     assert other.returncode == 0
     assert paid + theirs == 50 / 0.5
-    assert Spending(path).spent("b") == pytest.approx(50.0)
+    assert SiloLedger(path).spent("b") == pytest.approx(50.0)
 
 
 def test_a_charge_is_on_the_disk_before_anything_is_answered(tmp_path, monkeypatch):
-    ledger = Spending(tmp_path / "a.spending")
+    ledger = SiloLedger(tmp_path / "a.spending")
     lengths = []
     monkeypatch.setattr("os.fsync", lambda _: lengths.append((tmp_path / "a.spending").stat().st_size))
-    assert ledger.charge_terms("b", "body", 1, 0.5) is None
+    assert ledger.charge_terms("b", 1, 0.5) is None
     assert lengths == [(tmp_path / "a.spending").stat().st_size]
     lengths.clear()
     ledger.charge_sketches(["d1"], 1.0)
@@ -204,15 +197,15 @@ def test_a_charge_is_on_the_disk_before_anything_is_answered(tmp_path, monkeypat
 def test_the_name_of_a_new_ledger_is_on_the_disk_too(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr("os.fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
-    Spending(tmp_path / "a.spending")
+    SiloLedger(tmp_path / "a.spending")
     assert synced == [tmp_path.stat().st_ino, (tmp_path / "a.spending").stat().st_ino]
 
 
 def test_charges_that_make_no_sense_are_refused(tmp_path):
-    ledger = Spending(tmp_path / "a.spending", limits=Limits(total=1.0))
+    ledger = SiloLedger(tmp_path / "a.spending", limits=Limits(total=1.0))
     for terms, epsilon in ((1, nan), (1, -0.5), (1, 0.0), (-1, 0.5)):
         with pytest.raises(ValueError, match="cannot be charged"):
-            ledger.charge_terms("b", "body", terms, epsilon)
+            ledger.charge_terms("b", terms, epsilon)
     for multiplier in (0.0, -1.0, nan):
         with pytest.raises(ValueError, match="is no noise"):
             ledger.charge_sketches(["d"], multiplier)
@@ -221,44 +214,44 @@ def test_charges_that_make_no_sense_are_refused(tmp_path):
 
 def test_a_charge_cut_short_by_a_crash_is_dropped_and_the_next_one_is_whole(tmp_path):
     path = tmp_path / "a.spending"
-    Spending(path, "a").charge_terms("b", "body", 1, 0.5)
+    SiloLedger(path, "a").charge_terms("b", 1, 0.5)
     with open(path, "ab") as file:
         file.write(b'{"querier": "b", "field": "' + b"x" * 500)
-    ledger = Spending(path)
+    ledger = SiloLedger(path)
     assert ledger.spent("b") == 0.5
-    ledger.charge_terms("b", "body", 1, 0.5)
-    assert Spending(path).spent("b") == 2 * 0.5
+    ledger.charge_terms("b", 1, 0.5)
+    assert SiloLedger(path).spent("b") == 2 * 0.5
 
 
 @pytest.mark.parametrize("place", ["first", "middle"])
 def test_a_damaged_ledger_answers_nothing(tmp_path, place):
     path = tmp_path / "a.spending"
-    ledger = Spending(path, "a")
-    ledger.charge_terms("b", "body", 1, 0.5)
+    ledger = SiloLedger(path, "a")
+    ledger.charge_terms("b", 1, 0.5)
     lines = path.read_bytes().splitlines(keepends=True)
     lines[0 if place == "first" else 1] = b'{"terms": 1}\n'
     path.write_bytes(b"".join(lines) + b"{}\n")
-    with pytest.raises(SpendingError, match="cannot be read"):
-        Spending(path)
+    with pytest.raises(SketchLedgerError, match="cannot be read"):
+        SiloLedger(path)
 
 
 def test_a_ledger_that_shrank_is_noticed(tmp_path):
     path = tmp_path / "a.spending"
-    ledger = Spending(path, "a")
-    ledger.charge_terms("b", "body", 1, 0.5)
+    ledger = SiloLedger(path, "a")
+    ledger.charge_terms("b", 1, 0.5)
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(SpendingError, match="shorter"):
-        ledger.charge_terms("b", "body", 1, 0.5)
+    with pytest.raises(SketchLedgerError, match="shorter"):
+        ledger.charge_terms("b", 1, 0.5)
 
 
 def test_a_newer_version_and_another_owner_are_refused(tmp_path):
     path = tmp_path / "a.spending"
-    path.write_text(json.dumps({"fedrank": "silo spending", "version": 2, "owner": "a"}) + "\n")
-    with pytest.raises(SpendingError, match="version 2"):
-        Spending(path)
-    Spending(tmp_path / "b.spending", "b")
-    with pytest.raises(SpendingError, match="ledger of 'b', not of 'a'"):
-        Spending(tmp_path / "b.spending", "a")
+    path.write_text(json.dumps({"fedrank": "silo spending", "version": 1, "owner": "a"}) + "\n")
+    with pytest.raises(SketchLedgerError, match="version 1"):
+        SiloLedger(path)
+    SiloLedger(tmp_path / "b.spending", "b")
+    with pytest.raises(SketchLedgerError, match="ledger of 'b', not of 'a'"):
+        SiloLedger(tmp_path / "b.spending", "a")
 
 
 def test_senseless_limits_are_refused():

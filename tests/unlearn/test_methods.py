@@ -10,14 +10,16 @@ import pytest
 from fedrank.data.synthetic import synthetic
 from fedrank.federate.aggregate import AGGREGATORS, Apart, Mean
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation, State, first_state, simulate
-from fedrank.federate.server import Adam, Add, Momentum
+from fedrank.federate.federation import Federation
+from fedrank.federate.local import Scaffold
+from fedrank.federate.round import first_state, simulate
+from fedrank.federate.server import State
+from fedrank.federate.steps import Adam, Add, Momentum
 from fedrank.protect.mechanisms import MECHANISMS
-from fedrank.rank.learners import Pdgd
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.rankers import Linear
 from fedrank.seeds import Chance
-from fedrank.types import Arrivals
+from fedrank.types import STRAIGHT, Learned, Observed
 from fedrank.unlearn.history import History, HistoryWriter
 from fedrank.unlearn.methods import (
     UNLEARNERS,
@@ -64,13 +66,12 @@ class Told:
     asked: list = field(default_factory=list)
     ranker: Linear = field(default_factory=Linear)
 
-    def __call__(self, start, memory, clients, chance, threads=1):
+    def __call__(self, start, clients, chance, bend=STRAIGHT, threads=1):
         self.asked.append(
             (chance, start.copy(), dict(zip(clients.ids.tolist(), clients.interactions.tolist(), strict=True)))
         )
         updates = np.array([self.updates[client] for client in clients.ids.tolist()], dtype=np.float32)
-        nothing = np.zeros(len(clients))
-        return Arrivals(updates, clients.interactions, clients.ids, start, nothing, chance.round), memory
+        return Learned(updates, Observed(np.zeros(len(clients))))
 
 
 def recorded(folder, federation, clients, rounds, every, seed=1):
@@ -190,7 +191,7 @@ def test_retraining_is_the_run_of_the_others(tmp_path):
     assert got.weights.tobytes() == last.weights.tobytes()
     assert got.server.tobytes() == last.state.server.tobytes()
     assert got.interactions == 12 * 3 * 4 == retraining_interactions(replace(case, leaving=(1,)))
-    alone, _ = federation.learner(case.first, None, others, Chance(1, 1))
+    alone = federation.learner(case.first, others, Chance(1, 1))
     stored = next(iter(case.history))
     assert alone.updates.tobytes() == stored.updates[[0, 2, 3]].tobytes()  # ids, and with them chance, are kept
 
@@ -244,22 +245,25 @@ def test_cost_is_counted(tmp_path, rounds, every, share):
 
 def test_fine_tuning_goes_on_where_the_run_ended(tmp_path):
     """Round 7 is the first; what the server remembers begins anew, what clients keep stays."""
-    federation = Federation(Pdgd(control=True), server=Momentum(1.0, 0.5))
+    federation = Federation(local=Scaffold(), server=Momentum(1.0, 0.5))
     clients = table(4)
     *_, last = simulate(federation, clients, 6, 1)
-    case = Case(federation, clients, (1,), 1, np.zeros(3), last.state, 6)
+    case = Case(federation, clients, (1,), 1, np.zeros(3), last.state, 6, memory=last.memory)
     got = FineTune(rounds=3)(case)
     others = np.array([0, 2, 3])
-    start = State(6, last.weights, last.state.memory[others], np.zeros(3))
-    *_, expected = simulate(federation, clients.rows(others), 9, 1, state=start)
+    kept = last.memory[others]
+    start = State(6, last.weights, kept.mean(axis=0), np.zeros(3))
+    *_, expected = simulate(federation, clients.rows(others), 9, 1, state=start, memory=kept)
     assert got.weights.tobytes() == expected.weights.tobytes()
     assert got.state.round == 9
     assert got.rounds == 3
     assert got.curve[-1] == (3, got.weights)
-    again = FineTune(rounds=1)(replace(case, clients=case.remaining, leaving=(0,), final=got.state))
+    second = replace(case, clients=case.remaining, leaving=(0,), final=got.state, memory=got.memory)
+    again = FineTune(rounds=1)(second)
     assert again.state.round == 10
-    start = State(9, got.weights, got.state.memory[1:], np.zeros(3))
-    *_, expected = simulate(federation, clients.rows(np.array([2, 3])), 10, 1, state=start)
+    kept = got.memory[1:]
+    start = State(9, got.weights, kept.mean(axis=0), np.zeros(3))
+    *_, expected = simulate(federation, clients.rows(np.array([2, 3])), 10, 1, state=start, memory=kept)
     assert again.weights.tobytes() == expected.weights.tobytes()
 
 
@@ -388,7 +392,7 @@ def test_settings_that_do_nothing_are_refused():
 
 def test_what_clients_keep_is_in_no_history(tmp_path):
     case, _ = recorded(tmp_path, Federation(), table(3), 4, every=2)
-    case = replace(case, federation=Federation(Pdgd(control=True)), leaving=(0,))
+    case = replace(case, federation=Federation(local=Scaffold()), leaving=(0,))
     for method in (FedEraser(), FedRemove(), GradientAscent()):
         with pytest.raises(ValueError, match=r'keep between rounds.*use "retrain" or "fine-tune"'):
             method(case)
@@ -409,4 +413,4 @@ def test_every_unlearner_has_defaults():
     assert list(UNLEARNERS) == ["retrain", "fed-eraser", "fed-remove", "fine-tune", "gradient-ascent"]
     for kind in UNLEARNERS.values():
         assert kind() == kind()
-    assert first_state(Federation(), table(2), 1).round == 0
+    assert first_state(Federation(), table(2), 1)[0].round == 0

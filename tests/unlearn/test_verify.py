@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +14,7 @@ from scipy.stats import kendalltau
 
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
-from fedrank.federate.round import Federation
+from fedrank.federate.federation import Federation
 from fedrank.rank.rankers import Linear
 from fedrank.unlearn import verify as module
 from fedrank.unlearn.history import History, HistoryWriter
@@ -23,12 +22,11 @@ from fedrank.unlearn.methods import Case, FedEraser, FineTune, Retrain
 from fedrank.unlearn.verify import (
     Distance,
     distance_to_retrained,
-    purge_parent,
     rank_correlations,
     receipt,
+    retrain,
     top_overlap,
     weight_distance,
-    what_remains,
 )
 from tests.made_up import made_up_data
 
@@ -141,77 +139,41 @@ def test_models_that_do_not_fit_are_refused():
 
 
 @pytest.fixture
-def run(tmp_path):
-    """(case, run folder) with all that a run may leave."""
-    for name in ("model.json", "rounds.csv", "run.json", "spec.toml", "privacy.json"):
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "ledger").mkdir()
-    (tmp_path / "ledger" / "participants.log").write_bytes(b"")
+def case(tmp_path):
     rng = np.random.default_rng(0)
     with HistoryWriter(tmp_path / "history", 3, 5, 2) as writer:
         for number in (1, 3):
             writer.add(number, np.arange(3), rng.normal(size=(3, 5)).astype(np.float32), np.zeros(5))
     clients = make_clients(made_up_data(), 3, interactions=2)
-    history = History.open(tmp_path / "history")
-    return Case(Federation(), clients, (2,), 1, np.zeros(5), np.ones(5), 4, history), tmp_path
+    return Case(Federation(), clients, (2,), 1, np.zeros(5), np.ones(5), 4, History.open(tmp_path / "history"))
 
 
-def test_receipt_says_what_happened_and_what_remains(run):
-    case, folder = run
+def test_receipt_says_what_happened(case):
     method = FedEraser(1)
-    got = json.loads(json.dumps(receipt(case, method, method(case), folder), allow_nan=False))
+    got = json.loads(json.dumps(receipt(case, method, method(case)), allow_nan=False))
     assert got["removed"] == {"clients": [2], "remaining": 2}
     assert got["method"] == {"name": "fed-eraser", "settings": {"steps": 1}, "exact": False}
     assert got["cost"]["interactions"] == 2 * 2 * 1
     assert got["cost"]["retraining_interactions"] == 4 * 2 * 2
     assert got["cost"]["share_of_retraining"] == 4 / 16
     assert got["verified"]["how"].startswith("not verified")
-    assert got["purged"] == []
-    assert [one["file"] for one in got["remains"]] == [
-        "model.json",
-        "rounds.csv",
-        "privacy.json",
-        "ledger/*",
-        "history/",
-    ]
-    assert "every update that clients 2 sent" in got["remains"][-1]["holds"]
-    assert receipt(case, Retrain(), Retrain()(case), folder)["method"]["exact"]
+    assert receipt(case, Retrain(), Retrain()(case))["method"]["exact"]
 
 
-def test_receipt_with_verification_and_purge(run):
-    case, folder = run
+def test_receipt_with_verification(case):
     method = FineTune(2)
-    unlearned = method(case)
-    verification = distance_to_retrained(
-        unlearned.weights, np.stack([Retrain()(replace(case, seed=s)).weights for s in (1, 2, 3)]), Linear(), _short()
-    )
-    purged = purge_parent(folder, case.leaving)
-    got = json.loads(json.dumps(receipt(case, method, unlearned, folder, verification, purged), allow_nan=False))
+    unlearned, again = method(case), retrain(case, method, lambda seed: case.first)
+    assert again.seeds == (1, 2, 3, 4)
+    assert np.array_equal(again.models[0], Retrain()(case).weights)
+    verification = distance_to_retrained(unlearned.weights, again.models[1:], Linear(), made_up_data(longest=8))
+    got = json.loads(json.dumps(receipt(case, method, unlearned, verification), allow_nan=False))
     assert got["verified"]["retrained"] == 3
     assert got["verified"]["unlearned"]["weights"] == verification.unlearned.weights
     assert got["verified"]["unlearned"]["overlap"] is None  # no query is that long, and JSON knows no NaN
     assert set(got["verified"]["spread"]) == set(Distance._fields)
     assert got["verified"]["before"] is None
     assert got["verified"]["within_spread"] in (True, False)
-    assert got["purged"] == purged == ["history/: updates of clients 2, and models", "model.json"]
-    assert [one["file"] for one in got["remains"]] == ["rounds.csv", "privacy.json", "ledger/*", "history/"]
-    assert "no update of the leaving clients" in got["remains"][-1]["holds"]
 
 
-def _short():
-    return made_up_data(longest=8)
-
-
-def test_purging_deletes_models_and_that_clients_history(run):
-    _, folder = run
-    (folder / "checkpoint.npz").write_bytes(b"x")
-    assert purge_parent(folder, (0, 2))[1:] == ["checkpoint.npz", "model.json"]
-    assert {client for stored in History.open(folder / "history") for client in stored.ids.tolist()} == {1}
-    kept = {path.name for path in folder.iterdir()}
-    assert kept == {"rounds.csv", "run.json", "spec.toml", "privacy.json", "ledger", "history"}
-    assert len(purge_parent(folder, (0, 2))) == 1  # again: nothing but history, which is looked through
-
-
-def test_nothing_remains_of_nothing(tmp_path):
-    assert what_remains(tmp_path, (1,)) == []
-    assert purge_parent(tmp_path, (1,)) == []
+def test_an_exact_method_is_not_compared_with_itself(case):
+    assert retrain(case, Retrain(), lambda seed: case.first).seeds == (2, 3, 4)

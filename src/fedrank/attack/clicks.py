@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.ranking import RankingData
+from fedrank.federate.client import Simulated
 from fedrank.rank.learners import Pdgd
+from fedrank.rank.loops import as_sent
 from fedrank.seeds import Chance, key_for, rng_for
-from fedrank.types import Arrivals, Clients, Weights
+from fedrank.types import STRAIGHT, Bend, Crowd, Impression, Judged, Messages, OwnChance, Weights
 
 Vector = NDArray[np.float64]
 Clicks = NDArray[np.bool_]
@@ -32,18 +35,19 @@ PRICES = (0.03, 0.3, 1.0)  # of a factor's size next to that of a residual, wher
 LITTLE = 1e-5  # the same where the shown are known: chooses among factors that explain a message equally well
 PASSES = 3  # of reweighted L1: what came out small is made dearer
 SWEEPS = 6  # over all lists of a message, at most
+PREPARED = 0.25  # share of the time of an attack that its preparation takes, about
 
 
 class Search(NamedTuple):
     """One interaction, as only the client knows it."""
 
     query: int
+    user: int  # row of the click tables
     shown: NDArray[np.int64]  # [10 or fewer]: documents, counted within the query, from the top
     clicked: Clicks  # [10 or fewer]
-    user: int  # row of the click tables
 
 
-class Steps(NamedTuple):
+class LocalSteps(NamedTuple):
     """What a client's local steps did."""
 
     update: Vector  # [parameters]
@@ -51,125 +55,83 @@ class Steps(NamedTuple):
     kept: list[float]  # what clipping the weights left of each step in the end
 
 
-def replay(learner: Pdgd, start: Weights, clients: Clients, c: int, chance: Chance) -> list[Search]:
+def replay(learner: Pdgd, start: Weights, crowd: Crowd, c: int, chance: Chance, bend: Bend = STRAIGHT) -> list[Search]:
     """What client c searched for, was shown and clicked in a round: the compiled loop once more, slowly."""
-    from fedrank.kernels.chance import stream, uniform
-    from fedrank.kernels.clicks import read_and_click
-    from fedrank.kernels.pdgd import FIRST_CLICK_DRAW, plackett_luce
-
-    data = clients.data
-    own = np.uint64(stream(chance.key("learn"), clients.ids[c]))
-    first, last = clients.pools[clients.pool[c]], clients.pools[clients.pool[c] + 1]
-    model = _Model(learner, start if start.ndim == 1 else start[c])
-    searches = []
-    for interaction in range(clients.interactions[c]):
-        draws = np.uint64(stream(own, interaction))
-        query = int(clients.queries[first + int(uniform(draws, 0) * (last - first))])
-        user = int(clients.user[c] if clients.user[c] >= 0 else uniform(draws, 1) * len(clients.click))
-        scores, exps, spread = model.scores(data, query)
-        n = len(scores)
-        shown, early, ranks = np.empty(SHOWN, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        size = plackett_luce(scores, exps, spread, n, draws, np.empty(n), np.empty(n), np.empty(n), early, ranks, shown)
-        search = Search(query, shown[:size].copy(), np.zeros(size, np.bool_), user)
-        read_and_click(
-            _grades(clients, c, query), search.shown, size,
-            clients.click[user], clients.stop[user], clients.attention[user], draws, FIRST_CLICK_DRAW, search.clicked,
-        )  # fmt: skip
-        model.step(data, search)
-        searches.append(search)
-    return searches
+    one = crowd.rows(slice(c, c + 1))
+    source = _Noted(Simulated(one, OwnChance(chance, int(one.ids[0])), learner))
+    learner.from_impressions(as_sent(start if start.ndim == 1 else start[c])[0], source, source.simulated.own, bend)
+    return source.searches
 
 
-def forward(learner: Pdgd, start: Weights, data: RankingData, searches: Sequence[Search]) -> Steps:
+class _Noted:
+    """Impressions of a simulated client that are noted as they are shown."""
+
+    def __init__(self, simulated: Simulated) -> None:
+        self.simulated, self.searches = simulated, list[Search]()
+
+    def __len__(self) -> int:
+        return len(self.simulated)
+
+    def drawn(self, weights: NDArray[np.float32], number: int) -> Impression:
+        one = self.simulated.drawn(weights, number)
+        self.searches.append(Search(*self.simulated.search(number), one.shown, one.clicked))
+        return one
+
+    def best(self, weights: NDArray[np.float32], number: int) -> Impression:
+        return self.simulated.best(weights, number)
+
+    def judged(self, number: int) -> Judged:
+        return self.simulated.judged(number)
+
+
+def forward(
+    learner: Pdgd, start: Weights, data: RankingData, searches: Sequence[Search], bend: Bend = STRAIGHT
+) -> LocalSteps:
     """The local steps that given lists and clicks lead to. Nothing in them is random."""
-    model = _Model(learner, start)
-    before = []
+    if learner.ranker.hidden:
+        raise ValueError("clicks are read from updates of a linear ranker only; use ranker = linear")
+    if bend.drifts is not None or bend.personal is not None:
+        raise ValueError("clicks are read from updates that nothing of a client's own bends; use no such local method")
+    pdgd, steps, display = kernels.pdgd, learner.steps, learner.display
+    weights = start.astype(np.float32)
+    first, master = weights.copy(), weights.astype(np.float64)
+    gradient, pull = np.empty(len(master) if learner.clip_gradients else 0), learner.rate * bend.pull
+    before: list[NDArray[np.float32]] = []
+    factors: list[float] = []  # what clipping of the weights left of the model, step by step
+
+    def clip() -> None:
+        factors[-1] = min(1.0, learner.clip_weights / max(float(np.linalg.norm(master)), 1e-300))
+        pdgd.shorten(master, float(learner.clip_weights))
+
     for search in searches:
-        before.append(model.weights.copy())
-        model.step(data, search)
-    update = model.finish(len(searches))
-    kept = [float(np.prod(model.factors[b:])) for b in range(len(searches))]
-    return Steps(update, before, kept)
-
-
-class _Model:
-    """A client's model while it learns."""
-
-    def __init__(self, learner: Pdgd, start: Weights) -> None:
-        if learner.ranker.hidden or learner.personal != "none" or learner.control:
-            raise ValueError(
-                "clicks are read from updates of plain PDGD with a linear ranker only; use ranker = linear, "
-                'personal = "none", control = false'
-            )
-        self.learner = learner
-        self.weights = start.astype(np.float32)
-        self.start = self.weights.copy()
-        self.master = self.weights.astype(np.float64)
-        self.factors: list[float] = []  # what clipping of the weights left of the model, step by step
-
-    def scores(self, data: RankingData, query: int) -> tuple[NDArray[np.float32], Vector, float]:
-        return _scores(self.weights, data, query)
-
-    def step(self, data: RankingData, search: Search) -> None:
-        from fedrank.kernels.pdgd import add_clipped_gradients, pair_weights, pull_back, shorten
-        from fedrank.kernels.rankers import add_gradients
-
-        learner, considered = self.learner, _considered(search.clicked)
-        if learner.prox:
-            pull_back(self.master, self.start, len(self.master), learner.rate * learner.prox)
-        if considered >= 2:
-            scores, exps, spread = self.scores(data, search.query)
-            scales = np.empty(SHOWN)
-            pair_weights(
-                scores, exps, spread, len(scores), search.shown, len(search.shown), search.clicked, considered, scales
-            )
-            rows = data.offsets[search.query] + search.shown
-            what = (self.weights, 0, data.features, rows)
-            if learner.clip_gradients:
-                scratch = np.empty(len(self.master))
-                clip = float(learner.clip_gradients)
-                add_clipped_gradients(self.master, *what, scales, considered, learner.rate, clip, scratch)
-            else:
-                add_gradients(self.master, *what, scales * learner.rate, considered)
-        self.factors.append(1.0)
+        before.append(weights.copy())
+        one = Impression(_documents(data, search.query), _scores(weights, data, search.query), *search[2:])
+        if pull:
+            pdgd.pull_back(master, first, len(master), pull)
+        pdgd.learn_impression(master, weights, 0, *one, display, steps, gradient)
+        factors.append(1.0)
         if not learner.batch:
             if learner.clip_weights:
-                self.factors[-1] = self._left()
-                shorten(self.master, float(learner.clip_weights))
-            self.weights = self.master.astype(np.float32)
-
-    def finish(self, steps: int) -> Vector:
-        from fedrank.kernels.pdgd import shorten
-
-        if self.learner.batch and self.learner.clip_weights and steps:
-            self.factors[-1] = self._left()
-            shorten(self.master, float(self.learner.clip_weights))
-        return self.master - self.start
-
-    def _left(self) -> float:
-        return min(1.0, self.learner.clip_weights / max(float(np.linalg.norm(self.master)), 1e-300))
+                clip()
+            weights = master.astype(np.float32)
+    if learner.batch and learner.clip_weights and searches:
+        clip()
+    return LocalSteps(master - first, before, [float(np.prod(factors[b:])) for b in range(len(searches))])
 
 
-def _scores(weights: NDArray[np.float32], data: RankingData, query: int) -> tuple[NDArray[np.float32], Vector, float]:
-    """Scores of a query's candidates, e^(score - highest), and how far apart they lie."""
-    from fedrank.kernels.pdgd import rates
-    from fedrank.kernels.rankers import score
-
-    first, last = data.offsets[query], data.offsets[query + 1]
-    scores = np.empty(last - first, np.float32)
-    score(weights, 0, data.features, first, last, scores)
-    exps = np.empty(len(scores))
-    spread = rates(scores, len(scores), np.empty(len(scores)), exps)
-    return scores, exps, float(spread)
+def _documents(data: RankingData, query: int) -> NDArray[np.float32]:
+    return data.features[data.offsets[query] : data.offsets[query + 1]]
 
 
-def _considered(clicked: Clicks) -> int:
-    """Positions that PDGD compares: down to the one after the last click."""
-    last = np.flatnonzero(clicked)
-    return min(int(last[-1]) + 2, len(clicked)) if len(last) else 0
+def _scores(weights: NDArray[np.float32], data: RankingData, query: int) -> NDArray[np.float32]:
+    """Scores of a query's candidates."""
+    features = _documents(data, query)
+    scores = np.empty(len(features), np.float32)
+    kernels.rankers.score(weights, 0, features, 0, len(features), scores)
+    return scores
 
 
-def _grades(clients: Clients, c: int, query: int) -> NDArray[np.int8]:
+def _grades(clients: Crowd, c: int, query: int) -> NDArray[np.int8]:
     data = clients.data
     own: NDArray[np.int8] = clients.grades[clients.view[c]][data.offsets[query] : data.offsets[query + 1]]
     return own
@@ -242,6 +204,7 @@ def decode(
     first: Sequence[Clicks],
     leaves: Callable[[Vector], Vector],
     power: float,
+    bend: Bend = STRAIGHT,
 ) -> list[Clicks]:
     """The clicks that explain a message best, looked for from a `first` guess.
 
@@ -254,7 +217,7 @@ def decode(
     target = np.asarray(message, dtype=np.float64)
 
     def cost(searches: Sequence[Search]) -> float:
-        expected = leaves(forward(learner, start, data, searches).update)
+        expected = leaves(forward(learner, start, data, searches, bend).update)
         return float(misfit(target - expected, power, np.abs(expected).max()))
 
     def improve(guess: list[Search]) -> tuple[float, list[Search]]:
@@ -262,9 +225,9 @@ def decode(
         for _ in range(SWEEPS):
             before = best
             for b, search in enumerate(guess):
-                path = forward(learner, start, data, guess)
+                path = forward(learner, start, data, guess, bend)
                 expected = leaves(path.update)
-                patterns, _, gradients = _patterns(path.before[b], data, search, learner.clip_gradients)
+                patterns, _, gradients = _patterns(learner, path.before[b], data, search, learner.clip_gradients)
                 now = int(np.flatnonzero((patterns == search.clicked).all(axis=1))[0])
                 moved = _scale(path.update, expected) * learner.rate * path.kept[b] * (gradients - gradients[now])
                 costs = misfit(target - expected - moved, power, np.abs(expected).max())
@@ -278,10 +241,10 @@ def decode(
         return best, guess
 
     best, guess = improve(guess)
-    expected = leaves(forward(learner, start, data, guess).update)
+    expected = leaves(forward(learner, start, data, guess, bend).update)
     explained = np.median(np.abs(target - expected)) <= 1e-5 * np.abs(expected).max()
     if len(guess) > 1 and not explained:
-        again, settled = improve(_settle(target, learner, start, data, guess, leaves))
+        again, settled = improve(_settle(target, learner, start, data, guess, leaves, bend))
         guess = settled if again < best else guess
     return [search.clicked for search in guess]
 
@@ -293,16 +256,17 @@ def _settle(
     data: RankingData,
     guess: Sequence[Search],
     leaves: Callable[[Vector], Vector],
+    bend: Bend,
 ) -> list[Search]:
     """Regression again and again, each time without the list whose factors came out most like those of a pattern."""
     guess = list(guess)
     open_lists = list(range(len(guess)))
     while open_lists:
-        path = forward(learner, start, data, guess)
+        path = forward(learner, start, data, guess, bend)
         scale = _scale(path.update, leaves(path.update)) * learner.rate
         rest, tables = target, {}
         for b, search in enumerate(guess):
-            patterns, factors, gradients = _patterns(path.before[b], data, search, learner.clip_gradients)
+            patterns, factors, gradients = _patterns(learner, path.before[b], data, search, learner.clip_gradients)
             if b in open_lists:
                 tables[b] = patterns, factors * path.kept[b]
             else:
@@ -334,12 +298,13 @@ def match(
     data: RankingData,
     leaves: Callable[[Vector], Vector],
     power: float,
+    bend: Bend = STRAIGHT,
 ) -> float:
     """The matching game: how much better the first of two click patterns explains a message than the second.
 
     Positive: the first is the likelier. `leaves` is what a mechanism makes of an update, apart from noise.
     """
-    first, second = (leaves(forward(learner, start, data, searches).update) for searches in (one, other))
+    first, second = (leaves(forward(learner, start, data, searches, bend).update) for searches in (one, other))
     size = max(float(np.abs(first).max()), float(np.abs(second).max()))
     target = np.asarray(message, dtype=np.float64)
     return float(misfit(target - second, power, size) - misfit(target - first, power, size))
@@ -356,18 +321,17 @@ def misfit(residuals: Vector, power: float, size: float) -> Vector:
 
 
 def _patterns(
-    weights: NDArray[np.float32], data: RankingData, search: Search, clip: float
+    learner: Pdgd, weights: NDArray[np.float32], data: RankingData, search: Search, clip: float
 ) -> tuple[Clicks, Vector, Vector]:
     """All click patterns of a list [2^shown, shown], with factors of documents and gradients [2^shown, features]."""
-    from fedrank.kernels.pdgd import pair_weights
-
-    scores, exps, spread = _scores(weights, data, search.query)
-    size = len(search.shown)
+    scores, size = _scores(weights, data, search.query), len(search.shown)
+    count, rates, display = len(scores), np.empty(len(scores)), kernels.records.Display(*learner.display)
+    spread = kernels.show.rates(scores, count, display.temperature, np.empty(count), rates)
     pairs = np.empty((size, size))  # how much a pair of positions weighs, whichever of the two was clicked
     for i in range(size):
-        scales = np.empty(SHOWN)
-        pair_weights(scores, exps, spread, len(scores), search.shown, size, np.arange(size) == i, size, scales)
-        pairs[i] = -scales[:size]
+        page, scales = kernels.records.Page(scores, rates, search.shown, np.arange(size) == i), np.empty(size)
+        kernels.pdgd.pair_weights(page, spread, count, size, size, display, scales)
+        pairs[i] = -scales / display.temperature
         pairs[i, i] = 0.0
     patterns = (np.arange(2**size)[:, None] >> np.arange(size)) & 1 == 1
     last = np.where(patterns.any(axis=1), size - 1 - np.argmax(patterns[:, ::-1], axis=1), -2)
@@ -431,46 +395,48 @@ class _Message(NamedTuple):
     sent: NDArray[np.float32]
     searches: list[Search]
     other: list[Search] | None  # the same lists with clicks drawn once more; None where they came out alike
-    arrived: Arrivals  # its row before it was sent
+    arrived: Messages  # its row before it was sent
 
 
 def click_audit(
     learner: Pdgd,
     weights: Weights,
-    clients: Clients,
-    send: Callable[[Arrivals], Arrivals],
+    clients: Crowd,
+    send: Callable[[Messages], Messages],
     seed: int,
     messages: int = 200,
-    progress: Callable[[int], None] | None = None,
-    expect: Callable[[Arrivals], Arrivals] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+    expect: Callable[[Messages], Messages] | None = None,
+    bend: Bend = STRAIGHT,
 ) -> ClickAudit:
     """Attack messages that clients would send from the model `weights`; `send` is what a mechanism does to them.
 
     The attacker knows the model, the queries, features, settings and the law of the noise; not the clicks. `expect` is
     `send` without its noise (shortening, weighing), for the attacks that compare whole updates; without it, nothing.
-    All thresholds come from as many other messages.
+    `bend` is how a local method bends everybody's steps. All thresholds come from as many other messages. `progress` is
+    told which share of the work is done.
     """
     if messages < 1:
         raise ValueError(f"messages = {messages}: nothing to read; use 200 or more")
-    known = _collect(learner, weights, clients, send, seed, "calibrate", messages)
-    fresh = _collect(learner, weights, clients, send, seed, "attack", messages)
-    attack = _Attack(learner, weights, clients.data, expect, known)
+    known = _collect(learner, weights, clients, send, seed, "calibrate", messages, bend)
+    fresh = _collect(learner, weights, clients, send, seed, "attack", messages, bend)
+    attack = _Attack(learner, weights, clients.data, expect, known, bend, lambda share: progress(PREPARED * share))
     results = []
-    for done, message in enumerate(fresh):
+    for done, message in enumerate(fresh, start=1):
         results.append(attack(message))
-        if progress is not None:
-            progress(done + 1)
+        progress(PREPARED + (1 - PREPARED) * done / messages)
     return _summary(fresh, results)
 
 
 def _collect(
     learner: Pdgd,
     weights: Weights,
-    clients: Clients,
-    send: Callable[[Arrivals], Arrivals],
+    clients: Crowd,
+    send: Callable[[Messages], Messages],
     seed: int,
     purpose: str,
     count: int,
+    bend: Bend = STRAIGHT,
 ) -> list[_Message]:
     """Messages with at least one click, from rounds that no run uses."""
     found: list[_Message] = []
@@ -478,20 +444,15 @@ def _collect(
     for round in range(1000):
         chance = Chance(int(key_for(seed, purpose)), round)
         some = clients.rows(order.permutation(len(clients))[: 2 * count])
-        arrived, _ = learner(weights, None, some, chance)
+        updates = learner(weights, some, chance, bend).updates
+        arrived = Messages(updates, some.interactions, some.ids, weights, round)
         sent = send(arrived)
         for c in range(len(some)):
-            searches = replay(learner, weights, some, c, chance)
+            searches = replay(learner, weights, some, c, chance, bend)
             if not any(search.clicked.any() for search in searches):
                 continue
-            row = replace(
-                arrived,
-                updates=arrived.updates[c : c + 1],
-                sizes=arrived.sizes[c : c + 1],
-                ids=arrived.ids[c : c + 1],
-                online=arrived.online[c : c + 1],
-            )
-            other = _clicks_again(learner, weights, some, c, searches, chance)
+            row = arrived.rows(slice(c, c + 1))
+            other = _clicks_again(learner, weights, some, c, searches, chance, bend)
             found.append(_Message(sent.updates[c].copy(), searches, other, row))
             if len(found) == count:
                 return found
@@ -502,14 +463,14 @@ def _collect(
 
 
 def _clicks_again(
-    learner: Pdgd, weights: Weights, clients: Clients, c: int, searches: Sequence[Search], chance: Chance
+    learner: Pdgd, weights: Weights, clients: Crowd, c: int, searches: Sequence[Search], chance: Chance, bend: Bend
 ) -> list[Search] | None:
     """The same lists, clicked by the same user another time; None without a click, or with the same update.
 
     Drawn once, not until it differs: the two are then equally likely to be the true one, whatever they look like.
     """
-    from fedrank.kernels.chance import stream
-    from fedrank.kernels.clicks import read_and_click
+    from fedrank.kernels.chance import earlier, stream
+    from fedrank.kernels.show import FIRST_CLICK_DRAW, read_and_click
 
     key = np.uint64(stream(chance.key("clicks again"), clients.ids[c]))
     other = []
@@ -518,12 +479,12 @@ def _clicks_again(
         read_and_click(
             _grades(clients, c, search.query), search.shown, len(clicked),
             clients.click[search.user], clients.stop[search.user], clients.attention[search.user],
-            np.uint64(stream(key, b)), 0, clicked,
+            earlier(stream(key, b), FIRST_CLICK_DRAW), clicked,
         )  # fmt: skip
         other.append(search._replace(clicked=clicked))
     if not any(search.clicked.any() for search in other):
         return None
-    true, drawn = (forward(learner, weights, clients.data, each).update for each in (searches, other))
+    true, drawn = (forward(learner, weights, clients.data, each, bend).update for each in (searches, other))
     return other if np.abs(drawn - true).max() > 1e-4 * np.abs(true).max() else None
 
 
@@ -550,10 +511,12 @@ class _Attack:
         learner: Pdgd,
         weights: Weights,
         data: RankingData,
-        expect: Callable[[Arrivals], Arrivals] | None,
+        expect: Callable[[Messages], Messages] | None,
         known: Sequence[_Message],
+        bend: Bend,
+        progress: Callable[[float], None] = lambda share: None,
     ) -> None:
-        self.learner, self.data, self.expect = learner, data, expect
+        self.learner, self.data, self.expect, self.bend = learner, data, expect, bend
         self.weights = weights.astype(np.float32).astype(np.float64)
         self.guess = _Guess(self.weights, data, known)
         self.power = max(POWERS, key=lambda power: sum(self._match(one, power) is True for one in known))
@@ -562,7 +525,11 @@ class _Attack:
         self.threshold = _best_threshold(factors, truths, THRESHOLDS)
         # Sparse fits take long, and three prices need no great precision.
         few = known[: max(5, len(known) // 5)]
-        wide = {price: [self._from_candidates(one, price) for one in few] for price in PRICES}
+        wide: dict[float, list[Vector]] = {price: [] for price in PRICES}
+        for done, one in enumerate(few, start=1):
+            for price in PRICES:
+                wide[price].append(self._from_candidates(one, price))
+            progress(done / len(few))
         answers = [_among_candidates(one, data) for one in few]
         self.price = max(PRICES, key=lambda price: _right(wide[price], answers, THRESHOLDS))
         self.wide_threshold = _best_threshold(wide[self.price], answers, THRESHOLDS)
@@ -574,9 +541,8 @@ class _Attack:
         cuts = np.cumsum([len(search.shown) for search in message.searches])[:-1]
         first = np.split(said, cuts)
         leaves = self._leaves(message)
-        decoded = decode(
-            message.sent, self.learner, self.weights, self.data, message.searches, first, leaves, self.power
-        )
+        mine = (self.learner, self.weights, self.data)
+        decoded = decode(message.sent, *mine, message.searches, first, leaves, self.power, self.bend)
         truth = _among_candidates(message, self.data)
         wide = self._from_candidates(message, self.price) > self.wide_threshold
         chances, guessed = self.guess(message.searches)
@@ -617,7 +583,7 @@ class _Attack:
         if message.other is None:
             return None
         leaves = self._leaves(message)
-        mine = (self.learner, self.weights, self.data, leaves, power)
+        mine = (self.learner, self.weights, self.data, leaves, power, self.bend)
         return match(message.sent, message.searches, message.other, *mine) > 0
 
     def _match_guess(self, message: _Message) -> bool | None:
@@ -633,7 +599,7 @@ class _Attack:
         """Guess that the best ten were shown in order, and guess their clicks."""
         ranked, parts = [], []
         for search in message.searches:
-            scores = _scores(self.weights.astype(np.float32), self.data, search.query)[0]
+            scores = _scores(self.weights.astype(np.float32), self.data, search.query)
             shown = np.argsort(-scores, kind="stable")[:SHOWN]
             ranked.append(search._replace(shown=shown, clicked=np.zeros(len(shown), np.bool_)))
         guessed = np.split(self.guess(ranked)[1], np.cumsum([len(search.shown) for search in ranked])[:-1])

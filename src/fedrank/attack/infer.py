@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.federate.aggregate import Mean
-from fedrank.federate.round import Federation, State, federated_round
+from fedrank.federate.federation import Federation
+from fedrank.federate.round import federated_round
+from fedrank.federate.server import State
 from fedrank.protect.accounting import (
     ConcentratedEvent,
     Event,
@@ -40,7 +42,7 @@ from fedrank.protect.promises import Promise, Setting
 from fedrank.rank.evolution import Evolution
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance, rng_for
-from fedrank.types import AddingMechanism, Arrivals, Change, Clients, Source
+from fedrank.types import AddingMechanism, Change, Crowd, Messages, Source, has
 
 Vector = NDArray[np.float64]
 Curve = Callable[[Vector], Vector]  # false positive rates -> the smallest false negative rates that are claimed
@@ -213,7 +215,7 @@ def audit_paper(
             for begin in range(0, count, block):
                 some = min(block, count - begin)
                 rows = np.tile(pair.inside if inside else pair.outside, (some, 1))
-                seen = attacked.protect(_arrivals(rows, 1), cohort, source).updates.astype(np.float64)
+                seen = attacked.protect(_messages(rows, 1), cohort, source).updates.astype(np.float64)
                 parts.append({"nearness": _nearness(seen, pair), "projection": _projection(seen, pair)})
                 meter.add(some)
             return _joined(parts)
@@ -258,9 +260,9 @@ def audit_answers(
         def means(inside: bool, count: int) -> Vector:
             chance = Chance(seed, next(batches))
             start = attacked.ranker.first(1, rng_for(seed, "first"))
-            messages = attacked.messages(start, lists[inside].rows(slice(count)), chance)
+            sent: Any = attacked(start, lists[inside].rows(slice(count)), chance).sent
             meter.add(count)
-            return np.array([(message.plus, message.minus) for message in messages])
+            return np.column_stack([sent["plus"], sent["minus"]]).astype(np.float64)
 
         known = repeats // _SHARE
         tables = _learned(means(False, known), means(True, known))
@@ -277,7 +279,7 @@ def audit_answers(
 def audit_round(
     mechanism: Gaussian | Laplace | FpdgdPaper,
     setting: Setting,
-    clients: Clients,
+    clients: Crowd,
     source: Source,
     *,
     delta: float = 1e-5,
@@ -428,6 +430,8 @@ def _small(mechanism: Any, setting: Setting, few: int, everybody: bool = False) 
         if everybody:
             place = replace(place, honest=1.0, colluding=0.0)
         mechanism = replace(mechanism, place=place)
+    if has(mechanism, "people"):  # what others of an organisation sent is known, too: one person is left of each
+        mechanism = replace(mechanism, people=1)
     count = few if everybody else setting.clients if sampled else min(few, setting.clients)
     participation = setting.participation if sampled else 1.0
     return mechanism, replace(setting, clients=count, parameters=PARAMETERS, participation=participation)
@@ -534,8 +538,8 @@ def _watch_mechanism(
     def released(row: Vector, count: int) -> Vector:
         rows = np.zeros((present, count, size))
         rows[0] = np.where(source.bernoulli(sampled, count)[:, None], row, 0.0) if sampled < 1 else row
-        arrived = attacked.protect(_arrivals(rows.reshape(-1, size), MANY * attacked.cap), cohort, source)
-        if not attacked.adds_up:
+        arrived = attacked.protect(_messages(rows.reshape(-1, size), MANY * attacked.cap), cohort, source)
+        if not has(attacked, "adds up"):
             return arrived.updates.astype(np.float64)
         side_by_side = replace(arrived, updates=arrived.updates.reshape(present, count * size))
         change = cast(AddingMechanism, attacked).rule(cohort, source)(side_by_side)
@@ -561,15 +565,15 @@ def _watch_round(
     setting: Setting,
     pairs: Sequence[Pair],
     rounds: int,
-    clients: Clients,
+    clients: Crowd,
     source: Source,
     seed: int,
     meter: _Meter,
 ) -> Watch:
     """Whole runs, one after the other."""
-    alone = not attacked.adds_up  # the server sees the canary's message by itself
+    alone = not has(attacked, "adds up")  # the server sees the canary's message by itself
     cohort = 1.0 if alone else setting.cohort(attacked)
-    sampled = setting.participation if attacked.hides_cohort else 1.0
+    sampled = setting.participation if has(attacked, "hides cohort") else 1.0
     federation = Federation(
         setting.learner,
         _Message() if alone else Mean(),
@@ -606,38 +610,40 @@ class _Canary:
     row: Vector
     searches: int  # behind it, as they say
 
-    def __call__(self, arrived: Arrivals, malicious: NDArray[np.bool_], rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: NDArray[np.bool_], rng: np.random.Generator) -> Messages:
         rows = np.where(malicious[:, None], self.row, 0.0)
-        sizes = np.where(malicious, self.searches, arrived.sizes)
-        return replace(arrived, updates=rows.astype(np.float32), sizes=sizes)
+        sizes = np.where(malicious, self.searches, messages.sizes)
+        return replace(messages, updates=rows.astype(np.float32), sizes=sizes)
 
 
 @dataclass(frozen=True)
 class _Message:
     """In the place of an aggregator: what the server sees of the canary, which is the first client."""
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        message: Change = arrived.updates[0].astype(np.float64)
+    def __call__(self, messages: Messages) -> Change:
+        message: Change = messages.updates[0].astype(np.float64)
         return message
 
 
-def _few(clients: Clients, setting: Setting) -> Clients:
+def _few(clients: Crowd, setting: Setting) -> Crowd:
     """The first few clients, with few searches, the first of them marked as malicious."""
     few = clients.rows(slice(min(FEW - 1, len(clients))))
-    searches = 2 if isinstance(setting.learner, Evolution) else 1
+    searches = 2 if has(setting.learner, "rewards") else 1
     return replace(
-        few, malicious=np.arange(len(few)) == 0, interactions=np.full(len(few), searches, dtype=few.interactions.dtype)
+        few,
+        people=None,
+        malicious=np.arange(len(few)) == 0,
+        interactions=np.full(len(few), searches, dtype=few.interactions.dtype),
     )
 
 
-def _arrivals(rows: Vector, searches: int) -> Arrivals:
+def _messages(rows: Vector, searches: int) -> Messages:
     count, size = rows.shape
-    return Arrivals(
+    return Messages(
         rows.astype(np.float32),
         np.full(count, searches, dtype=np.int64),
         np.arange(count),
         np.zeros(size),
-        np.zeros(count),
         1,
     )
 
@@ -699,7 +705,7 @@ def _shorten(row: Vector, clip: float, norm: int) -> Vector:
     return row * min(1.0, clip / length) if length else row
 
 
-def _one_list(count: int, interactions: int, clicked: bool) -> Clients:
+def _one_list(count: int, interactions: int, clicked: bool) -> Crowd:
     """Clients who are shown one document, which everybody clicks, or nobody."""
     from fedrank.data.ranking import RankingData
     from fedrank.federate.clients import make_clients

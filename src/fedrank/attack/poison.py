@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from fedrank.federate.aggregate import Mean
 from fedrank.federate.robust import Krum, Median, MultiKrum, TrimmedMean, assumed_attackers
 from fedrank.rank.rankers import Linear
 from fedrank.rank.users import USERS
-from fedrank.types import Aggregator, Arrivals, Attack, Ranker, Weights
+from fedrank.types import Aggregator, Attack, Messages, Ranker, Trait, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +46,8 @@ class PoisonedClicks:
         if self.user not in USERS:
             raise ValueError(f"no user {self.user!r}; `fedrank methods user` lists them")
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
-        return arrived
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        return messages
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Lie:
     def __post_init__(self) -> None:
         _check_choice("knowledge", self.knowledge, Knowledge)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        known = _everybody(arrived, malicious, self.knowledge)
+            return messages
+        known = _everybody(messages, malicious, self.knowledge)
         z = lie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
-        return _sent(arrived, malicious, known.mean(axis=0) - z * known.std(axis=0))
+        return _sent(messages, malicious, known.mean(axis=0) - z * known.std(axis=0))
 
 
 def lie_z(clients: int, attackers: int) -> float:
@@ -109,12 +109,12 @@ class Fang:
             raise ValueError(f"spread = {self.spread} makes no near copies; use 0 or more, and less than 1")
         self._is_against_krum()
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        mean = _everybody(arrived, malicious, self.knowledge).mean(axis=0)
+            return messages
+        mean = _everybody(messages, malicious, self.knowledge).mean(axis=0)
         craft = self._short_of_krum if self._is_against_krum() else self._beyond
-        return _sent(arrived, malicious, craft(arrived, malicious, mean, rng))
+        return _sent(messages, malicious, craft(messages, malicious, mean, rng))
 
     def _is_against_krum(self) -> bool:
         if isinstance(self.aggregator, (Krum, MultiKrum)):
@@ -126,10 +126,10 @@ class Fang:
             'trimmed-mean, median and mean. Use one of them, or the attack "min-max", which needs no aggregator'
         )
 
-    def _beyond(self, arrived: Arrivals, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
+    def _beyond(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
         """Between the outermost honest value on the side where the model does not go, and twice or half of it."""
-        start = arrived.weights if self.stretch == "model" else np.zeros_like(arrived.weights)
-        models = arrived.updates + start
+        start = messages.weights if self.stretch == "model" else np.zeros_like(messages.weights)
+        models = messages.updates + start
         seen = models[_seen(malicious, self.knowledge)]
         up = mean < 0
         edge = np.where(up, seen.max(axis=0), seen.min(axis=0))
@@ -138,7 +138,7 @@ class Fang:
         rows: Rows = drawn - (start if start.ndim == 1 else start[malicious])
         return rows
 
-    def _short_of_krum(self, arrived: Arrivals, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
+    def _short_of_krum(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
         """The crafted update and its near copies.
 
         Partial knowledge plays Krum with the attackers' own honest updates in place of all others, and with as few
@@ -147,7 +147,7 @@ class Fang:
         rule = cast(Krum | MultiKrum, self.aggregator)
         power = 2 if rule.distance == "squared" else 1
         clients, attackers = len(malicious), int(malicious.sum())
-        others = arrived.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+        others = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
         full = self.knowledge == "full" and attackers < clients
         if full:
             neighbours = max(clients - assumed_attackers(rule.attackers, clients) - 2, 1)
@@ -212,10 +212,10 @@ class SignFlip:
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        return _sent(arrived, malicious, -self.scale * _own(arrived, malicious))
+            return messages
+        return _sent(messages, malicious, -self.scale * _own(messages, malicious))
 
 
 @dataclass(frozen=True)
@@ -227,12 +227,12 @@ class Noise:
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        own = _own(arrived, malicious)
+            return messages
+        own = _own(messages, malicious)
         return _sent(
-            arrived,
+            messages,
             malicious,
             kernels.chance.normals(rng, *own.shape) * (self.scale * _length(own) / math.sqrt(own.shape[1])),
         )
@@ -253,11 +253,11 @@ class InnerProduct:
         _check_scale(self.scale)
         _check_choice("knowledge", self.knowledge, Knowledge)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        honest = arrived.updates[_seen(malicious, self.knowledge)].astype(np.float64)
-        return _sent(arrived, malicious, -self.scale * honest.mean(axis=0))
+            return messages
+        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+        return _sent(messages, malicious, -self.scale * honest.mean(axis=0))
 
 
 @dataclass(frozen=True)
@@ -275,10 +275,10 @@ class MinMax:
         _check_choice("perturbation", self.perturbation, Perturbation)
         _check_choice("knowledge", self.knowledge, Knowledge)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        honest = arrived.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+            return messages
+        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
         mean = honest.mean(axis=0)
         push = _push(honest, mean, self.perturbation)
         # The distance to update i is at most the largest while gamma² |push|² + 2 gamma push·(mean - i) <= room.
@@ -286,9 +286,9 @@ class MinMax:
         slope = kernels.sums.products(mean - honest, push[None])[:, 0]
         steep = kernels.sums.inner(push, push)
         if steep == 0:
-            return _sent(arrived, malicious, mean)
+            return _sent(messages, malicious, mean)
         gamma = ((np.sqrt(slope**2 + steep * np.maximum(room, 0.0)) - slope) / steep).min()
-        return _sent(arrived, malicious, mean + max(gamma, 0.0) * push)
+        return _sent(messages, malicious, mean + max(gamma, 0.0) * push)
 
 
 @dataclass(frozen=True)
@@ -306,16 +306,16 @@ class MinSum:
         _check_choice("perturbation", self.perturbation, Perturbation)
         _check_choice("knowledge", self.knowledge, Knowledge)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        honest = arrived.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+            return messages
+        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
         mean = honest.mean(axis=0)
         push = _push(honest, mean, self.perturbation)
         # Sums of squared distances are smallest at the mean, and grow by the number of updates times the squared
         # distance to it: the honest update nearest to the mean has the smallest, and the push may be as long.
         nearest, long = kernels.sums.lengths(honest - mean).min(), kernels.sums.length(push)
-        return _sent(arrived, malicious, mean + (nearest / long if long else 0.0) * push)
+        return _sent(messages, malicious, mean + (nearest / long if long else 0.0) * push)
 
 
 @dataclass(frozen=True)
@@ -330,20 +330,22 @@ class Promote:
     scale: float = 1.0  # length, in lengths of a typical update: the median of the attackers' own
     ranker: Ranker = field(default_factory=Linear)  # the one that is trained: which parameters belong to a feature
 
+    traits: ClassVar[frozenset[Trait]] = frozenset({"whole model"})
+
     def __post_init__(self) -> None:
         _check_scale(self.scale)
         _check_features(self.features)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        own = _own(arrived, malicious)
+            return messages
+        own = _own(messages, malicious)
         rows = self._direction(
-            np.atleast_2d(arrived.weights if arrived.weights.ndim == 1 else arrived.weights[malicious])
+            np.atleast_2d(messages.weights if messages.weights.ndim == 1 else messages.weights[malicious])
         )
         long = kernels.sums.lengths(rows)[:, None]
         rows *= self.scale * _length(own) / np.where(long > 0, long, 1.0)
-        return _sent(arrived, malicious, rows)
+        return _sent(messages, malicious, rows)
 
     def _direction(self, weights: Weights) -> Rows:
         """[models, parameters]: of any length."""
@@ -401,11 +403,11 @@ class Opposite:
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
-    def __call__(self, arrived: Arrivals, malicious: Malicious, rng: np.random.Generator) -> Arrivals:
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
-            return arrived
-        start = arrived.weights if arrived.weights.ndim == 1 else arrived.weights[malicious]
-        return _sent(arrived, malicious, -self.scale * (start + _own(arrived, malicious)) - start)
+            return messages
+        start = messages.weights if messages.weights.ndim == 1 else messages.weights[malicious]
+        return _sent(messages, malicious, -self.scale * (start + _own(messages, malicious)) - start)
 
 
 ATTACKS: dict[str, type[Attack]] = {
@@ -422,14 +424,14 @@ ATTACKS: dict[str, type[Attack]] = {
 }
 
 
-def _own(arrived: Arrivals, malicious: Malicious) -> Rows:
+def _own(messages: Messages, malicious: Malicious) -> Rows:
     """What the attackers would have sent honestly."""
-    return arrived.updates[malicious].astype(np.float64)
+    return messages.updates[malicious].astype(np.float64)
 
 
-def _everybody(arrived: Arrivals, malicious: Malicious, knowledge: Knowledge) -> Rows:
+def _everybody(messages: Messages, malicious: Malicious, knowledge: Knowledge) -> Rows:
     """Honest updates that the attackers know, their own among them."""
-    return arrived.updates.astype(np.float64) if knowledge == "full" else _own(arrived, malicious)
+    return messages.updates.astype(np.float64) if knowledge == "full" else _own(messages, malicious)
 
 
 def _seen(malicious: Malicious, knowledge: Knowledge) -> Malicious:
@@ -448,11 +450,11 @@ def _length(own: Rows) -> float:
     return float(np.median(kernels.sums.lengths(own)))
 
 
-def _sent(arrived: Arrivals, malicious: Malicious, rows: Rows) -> Arrivals:
-    """Arrivals with other updates of the malicious clients: a row each, or one for all."""
-    updates = arrived.updates.copy()
+def _sent(messages: Messages, malicious: Malicious, rows: Rows) -> Messages:
+    """Messages with other updates of the malicious clients: a row each, or one for all."""
+    updates = messages.updates.copy()
     updates[malicious] = rows
-    return replace(arrived, updates=updates)
+    return replace(messages, updates=updates)
 
 
 def _check_choice(name: str, value: str, choices: Any) -> None:

@@ -12,9 +12,11 @@ from typing import Annotated
 
 import typer
 
+from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
 from fedrank.cli.shared import (
+    AnswerFile,
     Changes,
     Client,
     DataFile,
@@ -22,16 +24,21 @@ from fedrank.cli.shared import (
     Name,
     RunsFolders,
     Spec,
+    Trust,
+    Variants,
     Workers,
+    answer,
     count_runs,
     do_experiment,
     label_of,
     new_console,
+    note,
+    progress,
     say,
 )
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
-from fedrank.files import write_whole
+from fedrank.files import told, write_whole
 
 # One thread for each matrix product: whole runs go side by side instead. Read when NumPy is first imported.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -54,6 +61,7 @@ app.add_typer(logs_app, name="logs")
 app.add_typer(silo_app, name="silo")
 app.add_typer(trees_app, name="trees")
 app.add_typer(papers_app, name="papers")
+app.add_typer(ledger_app, name="ledger")
 
 
 @app.command(
@@ -69,9 +77,9 @@ def run(
     threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
 ) -> None:
     """Do an experiment. Finished runs are skipped, interrupted ones resume."""
-    from fedrank.experiment.spec import read_question
+    from fedrank.spec.source import read_spec
 
-    do_experiment(read_question(spec, set_ or []), label_of(name, spec), out, workers, threads)
+    do_experiment(read_spec(spec, set_ or []), label_of(name, spec), out, workers, threads)
 
 
 @app.command(
@@ -89,25 +97,27 @@ def tune(
     workers: Workers = None,
 ) -> None:
     """Choose settings on the validation queries, for every variant by itself."""
-    from fedrank.experiment.federated_spec import read_experiment
-    from fedrank.experiment.toml import parse_override
-    from fedrank.experiment.tune import show_tried, tune
+    from fedrank.report.answers import about_tuning
+    from fedrank.run.tune import tune
+    from fedrank.spec.source import read_experiment
+    from fedrank.spec.toml import parse_override
 
-    experiment = read_experiment(spec, set_ or [])
-    grid = {".".join(keys): values for keys, values in map(parse_override, over)}
-    for key, values in grid.items():
+    grid = read_experiment(spec, set_ or [])
+    tried_over = {".".join(keys): values for keys, values in map(parse_override, over)}
+    for key, values in tried_over.items():
         if not isinstance(values, list):
             raise ValueError(f"--over {key}={values}: list the values to try, such as {key}=[0.03,0.1,0.3]")
     console = new_console()
-    results, tried, path = tune(
-        experiment, label_of(name, spec), grid, out, workers=workers or os.cpu_count() or 1, console=console
-    )
+    with progress(console) as tell:
+        results, tried, path = tune(
+            grid, label_of(name, spec), tried_over, out, workers=workers or os.cpu_count() or 1, progress=tell
+        )
     for task, reason in results.failed:
         say(console, f"failed {task.label}: {reason}", style="red")
     if path is None:
         say(console, "Nothing is chosen while runs are interrupted: run the same command again.")
         raise typer.Exit(130)
-    show_tried(tried, experiment.measures[0], console)
+    answer(about_tuning(tried, grid.measures[0]), console)
     say(console, f"All that was tried: fedrank report {path.parent}")
     say(console, f"The tuned experiment: fedrank run {path}")
 
@@ -123,20 +133,23 @@ def clients(
     seed: Annotated[int | None, typer.Option(help="Which seed; the spec's first if not given.")] = None,
 ) -> None:
     """Who holds what: queries, documents and grades of each client, and how different clients are."""
-    from fedrank.experiment.federated_spec import read_experiment
-    from fedrank.experiment.who import describe_clients, draw_clients, show_clients
+    from fedrank.report.answers import about_clients
+    from fedrank.run.who import describe_clients
+    from fedrank.spec.source import read_experiment
 
     console = new_console()
     who = describe_clients(read_experiment(spec, set_ or []), fold, seed)
-    show_clients(who, console)
+    answer(about_clients(who), console)
     if out is not None:
+        from fedrank.report.client_figures import draw_clients
+
         draw_clients(who, out)
         say(console, f"Picture: {out}")
 
 
 @app.command(
     epilog="Examples:  fedrank privacy my.toml  ·  fedrank privacy thesis/fig-3-6 --target 2 --target 8  ·  "
-    "fedrank privacy my.toml --set mechanism.noise=20"
+    "fedrank privacy my.toml --set mechanism.noise=20 --out privacy.md"
 )
 def privacy(
     spec: Spec,
@@ -144,31 +157,58 @@ def privacy(
     target: Annotated[
         list[float] | None, typer.Option(help="ε to find the noise for; may be repeated. 1, 2, 4 and 8 if not given.")
     ] = None,
+    variant: Variants = None,
+    out: AnswerFile = None,
+    trust: Trust = False,
 ) -> None:
-    """Before a run: what would it spend, against whom, and which noise would a target need?"""
-    from fedrank.experiment.federated_spec import read_experiment
-    from fedrank.experiment.privacy import TARGETS, show_privacy
+    """Before a run: what would it spend or give away, to whom, and which noise would a target need?"""
+    from fedrank.report.answers import about_privacy
+    from fedrank.report.write import answer_files, write_answer
+    from fedrank.run.leaving import as_facts
+    from fedrank.run.privacy import TARGETS
+    from fedrank.spec.source import read_spec
 
     for value in target or []:
         if not value > 0:
             raise ValueError(f"--target {value:g} cannot be reached with any noise; use a positive ε")
-    show_privacy(read_experiment(spec, set_ or []), new_console(), target or TARGETS)
+    files, console = answer_files(out, "privacy"), new_console()
+    grid = read_spec(spec, set_ or [], trust=trust).only(variant or [])
+    with progress(console) as tell:
+        sections = about_privacy(grid, target or TARGETS, tell)
+    answer(sections, console)
+    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS))
+    for file in files:
+        say(console, f"Written: {file}")
 
 
 @app.command(
-    epilog="Examples:  fedrank audit my.toml  ·  fedrank audit my.toml --set mechanism.noise=1 --out audit.json"
+    epilog="Examples:  fedrank audit my.toml  ·  fedrank audit quickstart --variant federated --out audit.md  ·  "
+    "fedrank audit my.toml --set mechanism.noise=1 --out audit.json"
 )
 def audit(
     spec: Spec,
     set_: Changes = None,
-    out: Annotated[Path | None, typer.Option(help="File for all counts, as JSON.")] = None,
+    variant: Variants = None,
+    messages: Annotated[
+        int | None, typer.Option(min=1, help="Messages to read clicks from; as many as take a minute if not given.")
+    ] = None,
+    out: AnswerFile = None,
 ) -> None:
-    """Attack the messages that a spec would send: what leaks, next to what is promised. Takes some minutes."""
-    from fedrank.experiment.audit import audit_experiment
-    from fedrank.experiment.federated_spec import read_experiment
+    """Attack what would leave clients, silos or growers of forests: what leaks, next to what is promised."""
+    from fedrank.report.answers import about_audit
+    from fedrank.report.write import answer_files, write_answer
+    from fedrank.run.audit import as_facts, audit_experiment
+    from fedrank.spec.source import read_spec
 
-    console = new_console()
-    audit_experiment(read_experiment(spec, set_ or []), console, out)
+    files, console = answer_files(out, "audit"), new_console()
+    grid = read_spec(spec, set_ or []).only(variant or [])
+    with progress(console) as tell:
+        findings = audit_experiment(grid, messages=messages, progress=tell)
+    sections = about_audit(findings, grid)
+    answer(sections, console)
+    write_answer(files, sections, lambda: as_facts(findings, grid))
+    for file in files:
+        say(console, f"Written: {file}")
 
 
 @app.command(
@@ -194,21 +234,26 @@ def unlearn(
         bool, typer.Option("--purge-parent", help="Delete the runs' models and what these clients sent.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Let finished runs forget clients: new runs without them, each with a receipt."""
-    from fedrank.experiment.families import build
-    from fedrank.experiment.forget import show_forgotten, unlearn_runs
-    from fedrank.experiment.toml import parse_override
+    from fedrank.report.answers import about_forgotten
+    from fedrank.run.unlearning import unlearn_runs
+    from fedrank.spec.families import build
+    from fedrank.spec.toml import parse_override
     from fedrank.unlearn.methods import Unlearner
 
     changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
-    unlearner = build(Unlearner, {"name": method} | changes, "method")  # type: ignore[type-abstract, unused-ignore]
+    unlearner = build(Unlearner, {"name": method} | changes, "method")
     label = None if name is None else label_of(name, "")
     if purge_parent and not yes:
         typer.confirm("Delete the models of these runs, and what the clients sent? This cannot be undone.", abort=True)
     console = new_console()
-    results = unlearn_runs(folders, client, unlearner, out, label, verify=verify, purge=purge_parent, console=console)
-    show_forgotten(results, console)
+    with progress(console) as tell:
+        results = unlearn_runs(
+            folders, client, unlearner, out, label, verify=verify, purge=purge_parent, trust=trust, progress=tell
+        )
+    answer(about_forgotten(results), console)
     say(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
 
 
@@ -219,19 +264,36 @@ def runs(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
 ) -> None:
     """Show which runs are finished, interrupted or failed."""
-    from fedrank.experiment import store
+    from fedrank.report.answers import about_runs
+    from fedrank.run.runs import clean as delete
+    from fedrank.run.runs import load_runs
 
     console = new_console()
-    found = store.load_runs(folders)
-    store.show_runs(found, console)
+    listed = load_runs(folders)
+    answer(about_runs(listed), console)
     if not clean:
         return
-    doomed = [run for run in found if run.status in ("interrupted", "failed", "broken")]
+    doomed = [run for run in listed if run.status in ("interrupted", "failed", "broken")]
     if not doomed:
         say(console, "Nothing to clean.")
     elif yes or typer.confirm(f"Delete {count_runs(len(doomed))}?"):
-        for path in store.clean(found):
-            say(console, f"deleted {path}")
+        for path in delete(listed):
+            say(console, f"deleted {path}{_but_ledgers(path)}")
+
+
+def _but_ledgers(folder: Path) -> str:
+    """What of a deleted run stays: who was charged for it."""
+    from fedrank.protect.population import Account, totals
+    from fedrank.run.runs import kept_ledgers
+
+    kept = kept_ledgers(folder)
+    if not kept:
+        return ""
+    said = totals([account for account in map(Account.read, kept) if account is not None])
+    return (
+        f", except its ledger: {said['participations']:,} participations of {said['people']:,} people stay on record "
+        f"and count when it is run again (to delete them: fedrank ledger forget {folder})"
+    )
 
 
 @app.command(
@@ -244,8 +306,8 @@ def report(
     baseline: Annotated[str | None, typer.Option(help="Variant that the others are tested against.")] = None,
 ) -> None:
     """Write a report: curves with confidence bands, tables, significance, cost."""
-    from fedrank.experiment.report import write_report
-    from fedrank.experiment.store import load_runs
+    from fedrank.report.write import write_report
+    from fedrank.run.runs import load_runs
 
     write_report(load_runs(folders), out, baseline=baseline)
     say(new_console(), f"Report: {out}")
@@ -263,9 +325,9 @@ def score(
     client: Client = None,
 ) -> None:
     """Score documents: one number a line, in the order of the file; or a TREC run file."""
-    from fedrank.experiment.apply import score_lines
+    from fedrank.run.apply import score_lines
 
-    lines = score_lines(model, data, trec, client)
+    lines = score_lines(model, data, trec, client, note)
     if out is None:
         sys.stdout.writelines(lines)
     else:
@@ -287,11 +349,12 @@ def evaluate(
     client: Client = None,
 ) -> None:
     """Measure a model on judged data, on average and per query."""
-    from fedrank.experiment.apply import evaluate_model, show_quality
+    from fedrank.report.answers import about_quality
+    from fedrank.run.apply import evaluate_model
 
-    quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client)
+    quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client, note)
     console = new_console()
-    show_quality(quality, console)
+    answer(about_quality(quality), console)
     if per_query is not None:
         write_whole(per_query, quality.csv())
         say(console, f"Values per query: {per_query}")
@@ -314,9 +377,9 @@ def export(
     client: Client = None,
 ) -> None:
     """Write a ranker as a search engine reads it, and check that the engine would score alike."""
-    from fedrank.rank.export import export as write
+    from fedrank.trees.export import export as write
 
-    done = write(model, to, out, name=name, feature_names=feature_names, client=client)
+    done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=note)
     console = new_console()
     say(console, f"{done.what}: {done.path}")
     say(console, done.next)
@@ -325,10 +388,11 @@ def export(
 @data_app.command("check", epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz")
 def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: plain, .gz or .xz.")]) -> None:
     """Is a LETOR file sound? Queries, documents, features, grades, and what is odd."""
-    from fedrank.data.check import check_files, show_checks
+    from fedrank.data.check import check_files
+    from fedrank.report.answers import about_checks
 
     checks = check_files(files)
-    show_checks(checks, new_console())
+    answer(about_checks(checks), new_console())
     if not all(check.sound for check in checks):
         raise typer.Exit(1)
 
@@ -336,9 +400,10 @@ def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: pl
 @data_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank data list")
 def data_list() -> None:
     """Known data sets: what they are, whether they are here, where to get them."""
-    from fedrank.data.catalog import show_catalog
+    from fedrank.data.catalog import available
+    from fedrank.report.answers import about_catalog
 
-    show_catalog(new_console())
+    answer(about_catalog(available()), new_console())
 
 
 @app.command(epilog="Example:  fedrank demo --out runs --report demo.html")
@@ -347,26 +412,31 @@ def demo(
     report: Annotated[Path, typer.Option(help="The story as a web page.")] = Path("demo.html"),
 ) -> None:
     """Three minutes: a federation learns, is attacked, forgets, and its messages are read."""
-    from fedrank.experiment.demo import DemoStopped, demo
+    from fedrank.papers.demo import DemoStopped, demo
 
     console = new_console()
     try:
-        demo(out, report, console)
+        with progress(console) as tell:
+            demo(out, report, lambda text: say(console, text, style="bold"), tell)
     except DemoStopped:
         say(console, "Stopped; nothing is lost: run the same command to resume.")
         raise typer.Exit(130) from None
     say(console, f"The story in pictures: {report}")
 
 
-@app.command(epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods learner pdgd")
+@app.command(epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods fltrust")
 def methods(
-    family: Annotated[str | None, typer.Argument(help="Only this family, such as learner.")] = None,
-    name: Annotated[str | None, typer.Argument(help="Only this method, with all its settings.")] = None,
+    word: Annotated[
+        str | None,
+        typer.Argument(help="Only this family, such as learner; or a method, or what it or its paper is called."),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Only this method of the family.")] = None,
 ) -> None:
     """Every learner, aggregator, user and measure, with its settings and one sentence."""
-    from fedrank.experiment.families import show_methods
+    from fedrank.report.answers import about_methods
+    from fedrank.spec.listing import search
 
-    show_methods(new_console(), family, name)
+    answer(about_methods(search(word, name)), new_console())
 
 
 @app.callback(invoke_without_command=True)
@@ -390,11 +460,7 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as problem:
         if os.environ.get("FEDRANK_DEBUG"):
             raise
-        typer.echo(f"fedrank: {_message(problem)}", err=True)
+        from fedrank.report.terminal import printable
+
+        typer.echo(f"fedrank: {printable(told(problem))}", err=True)
         raise SystemExit(2) from None
-
-
-def _message(problem: Exception) -> object:
-    if isinstance(problem, OSError) and problem.strerror and problem.filename:
-        return f"{problem.filename}: {problem.strerror}"
-    return problem

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrank.cli.shared import new_console, say
+from fedrank.cli.shared import answer, new_console, progress, say
+from fedrank.files import write_whole
 
 if TYPE_CHECKING:
-    from fedrank.data.build_log import Progress
     from fedrank.data.logs import SearchLog
+    from fedrank.progress import Progress
 
 logs_app = typer.Typer(
     help="Search logs: from queries, clicks and documents to a data set of real users.", no_args_is_help=True
@@ -91,18 +92,21 @@ def logs_describe(
     numbers: Annotated[Path | None, typer.Option(help="File for all numbers, as JSON.")] = None,
 ) -> None:
     """How unequal, how bursty and how different users are: numbers and a picture."""
-    from fedrank.data.describe_log import describe_log, description_as_json, draw_log, show_log
+    from fedrank.data.describe_log import describe_log, description_as_json
     from fedrank.data.logs import load_log
+    from fedrank.report.answers import about_log
 
     console = new_console()
-    found = describe_log(load_log(folder))
-    show_log(found, console)
+    log = describe_log(load_log(folder))
+    answer(about_log(log), console)
     if out is not None:
-        draw_log(found, out)
+        from fedrank.report.log_figures import draw_log
+
+        draw_log(log, out)
         say(console, f"Picture: {out}")
     if numbers is not None:
-        numbers.write_text(description_as_json(found), encoding="utf-8")
-        say(console, f"Numbers: {numbers}")
+        write_whole(numbers, description_as_json(log), private=True)
+        say(console, f"Numbers: {numbers}, with user ids")
 
 
 @logs_app.command("synth", epilog="Example:  fedrank logs synth --users 1000 --out toy")
@@ -125,17 +129,19 @@ def logs_synth(
 
 
 def _make_log(make: Callable[[Progress], SearchLog]) -> None:
-    from fedrank.data.build_log import notes, progress_bar
+    from fedrank.data.build_log import notes
+    from fedrank.run.cards import log_card
 
     console = new_console()
     try:
-        with progress_bar(console) as report:
-            log = make(report)
+        with progress(console) as tell:
+            log = make(tell)
     except KeyboardInterrupt:
         say(console, "Stopped; nothing is lost: run the same command to continue.")
         raise typer.Exit(130) from None
     for note in notes(log.facts):
         say(console, note)
+    log_card(log).write(log.folder)
     say(console, f"Data set: {log.folder}")
     say(console, f"Numbers and a picture: fedrank logs describe {log.folder} --out log.png")
 

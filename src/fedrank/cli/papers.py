@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedrank.cli.shared import FAILED, Changes, Workers, do_experiment, new_console, say
+from fedrank.cli.shared import FAILED, Changes, Workers, answer, do_experiment, new_console, progress, say
 
 papers_app = typer.Typer(
     help="The papers: each table and figure as an experiment, and published next to measured.", no_args_is_help=True
@@ -18,9 +18,9 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder of their results.")]
 @papers_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank papers list")
 def papers_list() -> None:
     """Each table and figure: its experiment, which data it needs, whether these are here, how long it takes."""
-    from fedrank.experiment.papers import show_papers
+    from fedrank.papers.items import about_papers
 
-    show_papers(new_console())
+    answer(about_papers(), new_console())
 
 
 @papers_app.command(
@@ -36,28 +36,29 @@ def papers_run(
     workers: Workers = None,
 ) -> None:
     """Do experiments of the papers. A quick form lies beside the whole one, marked as such, and so do other data."""
-    from fedrank.experiment.papers import ask, named, unlearn_after
+    from fedrank.papers.items import ask, named, unlearn_after
 
     console = new_console()
     wanted = named(names)
     failed = []
     for name in wanted:
-        asked, label = ask(name, set_ or [], quick, runs)
+        grid, label = ask(name, set_ or [], quick, runs)
         try:
-            asked.require_data()
+            grid.base.require_data()
         except (OSError, ValueError) as problem:
             if len(wanted) == 1:
                 raise
             say(console, f"left out {name}: {problem}", style="yellow")
             continue
         try:
-            do_experiment(asked, label, runs, workers)
+            do_experiment(grid, label, runs, workers)
         except typer.Exit as end:
             if end.exit_code != FAILED:  # the user asked to stop
                 raise
             failed.append(name)
             continue
-        unlearned = unlearn_after(name, asked, label, runs, console)
+        with progress(console) as tell:
+            unlearned = unlearn_after(name, grid, label, runs, tell)
         if unlearned is not None:
             say(console, f"Unlearned: {unlearned}")
     if failed:
@@ -74,9 +75,9 @@ def papers_report(
     runs: Runs = Path("runs"),
 ) -> None:
     """Published and measured side by side, and for each finding whether it holds, as far as that can be told."""
-    from fedrank.experiment.papers_page import write_papers_report
+    from fedrank.papers.page import write_papers_report
 
-    told = write_papers_report(runs, out)
+    summary = write_papers_report(runs, out)
     console = new_console()
-    say(console, told)
+    say(console, summary)
     say(console, f"Report: {out}, and beside it a page on each paper")

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrank.experiment.spec import Question
+    from fedrank.progress import Progress
+    from fedrank.report.sections import Section
+    from fedrank.spec.grid import Grid
 
 FAILED = 1  # how a command ends whose runs failed
+SECONDS_BETWEEN_LINES = 10.0  # where progress is plain lines
+TOO_LITTLE = 0.02  # share of a thing that must be done before it can be said how long the rest takes
 
 Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")]
 Name = Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
+]
+Variants = Annotated[
+    list[str] | None, typer.Option("--variant", metavar="NAME", help="Only this variant; may be repeated.")
+]
+AnswerFile = Annotated[
+    Path | None, typer.Option(help="File: .json for all numbers, .md for what is printed; a folder for both.")
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")]
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
@@ -33,6 +46,11 @@ DataFile = Annotated[
 Client = Annotated[int | None, typer.Option(help="Whose model, where every client has its own.")]
 
 
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import methods from outside fedrank that it names; they may do anything.")
+]
+
+
 def new_console() -> Console:
     from rich.console import Console
 
@@ -40,8 +58,75 @@ def new_console() -> Console:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: paths are not cut, brackets are not markup."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    """Print a line as it is: paths are not cut, brackets are not markup, `:x:` is no picture."""
+    from fedrank.report.terminal import printable
+
+    console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Something worth knowing, apart from what was asked for."""
+    typer.echo(f"note: {text}", err=True)
+
+
+def answer(sections: Sequence[Section], console: Console) -> None:
+    """Print what there is to say."""
+    from fedrank.report.terminal import show
+
+    show(sections, console)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Progress]:
+    """How far things are: bars on a terminal, a line now and then elsewhere."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[detail]}", markup=False),
+        TimeRemainingColumn(compact=True),
+    )
+    with Bars(*columns, console=console, transient=True) as bars:
+        shown: dict[str, Any] = {}
+
+        def tell(what: str, done: float, of: float, detail: str = "") -> None:
+            if what not in shown:
+                shown[what] = bars.add_task(what, total=of, detail=detail)
+            bars.update(shown[what], completed=done, total=of, detail=detail)
+            if done >= of:
+                bars.remove_task(shown.pop(what))
+
+        yield tell
+
+
+class _Lines:
+    """Progress where there is no terminal: what is slow is told now and then, and how each thing ended."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._first: dict[str, tuple[float, float]] = {}  # when something was first heard of, and how far it was
+        self._said: dict[str, float] = {}
+
+    def __call__(self, what: str, done: float, of: float, detail: str = "") -> None:
+        from fedrank.report.tables import duration
+        from fedrank.run.schedule import ALL_RUNS
+
+        now = time.monotonic()
+        began, before = self._first.setdefault(what, (now, done))
+        if done >= of:
+            if detail and what != ALL_RUNS:
+                say(self._console, f"{what}: {detail}")
+        elif now - self._said.setdefault(what, now) >= SECONDS_BETWEEN_LINES:
+            self._said[what] = now
+            left = ""
+            if done - before >= TOO_LITTLE * of:
+                left = f", about {duration((now - began) / (done - before) * (of - done))} left"
+            say(self._console, f"{what}: {detail or f'{done / of:.0%}'}{left}")
 
 
 def count_runs(runs: int) -> str:
@@ -59,28 +144,29 @@ def label_of(name: str | None, spec: str) -> str:
     return name
 
 
-def do_experiment(experiment: Question, label: str, out: Path, workers: int | None, threads: int = 1) -> None:
+def do_experiment(grid: Grid[Any], label: str, out: Path, workers: int | None, threads: int = 1) -> None:
     """Do all runs of an experiment that are not finished, and show what came out."""
-    from fedrank.experiment.report import show_table
-    from fedrank.experiment.run import recorded_bytes
-    from fedrank.experiment.schedule import run_experiment
-    from fedrank.experiment.store import load_runs
-    from fedrank.experiment.tables import amount
+    from fedrank.report.compose import brief
+    from fedrank.report.tables import amount
+    from fedrank.run.federated import recorded_bytes
+    from fedrank.run.runs import load_runs
+    from fedrank.run.schedule import run_experiment
 
-    for folder in (out / label, *(out / label).parents):
-        if folder.is_file():
-            raise NotADirectoryError(f"{folder} is a file; --out and --name must lead to a folder")
-    variants = experiment.expand()
-    runs = len(variants) * len(experiment.repeats())
+    folder = out / label
+    for place in (folder, *folder.parents):
+        if place.is_file():
+            raise NotADirectoryError(f"{place} is a file; --out and --name must lead to a folder")
+    runs = len(grid.variants) * len(grid.repeats())
     console = new_console()
-    say(console, experiment.title or label, style="bold")
-    say(console, f"{count_runs(runs)} of {experiment.extent}, into {out / label}")
-    recorded = sum(recorded_bytes(variant.experiment) for variant in variants) * len(experiment.repeats())
+    say(console, grid.title or label, style="bold")
+    say(console, f"{count_runs(runs)} of {grid.base.extent}, into {folder}")
+    recorded = sum(recorded_bytes(variant.experiment) for variant in grid.variants) * len(grid.repeats())
     if recorded:
         say(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
-    results = run_experiment(
-        experiment, label, out, workers=workers or os.cpu_count() or 1, threads=threads, console=console
-    )
+    with progress(console) as tell:
+        results = run_experiment(
+            grid, label, out, workers=workers or os.cpu_count() or 1, threads=threads, progress=tell
+        )
     if results.skipped:
         say(console, f"{count_runs(len(results.skipped))} of {runs} finished before")
     for task, reason in results.failed:
@@ -92,8 +178,8 @@ def do_experiment(experiment: Question, label: str, out: Path, workers: int | No
             console, f"Stopped. {count_runs(left)} {are} not finished; nothing is lost: run the same command to resume."
         )
     if results.finished or results.skipped:
-        show_table(load_runs(out / label), console)
-        say(console, f"Pictures and tests: fedrank report {out / label} --out report.html")
+        answer(brief(load_runs(folder)), console)
+        say(console, f"Pictures and tests: fedrank report {folder} --out report.html")
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:

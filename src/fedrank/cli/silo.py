@@ -1,4 +1,4 @@
-"""`fedrank silo`: sketches of an organisation's documents, and the keys that go with them."""
+"""`fedrank silo`: sketches of an organisation's documents, keys and letters, and a model that travels between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrank.cli.shared import new_console, say
+from fedrank.cli.shared import answer, new_console, progress, say
 
 silo_app = typer.Typer(
     help="Silos: organisations that keep their documents and exchange noised sketches of them.", no_args_is_help=True
@@ -20,6 +20,11 @@ Key = Annotated[Path, typer.Option(help="The key that all silos share.")]
 Sketch = Annotated[Path, typer.Argument(help="A file that fedrank silo sketch wrote.")]
 Secret = Annotated[Path, typer.Option(help="Your own secret, as fedrank silo key identity made it.")]
 Public = Annotated[Path, typer.Option(help="The public half of the other silo's.")]
+Identity = Annotated[Path, typer.Option(help="Your own secret, as fedrank silo key identity made it.")]
+To = Annotated[Path, typer.Option(help="The public key of the silo that gets it.")]
+Out = Annotated[Path, typer.Option(help="File to send.")]
+OwnSketch = Annotated[Path, typer.Option(help="Your own sketch, as fedrank silo sketch made it.")]
+Folder = Annotated[Path, typer.Argument(help="Your own corpus.jsonl, queries.jsonl and qrels.tsv.")]
 
 
 @silo_app.command(
@@ -46,7 +51,9 @@ def silo_sketch(
     """Sketch documents once; add and remove single ones later."""
     from fedrank.data.documents import read_documents
     from fedrank.data.text import Tokeniser
-    from fedrank.silo.describe import describe_sketch, show_sketch
+    from fedrank.report.answers import about_sketch
+    from fedrank.run.cards import sketch_card, write_beside
+    from fedrank.silo.describe import describe_sketch
     from fedrank.silo.files import sketch_collection
     from fedrank.silo.keys import read_key
     from fedrank.silo.sketch import Sketcher
@@ -57,17 +64,19 @@ def silo_sketch(
     limits = None if budget is None and querier_budget is None else Limits(querier_budget, budget)
     shared, documents = read_key(key), read_documents(docs)
     console = new_console()
-    with _progress(console) as report:
+    with progress(console) as report:
         sketch_collection(documents, shared, sketcher, out, limits=limits, progress=report)
-    show_sketch(describe_sketch(out), console)
+    answer(about_sketch(describe_sketch(out)), console)
+    say(console, f"Privacy card: {write_beside(sketch_card(out), out)}")
 
 
 @silo_app.command("describe", epilog="Example:  fedrank silo describe hospital-a.sketch")
 def silo_describe(sketch: Sketch) -> None:
     """Noised or not, parameters, size, expected error, privacy per occurrence of a term, budget left."""
-    from fedrank.silo.describe import describe_sketch, show_sketch
+    from fedrank.report.answers import about_sketch
+    from fedrank.silo.describe import describe_sketch
 
-    show_sketch(describe_sketch(sketch), new_console())
+    answer(about_sketch(describe_sketch(sketch)), new_console())
 
 
 @silo_app.command("add", epilog="Example:  fedrank silo add hospital-a.sketch --docs new.jsonl --key shared.key")
@@ -94,18 +103,139 @@ def silo_remove(
 
 
 @silo_app.command(
-    "export", epilog="Example:  fedrank silo export hospital-a.sketch --to hospital-b --out a-for-b.sketch"
+    "export",
+    epilog="Example:  fedrank silo export a.sketch --identity a.secret --to b.public --out a-for-b.sketch",
 )
-def silo_export(
-    sketch: Sketch,
-    to: Annotated[str, typer.Option(help="Who gets it; pseudonyms of documents are for them alone.")],
-    out: Annotated[Path, typer.Option(help="File to send.")],
-) -> None:
+def silo_export(sketch: Sketch, identity: Identity, to: To, out: Out) -> None:
     """The copy of a sketch that may be sent: with noise, without ids. A file without noise is refused."""
+    from fedrank.run.cards import sketch_card, write_beside
     from fedrank.silo.files import export_sketch
 
-    made = export_sketch(sketch, to, out)
-    say(new_console(), f"{out}: {len(made):,} documents under pseudonyms for {to}")
+    me = _party(identity, [to])
+    (querier,) = me.others
+    made = export_sketch(sketch, me, querier, out)
+    console = new_console()
+    say(console, f"{out}: {len(made):,} documents under pseudonyms for {querier}")
+    say(console, f"Privacy card: {write_beside(sketch_card(out), out)}")
+
+
+@silo_app.command(
+    "ask",
+    epilog="Example:  fedrank silo ask hospital-b --sketch b.sketch --key shared.key --identity b.secret "
+    "--to a.public --out question.letter",
+)
+def silo_ask(folder: Folder, sketch: OwnSketch, key: Key, identity: Identity, to: To, out: Out) -> None:
+    """Ask another silo about the words of your queries, where it gives no copy of its sketch away. It reads them."""
+    from fedrank.data.collection import read_collection
+    from fedrank.silo.files import open_owned
+    from fedrank.silo.keys import read_key
+    from fedrank.silo.protocol import ask_all
+
+    me, own, shared = _party(identity, [to]), open_owned(sketch), read_key(key)
+    own.hashing(shared)
+    (owner,) = me.others
+    questions = ask_all(read_collection(folder).queries, owner, me, own.sketcher, shared)
+    console = new_console()
+    for number, asked in enumerate(questions, start=1):
+        path = out if number == 1 else out.with_stem(f"{out.stem}-{number}")
+        _write_new(path, asked.letter)
+        say(console, f"{path}: {len(asked.terms):,} words for {owner}; keep it, the answer is read with it")
+
+
+@silo_app.command(
+    "answer",
+    epilog="Example:  fedrank silo answer question.letter --sketch a.sketch --identity a.secret --to b.public "
+    "--out answer.letter",
+)
+def silo_answer(
+    question: Annotated[Path, typer.Argument(help="A letter that fedrank silo ask wrote.")],
+    sketch: OwnSketch,
+    identity: Identity,
+    to: Annotated[Path, typer.Option(help="The public key of the silo that asks.")],
+    out: Out,
+) -> None:
+    """Answer a letter from your sketch: what a copy of it would tell, for the words that are asked about."""
+    from fedrank.silo.files import ledger_of, open_owned
+    from fedrank.silo.protocol import Owner, answer
+    from fedrank.silo.turns import read_letter
+
+    file = open_owned(sketch)
+    me = _party(identity, [to])
+    letter = answer(read_letter(question), Owner(me, file, ledger_of(file)))
+    _write_new(out, letter)
+    say(new_console(), f"{out}: sealed for {next(iter(me.others))}, {len(letter):,} bytes; the sketch has paid for it")
+
+
+@silo_app.command(
+    "train",
+    epilog="Example:  fedrank silo train hospital-a --sketch a.sketch --key shared.key --identity a.secret "
+    "--public b.public --partner b-for-a.sketch --out turns",
+)
+def silo_train(
+    folder: Folder,
+    sketch: OwnSketch,
+    key: Key,
+    identity: Identity,
+    public: Annotated[list[Path], typer.Option(help="The public key of a partner; may be repeated.")],
+    partner: Annotated[
+        list[Path], typer.Option(help="A partner's sketch that was exported to you, or its answer; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the models of your turns.")],
+    asked: Annotated[
+        list[Path] | None, typer.Option(help="The letter of yours that a partner answers; may be repeated.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The model as it came to you, file or letter; not given: begin one.")
+    ] = None,
+    passes: Annotated[int, typer.Option(min=1, help="Passes over your lists.")] = 1,
+    k: Annotated[int | None, typer.Option(help="Documents of partners in a list, at most; 150 if not given.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Of the SGD; 0.5 if not given.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Documents of a step; 32 if not given.")] = None,
+    top_grade: Annotated[int | None, typer.Option(help="The highest grade that anybody gives; yours, else.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of orders and held-out queries; 1 if not given.")] = None,
+) -> None:
+    """Take your turn: train the model that came to you, at home, and write the one that you pass on."""
+    from fedrank.data.collection import read_collection
+    from fedrank.report.answers import about_sketch
+    from fedrank.run.cards import turn_card, write_beside
+    from fedrank.silo.describe import describe_turn
+    from fedrank.silo.files import open_owned
+    from fedrank.silo.keys import read_key
+    from fedrank.silo.turns import load_partners, read_turn, save_turn, take_turn, turn_file
+
+    me, shared = _party(identity, public), read_key(key)
+    open_owned(sketch).hashing(shared)
+    came = None if model is None else read_turn(model, me)
+    path = turn_file(out, came)
+    collection = read_collection(folder)
+    partners = load_partners(partner, asked or [], me, shared, collection.queries)
+    chosen = {"k": k, "rate": rate, "batch": batch, "top_grade": top_grade, "seed": seed}
+    taken = take_turn(collection, me, partners, came, chosen, passes)
+    console = new_console()
+    told = describe_turn(taken, partners, sketch)
+    answer(about_sketch(told), console)
+    save_turn(taken.model, path)  # after all is said: a turn that is there is not taken again
+    say(console, f"Privacy card: {write_beside(turn_card(path, told), path)}")
+    say(console, f"{path}: pass it on, as it is or by fedrank silo seal")
+
+
+@silo_app.command(
+    "seal",
+    epilog="Example:  fedrank silo seal turns/turn-1.json --identity a.secret --to b.public --out turn-1.letter",
+)
+def silo_seal(
+    model: Annotated[Path, typer.Argument(help="A model that fedrank silo train wrote.")],
+    identity: Identity,
+    to: To,
+    out: Out,
+) -> None:
+    """Put the model of your turn into a letter that only one silo can open, and that proves who trained it."""
+    from fedrank.silo.turns import seal_turn
+
+    me = _party(identity, [to])
+    (addressee,) = me.others
+    _write_new(out, seal_turn(model, me, addressee))
+    say(new_console(), f"{out}: only {addressee} can open it, and knows that it is from {me.name}")
 
 
 @key_app.command("new", epilog="Example:  fedrank silo key new shared.key")
@@ -158,8 +288,7 @@ def key_wrap(
 
     theirs = read_public(public)
     wrapped = wrap_key(read_key(key), read_secret(secret), theirs)
-    with out.open("xb") as file:
-        file.write(wrapped)
+    _write_new(out, wrapped)
     say(new_console(), f"{out}: only the owner of {public}, {fingerprint(theirs)}, can open it")
 
 
@@ -180,7 +309,18 @@ def key_open(
     say(new_console(), f"{out}: key {fingerprint(opened)}, from the owner of {public}, {fingerprint(theirs)}")
 
 
-def _progress(console: Any) -> Any:
-    from fedrank.data.build_log import progress_bar
+def _party(identity: Path, others: list[Path]) -> Any:
+    """Us and those whom we know, each under the fingerprint of its public key."""
+    from fedrank.silo.keys import read_public, read_secret
+    from fedrank.silo.messages import party
 
-    return progress_bar(console)
+    return party(read_secret(identity), [read_public(path) for path in others])
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    from fedrank.files import writing
+
+    if path.exists():
+        raise FileExistsError(f"{path} exists; choose another name for what you send")
+    with writing(path, replace=False) as file:
+        file.write(content)

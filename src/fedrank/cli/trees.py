@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrank.cli.shared import Changes, Workers, do_experiment, new_console
+from fedrank.cli.shared import Changes, Workers, answer, do_experiment, new_console, note
 
 trees_app = typer.Typer(
     help="Tree models: LambdaMART and its relatives through LightGBM, split data, merged models.", no_args_is_help=True
@@ -40,29 +40,29 @@ def trees_train(
     workers: Workers = None,
 ) -> None:
     """Train a forest: one ordinary LightGBM model, with a spec and a run folder like everything else."""
-    from fedrank.experiment.spec import from_tables
-    from fedrank.experiment.toml import parse_override, put
+    from fedrank.spec.grid import read_tables
+    from fedrank.spec.toml import parse_override, put
 
     booster: dict[str, Any] = {"name": method}
     booster |= {key: value for key, value in (("keep", keep), ("every", every), ("trees", trees)) if value is not None}
-    asked: dict[str, Any] = {"name": data, "folds": [fold]}
+    source: dict[str, Any] = {"name": data, "folds": [fold]}
     if Path(data).is_file():
         judge = test or validation
         if judge is None:
             raise ValueError(f"--data {data} is a file: give --test, and --validation if training is to stop by itself")
-        asked = {"train": str(Path(data).resolve()), "test": str(judge.resolve())}
-        asked |= {} if validation is None else {"validation": str(validation.resolve())}
+        source = {"train": str(Path(data).resolve()), "test": str(judge.resolve())}
+        source |= {} if validation is None else {"validation": str(validation.resolve())}
     elif Path(data).suffix:
         raise FileNotFoundError(f"no file {data}; give a LETOR file, or a name that `fedrank data list` shows")
     elif test is not None or validation is not None:
         raise ValueError(
             f"--data {data} is no file, so --test and --validation go with nothing; name a file to train on"
         )
-    tables: dict[str, Any] = {"kind": "trees", "title": f"{method} on {Path(data).name}", "data": asked}
+    tables: dict[str, Any] = {"kind": "trees", "title": f"{method} on {Path(data).name}", "data": source}
     tables |= {"booster": booster, "tune": tune, "seeds": [seed]}
     for keys, value in map(parse_override, set_ or []):
         put(tables, keys, value)
-    do_experiment(from_tables(tables), out.name, out.parent, workers)
+    do_experiment(read_tables(tables), out.name, out.parent, workers)
 
 
 @trees_app.command(
@@ -93,10 +93,11 @@ def trees_split(
     seed: Seed = 1,
 ) -> None:
     """Divide queries among clients whose data differ, with a merge set for each."""
-    from fedrank.experiment.tree_commands import show_split, split_data, splitter_for
+    from fedrank.report.answers import about_split
+    from fedrank.trees.split_folder import split_data, splitter_for
 
     split = splitter_for(by, rule, clients, category or (), rest, merge, bins)
-    show_split(split_data(data, split, out, fold, seed, validation, test), new_console())
+    answer(about_split(split_data(data, split, out, fold, seed, validation, test)), new_console())
 
 
 @trees_app.command(
@@ -114,6 +115,9 @@ def trees_merge(
     seed: Seed = 1,
 ) -> None:
     """Merge the models of clients that never saw each other's data; who gains, and who loses."""
-    from fedrank.experiment.tree_commands import merge_models, show_merged
+    from fedrank.report.answers import about_merged
+    from fedrank.run.cards import merged_card
+    from fedrank.trees.merge_files import merge_models
 
-    show_merged(merge_models(models, on, method, out, seed), new_console())
+    answer(about_merged(merge_models(models, on, method, out, seed, tell=note)), new_console())
+    merged_card(out, len(models)).write(out)

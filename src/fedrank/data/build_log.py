@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,11 +30,10 @@ from fedrank.data.logs import (
     write_names,
 )
 from fedrank.files import sync
+from fedrank.progress import Progress, quiet
 from fedrank.types import Features
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedrank.data.text import Tokeniser
 
 QUERIES = 500  # whose lists are made between two marks
@@ -46,8 +44,6 @@ HEAVY_SHARE, HEAVY_TIMES = 0.5, 5.0  # of all entries; as many as the next user
 _DROPPED = (NOT_FOUND, TOO_SHORT)  # what the numbers in the file of reasons mean, from 1 on
 _FOUND, _WHY = "lists.unfinished.npy", "reasons.unfinished.npy"
 _PAIR_ASKER = "askers.unfinished.npy"  # [pairs]: a query; or an entry, where features are the published ones
-
-Progress = Callable[[str, int, int], None]  # step, done, of how many
 
 
 class Extractor(NamedTuple):
@@ -88,7 +84,7 @@ def build_log(
     how: LogBuild | None = None,
     *,
     threads: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = quiet,
     extractor: Callable[[Documents], Extractor] | None = None,
 ) -> SearchLog:
     """Build a data set in the folder `out`, or continue one that was begun there with the same files and settings.
@@ -107,7 +103,7 @@ def build_log(
     if not is_complete(out, asked):
         with working_on(out):
             if not is_complete(out, asked):  # by another process in between
-                _build(log, documents, out, how, asked, threads, progress or _silent, extractor)
+                _build(log, documents, out, how, asked, threads, progress, extractor)
     return load_log(out)
 
 
@@ -135,25 +131,6 @@ def _build(
     _gather(out, marks, clicks, collection, kept, how)
     _compute_features(out, marks, tools, how, report)
     finish(out, _facts(out, marks, asked, log.name, documents.name, clicks, collection, how, tools.names))
-
-
-@contextlib.contextmanager
-def progress_bar(console: Console) -> Iterator[Progress]:
-    """A bar that shows how far a build is."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # Off a terminal even a bar that goes away leaves an empty line.
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(step: str, done: int, of: int) -> None:
-            if step not in tasks:
-                tasks[step] = bars.add_task(step, total=of)
-            bars.update(tasks[step], completed=done, total=of)
-
-        yield report
 
 
 def _own_features(how: LogBuild, threads: int) -> Callable[[Documents], Extractor]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
+from fedrank.files import opened, parse_json
 from fedrank.kernels.compile import cache_folder
 
 FORMAT = 1  # raise it whenever files would be read differently, or entries are laid out differently
@@ -43,7 +44,7 @@ def load(key: str) -> RankingData | None:
     """The set kept under this name, memory-mapped; None if there is none or it is damaged."""
     folder = _entries() / key
     try:
-        header = json.loads((folder / "header.json").read_text(encoding="utf-8"))
+        header = parse_json((folder / "header.json").read_text(encoding="utf-8"))
         arrays = {name: _open(folder / f"{name}.npy", header["arrays"][name]) for name in _ARRAYS}
         return RankingData(
             features=arrays["features"],
@@ -81,7 +82,7 @@ def _entries() -> Path:
 
 def _fingerprint(path: Path) -> list[str | int]:
     # The path as well: parts of one archive may share size, times and both ends.
-    with open(path, "rb") as file:
+    with opened(path) as file:
         status = os.fstat(file.fileno())
         digest = hashlib.blake2b(file.read(_SAMPLE), digest_size=16)
         file.seek(max(0, status.st_size - _SAMPLE))

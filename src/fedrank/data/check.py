@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fedrank.data.letor import LetorError, read_letor
 from fedrank.data.normalise import feature_ranges
@@ -166,39 +163,7 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def show_checks(checks: Sequence[FileCheck], console: Console) -> None:
-    """Print a table of the sound files, then what is odd about each, then what is wrong with the others."""
-    sound = [check for check in checks if check.sound]
-    names = _short_names([check.path for check in checks])
-    if sound:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("file", overflow="fold")
-        for title in ("queries", "documents", "features", "docs per query", "documents by grade 0, 1 ...", "zeros"):
-            table.add_column(title, justify="right")
-        table.add_column("values")
-        for check in sound:
-            table.add_row(
-                Text(names[check.path]),
-                f"{check.queries:,}",
-                f"{check.documents:,}",
-                f"{check.features:,}",
-                f"{check.fewest} / {check.median:g} / {check.most}",
-                "  ".join(f"{count:,}" for count in check.grades),
-                f"{check.zeros:.0%}",
-                "0 .. 1" if check.looks_normalised else "raw",
-            )
-        console.print(table)
-        console.print("docs per query: fewest / median / most", style="dim")
-    for check in checks:
-        if check.error:
-            console.print(Text.assemble(("unsound ", "bold red"), check.error), soft_wrap=True)
-        elif check.oddities:
-            console.print(Text(names[check.path], style="bold"))
-            for sentence in check.oddities:
-                console.print(Text(f"  - {sentence}"), soft_wrap=True)
-
-
-def _short_names(paths: Sequence[str]) -> dict[str, str]:
+def short_names(paths: Sequence[str]) -> dict[str, str]:
     """File names alone where they tell the files apart."""
     alone = [Path(path).name for path in paths]
     return {path: path if alone.count(name) > 1 else name for path, name in zip(paths, alone, strict=True)}

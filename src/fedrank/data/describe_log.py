@@ -1,12 +1,11 @@
-"""What a search log is like: how unequal, how bursty, and how different its users are; numbers and a picture."""
+"""What a search log is like: how unequal, how bursty, and how different its users are; in numbers."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,27 +14,12 @@ from fedrank.data.build_log import notes
 from fedrank.data.logs import SearchLog
 from fedrank.seeds import rng_for
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 COMPARED = 10  # users whose clicks are compared, the most active ones
 DRAWN = 5  # users whose days are drawn, as in the paper
 FEWEST = 10  # entries of a user whose burstiness counts; of fewer it is mostly chance
 TAIL = 10  # users that the fitted part of a power law must hold
 SAMPLE = 2000  # clicks of a user that are compared at most
 _DAY = 86_400
-_LOOK: dict[Any, Any] = {
-    "svg.hashsalt": "fedrank",  # the same log gives the same file
-    "font.size": 9,
-    "axes.edgecolor": "#cbd2d9",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e9edf1",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
-_BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito
 
 
 @dataclass(frozen=True)
@@ -190,134 +174,13 @@ def _bursts(log: SearchLog) -> NDArray[np.float64]:
     return np.array([burstiness(one) if len(one) >= FEWEST else np.nan for one in times])
 
 
-def show_log(found: LogDescription, console: Console) -> None:
-    """Print the numbers."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console.print(Text(found.name, style="bold"))
-    for note in found.notes:
-        console.print(Text(note))
-    console.print()
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="cyan")
-    table.add_column()
-    for name, value in _rows(found):
-        table.add_row(name, Text(value))
-    console.print(table)
-
-
-def _rows(found: LogDescription) -> list[tuple[str, str]]:
-    span = (found.last - found.first) / _DAY
-    rows = [
-        ("entries", f"{found.entries:,} of {found.users:,} users"),
-        ("queries", f"{found.queries:,} different; {found.documents:,} different documents clicked"),
-        ("time", f"{_date(found.first)} to {_date(found.last)}, {span:,.1f} days"),
-        ("entries per user", f"most {found.clicks[0]:,}, median {np.median(found.clicks):,.0f}"),
-        ("half of the entries", f"come from {found.half:,} users ({found.half / found.users:.1%})"),
-    ]
-    if law := found.power_law:
-        rows.append(
-            (
-                "power law",
-                f"exponent {law.exponent:.2f} from {law.least:,} entries on ({law.users:,} users, distance "
-                f"{law.distance:.3f})",
-            )
-        )
-    bursts = found.burstiness[~np.isnan(found.burstiness)]
-    if len(bursts):
-        low, middle, high = np.quantile(bursts, (0.25, 0.5, 0.75))
-        rows.append(
-            (
-                "burstiness",
-                f"median {middle:.2f}, half of the users {low:.2f} .. {high:.2f} (-1 like a clock, 0 at random, "
-                f"1 in bursts; {len(bursts):,} users with {FEWEST} entries or more)",
-            )
-        )
-    if len(found.compared) > 1:
-        rows.append(
-            (
-                "difference in clicks",
-                f"{found.mean_distance:.3f} standard deviations (Wasserstein) between the {len(found.compared)} most "
-                f"active users; {found.by_chance:.3f} by chance",
-            )
-        )
-        rows.append(("differ most in", "; ".join(f"{name} ({value:.2f})" for name, value in found.features[:5])))
-    return rows
-
-
 def description_as_json(found: LogDescription) -> str:
     """All numbers as JSON text; what is not known is null."""
     return json.dumps(_plain(asdict(found)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def draw_log(found: LogDescription, path: str | Path) -> None:
-    """Draw users by clicks, days of the most active users, and their differences; the file's ending is its format."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(_LOOK):
-        figure = Figure(figsize=(12.5, 3.9), layout="constrained")
-        FigureCanvasAgg(figure)
-        users, days, differences = figure.subplots(1, 3, width_ratios=(1, 1.25, 1.05))
-        _draw_users(users, found)
-        _draw_days(days, found)
-        _draw_differences(figure, differences, found)
-        figure.savefig(path, dpi=150)
-
-
-def _draw_users(axis: Any, found: LogDescription) -> None:
-    values = np.unique(found.clicks)
-    at_least = len(found.clicks) - np.searchsorted(np.sort(found.clicks), values)
-    axis.loglog(values, at_least, ".", color=_BLUE, ms=4)
-    title = "Users with at least so many clicks"
-    if law := found.power_law:
-        from scipy.special import zeta
-
-        tail = values[values >= law.least]
-        axis.loglog(tail, law.users * zeta(law.exponent, tail) / zeta(law.exponent, law.least), color=_ORANGE, lw=1.2)
-        title += f"\npower law, exponent {law.exponent:.2f}"
-    axis.set_xlabel("clicks")
-    axis.set_ylabel("users")
-    axis.set_title(title, loc="left", fontsize=9.5)
-
-
-def _draw_days(axis: Any, found: LogDescription) -> None:
-    rows, columns = np.nonzero(found.days)
-    sizes = found.days[rows, columns]
-    axis.scatter(columns, rows, s=160 * sizes / max(1, sizes.max()) + 2, color=_BLUE, alpha=0.7, lw=0)
-    axis.set_yticks(range(len(found.drawn)), [_cut(name) for name in found.drawn])
-    axis.set_ylim(len(found.drawn) - 0.5, -0.5)
-    axis.set_xlabel(f"days since {_date(found.first)[:10]}")
-    axis.set_title(f"Days of the most active users\nlargest dot: {sizes.max():,} clicks", loc="left", fontsize=9.5)
-    _plain_labels(axis)
-
-
-def _draw_differences(figure: Any, axis: Any, found: LogDescription) -> None:
-    image = axis.imshow(found.distances, cmap="Blues", vmin=0)
-    names = [_cut(name) for name in found.compared]
-    axis.set_xticks(range(len(names)), names, rotation=90)
-    axis.set_yticks(range(len(names)), names)
-    axis.tick_params(length=0)
-    axis.grid(False)
-    axis.spines[:].set_visible(False)
-    note = "" if len(names) < 2 else f"\nmean {found.mean_distance:.2f}, by chance {found.by_chance:.2f}"
-    axis.set_title(f"Differences in clicked features{note}", loc="left", fontsize=9.5)
-    figure.colorbar(image, ax=axis, shrink=0.8).outline.set_visible(False)
-    _plain_labels(axis)
-
-
-def _plain_labels(axis: Any) -> None:
-    for text in [*axis.get_xticklabels(), *axis.get_yticklabels()]:
-        text.set_parse_math(False)  # names come from files, and a "$" there is only a "$"
-
-
-def _cut(name: str, most: int = 12) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _date(seconds: int) -> str:
+def date_of(seconds: int) -> str:
+    """Seconds since 1970 as a date."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):  # years beyond 9999 or before 1

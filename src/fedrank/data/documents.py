@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
+import io
 import lzma
 import os
 import zlib
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+from fedrank.files import opened, parse_json
 
 FIELDS: dict[str, tuple[str, ...]] = {  # what a column may be called, in any case of letters
     "id": ("id", "_id", "doc_id", "docid", "docno"),
@@ -75,7 +77,7 @@ def read_documents(path: str | os.PathLike[str]) -> Documents:
 
 def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines of a plain, `.gz` or `.xz` file with their numbers from 1, without line ends; empty lines are left out."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         try:
             for number, line in enumerate(unpacked(file, path.suffix), start=1):
                 line = line.rstrip(b"\r\n")
@@ -189,7 +191,7 @@ def _decoded(line: bytes) -> tuple[str, bool]:
 
 def _object(text: str, path: Path, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(text)
+        row = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number}: not an object of JSON ({error}); write one document a line") from None
     if not isinstance(row, dict):
@@ -208,5 +210,41 @@ def unpacked(file: BinaryIO, suffix: str) -> BinaryIO:
     if suffix == ".gz" or start.startswith(b"\x1f\x8b"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=file))
     if suffix == ".xz" or start == b"\xfd7zXZ\x00":
-        return cast(BinaryIO, lzma.LZMAFile(file))
+        return cast(BinaryIO, io.BufferedReader(_Xz(file), 1 << 16))
     return file
+
+
+class _Xz(io.RawIOBase):
+    """The contents of an .xz file; unlike `lzma.LZMAFile`, which stops there, it refuses what is no stream of one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._stream, self._rest, self._ended = file, lzma.LZMADecompressor(lzma.FORMAT_XZ), b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        while not self._ended:
+            if self._stream.needs_input and not self._rest:
+                self._rest = self._file.read(1 << 16)
+                if not self._rest:
+                    raise EOFError("it ends in the middle of a stream")
+            got = self._stream.decompress(self._rest, len(room))
+            self._rest = b""
+            if self._stream.eof:
+                self._next()
+            if got:
+                room[: len(got)] = got
+                return len(got)
+        return 0
+
+    def _next(self) -> None:
+        """Behind a stream: padding of zeros, and another stream or the end of the file."""
+        rest = self._stream.unused_data
+        while not rest.strip(b"\0"):
+            rest = self._file.read(1 << 16)
+            if not rest:
+                self._ended = True
+                return
+        self._rest = rest.lstrip(b"\0")
+        self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)

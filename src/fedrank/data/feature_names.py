@@ -50,3 +50,5 @@ MSLR = (
     "clicks on URL",
     "dwell time on URL",
 )  # [136]: MSLR-WEB10K and MSLR-WEB30K
+
+FEATURE_NAMES = {"letor-4": LETOR_4, "mslr": MSLR, "": ()}  # as the catalog calls them

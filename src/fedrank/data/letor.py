@@ -19,12 +19,14 @@ from fedrank.data import cache as kept
 from fedrank.data.documents import unpacked
 from fedrank.data.normalise import known_normalisation, normalise_into
 from fedrank.data.ranking import RankingData
+from fedrank.files import opened
 from fedrank.kernels import letor as kernel
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 BLOCK = 4 << 20  # bytes of text in memory at a time; also the longest line
 LONGEST_QUERY = 1000  # bytes of a query id
+WIDEST = 10_000  # features that a file may have without being asked: every document takes room for all of them
 _GROWTH = 64 << 20  # bytes up to which the features double in size; from there on they grow by an eighth or as much
 _BOM = b"\xef\xbb\xbf"
 
@@ -43,9 +45,10 @@ def read_letor(
 ) -> RankingData:
     """Read one file, or several as if they were one.
 
-    `features` is how many there must be; without it the highest index counts. A sparse file may leave out its last
-    features, but one that lists fewer on every line is refused. `missing` names a value that stands for "missing" and
-    is read as 0. `global` normalisation uses the ranges of these files alone: see `normalise` for a test set.
+    `features` is how many there must be; without it the highest index counts, up to 10,000. A sparse file may leave
+    out its last features, but one that lists fewer on every line is refused. `missing` names a value that stands for
+    "missing" and is read as 0. `global` normalisation uses the ranges of these files alone: see `normalise` for a test
+    set.
     """
     files = _files(paths)
     known_normalisation(normalise)
@@ -59,8 +62,13 @@ def read_letor(
     data = kept.load(key)
     if data is None:
         data = _read(files, features, normalise, missing)
-        # A file that changed meanwhile would be remembered under the wrong name.
-        if kept.cache_key(files, options) == key and kept.store(key, data):
+        if kept.cache_key(files, options) != key:
+            which = files[0] if len(files) == 1 else f"one of {', '.join(map(str, files))}"
+            raise LetorError(
+                f"{which} changed while it was read, so that what was read may be half of each; wait until it is "
+                "written, then read it again"
+            )
+        if kept.store(key, data):
             data = kept.load(key) or data
     return replace(data, name=name)
 
@@ -86,6 +94,14 @@ def read_comments(paths: Paths) -> list[str]:
     return comments
 
 
+def letor_lines(data: RankingData) -> Iterator[str]:
+    """Lines of a LETOR file, which read back give the same numbers."""
+    template = " ".join(f"{column}:%.9g" for column in range(1, data.features.shape[1] + 1))
+    for query, name in enumerate(data.query_ids):
+        for row in range(data.offsets[query], data.offsets[query + 1]):
+            yield f"{data.grades[row]} qid:{name} {template % tuple(data.features[row].tolist())}\n"
+
+
 def _files(paths: Paths) -> list[Path]:
     files = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
     if not files:
@@ -96,7 +112,7 @@ def _files(paths: Paths) -> list[Path]:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """The text of a file as bytes; errors of its archive become ours."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         try:
             with unpacked(file, path.suffix) as stream:
                 yield stream
@@ -127,6 +143,7 @@ class _Table:
 
     def __init__(self, features: int | None, missing: float | None) -> None:
         self.expected = features
+        self._free = free_memory()
         self.missing = np.nan if missing is None else float(missing)
         self.features: NDArray[np.float32] = np.zeros((0, features or 0), np.float32)
         self.grades: NDArray[np.int8] = np.zeros(0, np.int8)
@@ -260,11 +277,18 @@ class _Table:
                 f"feature {wanted}",
                 f"is more than the {self.expected} that were expected; use another file, or features={wanted}",
             )
+        if wanted > WIDEST:
+            raise self._error(
+                int(self._state[kernel.LINE]),
+                f"feature {wanted}",
+                f"is more than {WIDEST:,}, and every document takes room for all of them; if there really are so many, "
+                f"say so: features={wanted} (in a spec data.features = {wanted})",
+            )
         width = self.features.shape[1]
         # A little more than wanted the second time: in a sparse file the highest index rises line by line.
-        width = wanted if width == 0 else max(wanted, width + width // 4)
+        width = wanted if width == 0 else min(max(wanted, width + width // 4), WIDEST)
         rows = int(self._state[kernel.ROW])
-        room = _room(rows, width)
+        room = self._room(rows, width)
         wider = np.zeros((room, width), np.float32)
         wider[:rows, : self.features.shape[1]] = self.features[:rows]
         self.features = wider
@@ -276,9 +300,22 @@ class _Table:
             return
         # Large arrays are moved by the operating system rather than copied when they are resized in place.
         rows, width = self.features.shape
-        room = _room(rows, width)
+        room = self._room(rows, width)
         self.features.resize((room, width), refcheck=False)
         self.grades.resize(room, refcheck=False)
+
+    def _room(self, rows: int, width: int) -> int:
+        """Rows to make room for when there are `rows` and more are to come; measured before it is taken."""
+        size = 4 * max(width, 16)
+        room = rows + max(rows // 8, min(rows, _GROWTH // size), (1 << 20) // size, 1)
+        if self._free is not None and room * size > self._free:
+            raise self._error(
+                int(self._state[kernel.LINE]),
+                "",
+                f"{rows:,} documents of {width:,} features need over {4 * rows * width / 1e9:.1f} GB, and there is "
+                "less memory; use a part of the file, or leave out features",
+            )
+        return room
 
     def _bad_line(self, status: int) -> LetorError:
         state, text = self._state, self._bytes
@@ -320,10 +357,13 @@ _REMEDIES = {
 }
 
 
-def _room(rows: int, width: int) -> int:
-    """Rows to make room for when there are `rows` and more are to come."""
-    size = 4 * max(width, 16)
-    return rows + max(rows // 8, min(rows, _GROWTH // size), (1 << 20) // size, 1)
+def free_memory() -> int | None:
+    """Bytes that can be taken without driving others out; None where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
 
 
 def _fill(stream: BinaryIO, room: memoryview) -> int:
@@ -342,7 +382,10 @@ def _short(text: str) -> str:
 
 
 def _is_not_finite(pair: str) -> bool:
+    value = pair.partition(":")[2]
+    if ".#" in value:  # how Windows writes them: 1.#INF, -1.#IND, 1.#QNAN
+        return True
     try:
-        return not np.isfinite(float(pair.partition(":")[2]))
+        return not np.isfinite(float(value))
     except ValueError:
         return False

@@ -115,7 +115,7 @@ def _key(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | Non
 
 def _write(path: Path, log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> None:
     length, width = log.lists.shape[1], log.features.shape[1]
-    with writing(path) as file:
+    with writing(path, private=True) as file:
         write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (len(rows) * length, width)})
         for block in _blocks(log, rows):
             normalise_into(block, block, np.arange(0, len(block) + 1, length), how, ranges)

@@ -18,7 +18,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from fedrank.data.logs import BEGUN, FACTS
-from fedrank.files import locked, sync, write_whole
+from fedrank.files import locked, naming, parse_json, private_folder, sync, write_whole
 
 UNFINISHED = ".unfinished"  # in the names of files that only the work needs
 _LOCK = f"lock{UNFINISHED}"
@@ -33,14 +33,14 @@ class Marks:
     def set(self, step: str, done: Any) -> None:
         """Mark a step; what it wrote must be on disk already."""
         self.done[step] = done
-        write_whole(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n")
+        write_whole(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n", private=True)
 
 
 def is_complete(out: Path, asked: dict[str, Any]) -> bool:
     """Whether the folder holds what is asked for; one that was made from something else is refused."""
     if not (out / FACTS).is_file():
         return False
-    found = json.loads((out / FACTS).read_text(encoding="utf-8"))
+    found = parse_json((out / FACTS).read_text(encoding="utf-8"))
     _same({"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, asked, out)
     clear(out)  # it may have been killed just before
     return True
@@ -50,7 +50,7 @@ def begin(out: Path, asked: dict[str, Any]) -> Marks:
     """The marks of a new or a half-made folder."""
     path = out / BEGUN
     if path.is_file():
-        begun = json.loads(path.read_text(encoding="utf-8"))
+        begun = parse_json(path.read_text(encoding="utf-8"))
         _same(begun["asked"], asked, out)
         return Marks(path, asked, begun["done"])
     if out.is_dir() and any(name for name in os.listdir(out) if not name.endswith(UNFINISHED)):
@@ -59,8 +59,11 @@ def begin(out: Path, asked: dict[str, Any]) -> Marks:
 
 
 def finish(out: Path, facts: dict[str, Any]) -> None:
-    """Make the folder complete."""
-    write_whole(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    """Make the folder complete. It tells who searched for what, so that nobody but its owner may look into it."""
+    private_folder(out)
+    for path in out.iterdir():
+        os.chmod(path, 0o600)
+    write_whole(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
     clear(out)
 
 
@@ -81,9 +84,9 @@ def working_on(out: Path) -> Iterator[None]:
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file; the data set needs a folder")
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        with locked(out / _LOCK, str(out), leave=False):
+        with locked(out / _LOCK, str(out), leave=False), naming(out):
             yield
     finally:
         with contextlib.suppress(OSError):  # no longer empty

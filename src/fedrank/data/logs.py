@@ -7,7 +7,6 @@ opens without reading it into memory. It is complete when it has its `facts.json
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import re
@@ -25,6 +24,7 @@ from fedrank.data import from_ir_datasets
 from fedrank.data.documents import SHOWN, Documents, as_text, find_columns, is_name, kind_of, text_lines
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
+from fedrank.files import parse_json
 from fedrank.types import Features
 
 FORMAT = 1  # raise it whenever a folder would be read differently
@@ -105,6 +105,11 @@ class SearchLog:
     @property
     def feature_names(self) -> tuple[str, ...]:
         return tuple(self.facts["feature_names"])
+
+    @property
+    def given(self) -> str:
+        """Lists stand in the order in which they count as shown; the published ones in none that is known."""
+        return "" if self.facts.get("settings", {}).get("published") == "AOL4FOLTR" else "file"
 
     def clicked(self) -> NDArray[np.int64]:
         """[entries]: the row of `features` that was clicked."""
@@ -242,15 +247,46 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
         raise FileNotFoundError(
             f"{folder} is no data set of a search log: it has no {FACTS}; make one with `fedrank logs build`"
         )
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    facts = parse_json((folder / FACTS).read_text(encoding="utf-8"))
+    if not isinstance(facts, dict):
+        raise ValueError(f"{folder / FACTS} holds no facts; {_DAMAGED}")
     if facts.get("format") != FORMAT:
         raise ValueError(f"{folder} has format {facts.get('format')}, and this fedrank reads {FORMAT}; build it again")
+    if not all(isinstance(facts.get(key), dict) for key in ("shapes", "counts")):
+        raise ValueError(f"{folder / FACTS} does not say what lies beside it; {_DAMAGED}")
     arrays: dict[str, Any] = {name: _open(folder, name, kind, facts) for name, kind in ARRAYS.items()}
     texts: dict[str, Any] = {name: read_names(folder / f"{name}.txt") for name in TEXTS}
     for name in TEXTS:
-        if len(texts[name]) != facts["counts"][name]:
+        if len(texts[name]) != facts["counts"].get(name):
             raise ValueError(f"{folder / name}.txt has {len(texts[name])} lines; {_DAMAGED}")
-    return SearchLog(**arrays, **texts, facts=facts, folder=folder)
+    log = SearchLog(**arrays, **texts, facts=facts, folder=folder)
+    _check_within(log)
+    return log
+
+
+def _check_within(log: SearchLog) -> None:
+    """Refuse rows that are not there: compiled loops would read whatever lies in memory instead."""
+    entries, names = len(log.lists), log.facts.get("feature_names")
+    shapes: list[tuple[NDArray[Any], int, int]] = [
+        (log.lists, 2, entries),
+        (log.features, 2, len(log.document)),
+        (log.document, 1, len(log.document)),
+    ]
+    shapes += [(each, 1, entries) for each in (log.target, log.user, log.time, log.query)]
+    fits = all(each.ndim == dimensions and len(each) == rows for each, dimensions, rows in shapes)
+    if not fits or not isinstance(names, list) or len(names) != log.features.shape[1]:
+        raise ValueError(f"the arrays of {log.folder} are not of the same length; {_DAMAGED}")
+    for name, values, low, high in (
+        ("lists", log.lists, 0, len(log.features)),
+        ("target", log.target, 0, log.lists.shape[1]),
+        ("user", log.user, 0, len(log.users)),
+        ("query", log.query, 0, len(log.queries)),
+        ("document", log.document, -1, len(log.documents)),
+    ):
+        for first in range(0, len(values), _SOME):
+            some = values[first : first + _SOME]
+            if some.size and not low <= int(some.min()) <= int(some.max()) < high:
+                raise ValueError(f"{log.folder / name}.npy holds rows not from {low} to {high - 1}; {_DAMAGED}")
 
 
 def as_ranking(
@@ -276,6 +312,7 @@ def as_ranking(
         name=log.folder.name,
         top_grade=1,
         feature_names=log.feature_names,
+        given=log.given,
     )
 
 
@@ -312,7 +349,7 @@ def _open(folder: Path, name: str, kind: str, facts: dict[str, Any]) -> NDArray[
         found = open_mapped(path)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be opened ({error}); {_DAMAGED}") from None
-    if found.dtype.str != kind or list(found.shape) != facts["shapes"][name]:
+    if found.dtype.str != kind or list(found.shape) != facts["shapes"].get(name):
         raise ValueError(f"{path} is {found.dtype.str} {list(found.shape)}, not {kind}; {_DAMAGED}")
     return found
 
@@ -368,7 +405,7 @@ def _cells(path: Path, chosen: Mapping[str, str]) -> Iterator[tuple[int, _Cells 
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        row = json.loads(text)
+        row = parse_json(text)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

@@ -6,6 +6,7 @@ import mmap
 import os
 import platform
 import sys
+import tokenize
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ def open_mapped(path: str | os.PathLike[str]) -> NDArray[Any]:
     It is writable because kernels would need a second, read-only signature otherwise. NumPy's own copy-on-write mode
     does not do: Linux then sets memory aside for a copy of it all, and refuses files larger than memory.
     """
-    found = np.load(path, mmap_mode="r", allow_pickle=False)
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (SyntaxError, TypeError, tokenize.TokenError, OverflowError) as problem:  # what NumPy lets pass of a header
+        raise ValueError(f"its header makes no sense: {problem}") from None
     if sys.platform == "win32" or not found.flags.c_contiguous:
         return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
     with open(path, "rb") as file:

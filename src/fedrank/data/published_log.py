@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.build_log import Progress, heavy_user
+from fedrank.data.build_log import heavy_user
 from fedrank.data.documents import SHOWN, find_columns, is_name, text_lines
 from fedrank.data.letor_stream import Queries, read_queries, whole_number
 from fedrank.data.log_folder import UNFINISHED, Marks, begin, finish, is_complete, save, table, working_on
@@ -45,6 +45,7 @@ from fedrank.data.logs import (
     write_names,
 )
 from fedrank.files import sync
+from fedrank.progress import Progress, quiet
 
 LENGTH = 20  # documents of a list
 BETWEEN_MARKS = 256 << 20  # bytes of letor.txt that are read again at most after a stop
@@ -74,7 +75,7 @@ def convert_published(
     metadata: str | os.PathLike[str],
     letor: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    progress: Progress | None = None,
+    progress: Progress = quiet,
 ) -> SearchLog:
     """Convert the two published files into a data set in the folder `out`, or continue where this was stopped.
 
@@ -90,7 +91,7 @@ def convert_published(
     if not is_complete(out, asked):
         with working_on(out):
             if not is_complete(out, asked):  # by another process in between
-                _convert(metadata, letor, out, asked, progress or (lambda step, done, of: None))
+                _convert(metadata, letor, out, asked, progress)
     return load_log(out)
 
 

@@ -24,6 +24,7 @@ class RankingData:
     top_grade: int = -1  # highest grade of the scale, which a small sample may not contain; -1: highest that occurs
     feature_names: tuple[str, ...] = ()
     normalised: str = "none"  # what was done to the features: "none", "query" or "global"
+    given: str = ""  # what ranks documents before anybody learns: "file" (as they stand), "feature 7"; "": not known
     # Of a search log, whose queries stand in order of time; otherwise empty.
     who: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [queries]: user
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970

@@ -195,6 +195,7 @@ def synthetic(shape: str, queries: int | None = None, seed: int = 0) -> RankingD
         name=f"synthetic-{shape}",
         top_grade=len(plan.shares) - 1,
         feature_names=plan.names,
+        given="" if plan.ordered is None else f"feature {plan.ordered + 1} (BM25)",
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.files import write_whole
 from fedrank.seeds import rng_for
 
 LOG, CORPUS = "log.tsv", "corpus.jsonl"
@@ -71,15 +72,14 @@ def synthetic_log(
         entries = int(least * min(_MOST, rng.random() ** (-1 / (exponent - 1))))
         lines += _activity(f"u{user}", entries, pools, days, taste, rng)
     lines.sort()  # by time; equal times by user
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(corpus, "w", encoding="utf-8", newline="\n") as file:
-        for row, one in enumerate(collection):
-            fields = {"id": f"d{row}", "title": " ".join(one.title), "text": " ".join(one.text), "url": one.url}
-            file.write(json.dumps(fields) + "\n")
-    with open(log, "w", encoding="utf-8", newline="\n") as file:
-        file.write("user\ttime\tquery\tdocument\n")
-        file.writelines(line for _, line in lines)
+    write_whole(corpus, (_line(row, one) for row, one in enumerate(collection)))
+    write_whole(log, ["user\ttime\tquery\tdocument\n", *(line for _, line in lines)])
     return log, corpus
+
+
+def _line(row: int, one: _Document) -> str:
+    fields = {"id": f"d{row}", "title": " ".join(one.title), "text": " ".join(one.text), "url": one.url}
+    return json.dumps(fields) + "\n"
 
 
 def _words(topics: int, rng: np.random.Generator) -> list[list[str]]:

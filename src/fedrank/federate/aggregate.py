@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from fedrank.federate.robust import (
     TrimmedMean,
     Trust,
 )
-from fedrank.types import Aggregator, Arrivals, Change
+from fedrank.types import Aggregator, Change, Messages, Trait
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class Mean:
 
     weighted: bool = True  # by interactions; otherwise every client counts the same
 
-    def part(self, arrived: Arrivals) -> NDArray[np.float64]:
+    traits: ClassVar[frozenset[Trait]] = frozenset({"sum"})
+
+    def part(self, messages: Messages) -> NDArray[np.float64]:
         """[parameters + 1]: the weighted sum, and the sum of weights behind it."""
-        weights = arrived.sizes if self.weighted else np.ones_like(arrived.sizes)
-        total = np.zeros(arrived.updates.shape[1] + 1)
-        kernels.sums.add_rows(weights, arrived.updates, total[:-1])
+        weights = messages.sizes if self.weighted else np.ones_like(messages.sizes)
+        total = np.zeros(messages.updates.shape[1] + 1)
+        kernels.sums.add_rows(weights, messages.updates, total[:-1])
         total[-1] = weights.sum()
         return total
 
@@ -42,17 +45,19 @@ class Mean:
         change: Change = total[:-1] / total[-1]
         return change
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        return self.whole(self.part(arrived))
+    def __call__(self, messages: Messages) -> Change:
+        return self.whole(self.part(messages))
 
 
 @dataclass(frozen=True)
 class Apart:
     """No aggregation: every client keeps its own model and learns alone. The baseline that federation must beat."""
 
-    def __call__(self, arrived: Arrivals) -> Change:
+    traits: ClassVar[frozenset[Trait]] = frozenset({"apart"})
+
+    def __call__(self, messages: Messages) -> Change:
         """[clients, parameters]: each model moves by its own update."""
-        return arrived.updates.astype(np.float64)
+        return messages.updates.astype(np.float64)
 
 
 AGGREGATORS: dict[str, type[Aggregator] | type[Reputation]] = {

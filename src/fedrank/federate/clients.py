@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.federate.partition import Iid, Partition, Split
 from fedrank.rank.users import User, user_for
 from fedrank.seeds import rng_for
-from fedrank.types import Clients
+from fedrank.types import Crowd
 
 
 def make_clients(
@@ -24,18 +25,24 @@ def make_clients(
     user_per: Literal["client", "interaction"] = "client",
     malicious: int = 0,
     malicious_user: str | User | None = None,
+    people: int = 1,
     seed: int = 1,
-) -> Clients:
+) -> Crowd:
     """A table of `count` clients over `data`.
 
     Of a list of users or interactions, client c gets entry c, counted around. With `user_per="interaction"` every
     interaction draws one of the users instead, all alike. The first `malicious` clients are malicious, and click as
     their own user does, if one is given.
+
+    With more than one of `people`, clients are organisations, and what is said of a client holds for each of its
+    people. The queries of an organisation are dealt out to them; where it has fewer, several ask the same.
     """
     from fedrank.kernels.measures import ideal_dcg
 
     if count < 1:
         raise ValueError(f"{count} clients; at least one must take part")
+    if people < 1:
+        raise ValueError(f"people = {people}: no client has anybody who searches; use 1 or more")
     if user_per not in ("client", "interaction"):
         raise ValueError(f'user_per = {user_per!r} is not known; use "client" or "interaction"')
     if not 0 <= malicious <= count:
@@ -68,7 +75,7 @@ def make_clients(
                 'user_per = "interaction" draws among all users, also that of malicious clients; use "client"'
             )
         who[:malicious] = honest
-    return Clients(
+    crowd = Crowd(
         data=data,
         ids=np.arange(count, dtype=np.int64),
         pool=split.pool,
@@ -87,6 +94,30 @@ def make_clients(
         shared=np.zeros(0, dtype=np.int32) if split.shared is None else split.shared,
         user_names=tuple(one if isinstance(one, str) else f"own table {u + 1}" for u, one in enumerate(users)),
     )
+    return crowd if people == 1 else _with_people(crowd, people, rng_for(seed, "people"))
+
+
+def _with_people(crowd: Crowd, people: int, rng: np.random.Generator) -> Crowd:
+    """Every client with so many people, each with a share of its queries; users of a search log stay whole."""
+    pools: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+    for pool in crowd.pool:
+        queries = crowd.queries[crowd.pools[pool] : crowd.pools[pool + 1]]
+        who = crowd.data.who[queries] if len(crowd.data.who) else queries
+        users, of_query = np.unique(who, return_inverse=True)
+        places = np.split(np.argsort(of_query.ravel(), kind="stable"), np.cumsum(np.bincount(of_query.ravel()))[:-1])
+        turn = np.resize(rng.permutation(len(users)), max(len(users), people))
+        dealt = (np.concatenate([places[user] for user in turn[person::people]]) for person in range(people))
+        pools += [queries[np.sort(mine)] for mine in dealt]
+    client = np.repeat(np.arange(len(crowd)), people)
+    each = replace(
+        crowd.rows(client),
+        ids=crowd.ids[client] * people + np.tile(np.arange(people), len(crowd)),
+        pool=np.arange(len(pools), dtype=np.int32),
+        queries=np.concatenate(pools),
+        pools=np.cumsum([0, *map(len, pools)]).astype(np.int64),
+        client=crowd.ids[client],
+    )
+    return replace(crowd, interactions=crowd.interactions * people, people=each)
 
 
 def _check(split: Split, count: int) -> None:

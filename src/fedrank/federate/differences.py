@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedrank.federate.partition import grade_counts
 from fedrank.seeds import rng_for
-from fedrank.types import Clients
+from fedrank.types import Crowd
 
 SAMPLE = 2_000  # documents of a client, and of all clients together, whose features are compared
 FEATURES_OF = 20  # clients whose features are compared, evenly chosen
@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Distance:
+class ClientDistance:
     """One measure of how different clients are, and what clients alike but for chance would have."""
 
     name: str
@@ -48,7 +48,7 @@ class Differences:
     interactions: Counts  # [clients]: searches a round
     users: tuple[str, ...]  # [clients]
     from_all: Values  # [clients]: total variation between its shares of grades and those of all clients together
-    distances: tuple[Distance, ...]
+    distances: tuple[ClientDistance, ...]
     compared: Counts  # rows of the clients in the three tables below
     grade_pairs: Values  # [compared, compared]: total variation between their shares of grades
     query_pairs: Values  # [compared, compared]: queries in common, of those that either has
@@ -60,7 +60,7 @@ class Differences:
         return _shares(self.grades)
 
 
-def differences(clients: Clients, seed: int = 1) -> Differences:
+def differences(clients: Crowd, seed: int = 1) -> Differences:
     """Measure what clients hold.
 
     Chance is simulated: everybody gets as much as before, drawn at random from what all hold together. Whole queries
@@ -84,10 +84,10 @@ def differences(clients: Clients, seed: int = 1) -> Differences:
         users=_users(clients),
         from_all=from_all[of],
         distances=(
-            Distance("grades, from all", float(from_all[of].mean()), float(from_all[of].max()), *grades),
+            ClientDistance("grades, from all", float(from_all[of].mean()), float(from_all[of].max()), *grades),
             _feature_distance(holdings, rng),
-            Distance("queries in common", *_of_pairs(query_pairs), *queries),
-            Distance("judged differently", *_of_pairs(judgement_pairs), 0.0, 0.0),
+            ClientDistance("queries in common", *_of_pairs(query_pairs), *queries),
+            ClientDistance("judged differently", *_of_pairs(judgement_pairs), 0.0, 0.0),
         ),
         compared=rows,
         grade_pairs=grade_pairs,
@@ -99,7 +99,7 @@ def differences(clients: Clients, seed: int = 1) -> Differences:
 class _Holdings:
     """What clients hold, without repetition: a holding is a pool of queries under a view of the grades."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Crowd) -> None:
         self.clients, data = clients, clients.data
         held, of_client = np.unique(np.stack([clients.pool, clients.view]), axis=1, return_inverse=True)
         self.pool, self.view = held
@@ -187,7 +187,7 @@ class _Units:
         return units if self.holdings.divided else _rows_of(units, self.holdings.clients.data.offsets)
 
 
-def _feature_distance(holdings: _Holdings, rng: np.random.Generator) -> Distance:
+def _feature_distance(holdings: _Holdings, rng: np.random.Generator) -> ClientDistance:
     """Wasserstein-1 distance of each feature between a client and all, in standard deviations, mean over features."""
     features = holdings.clients.data.features
     units = _Units(holdings)
@@ -206,7 +206,9 @@ def _feature_distance(holdings: _Holdings, rng: np.random.Generator) -> Distance
         both = (holdings.documents(h), units.documents(drawn[h]))
         known[h] = [_wasserstein(features[one[_lowest(luck[one])]], everything, weight, scale) for one in both]
     own, chance = np.array([known[h] for h in rows]).T
-    return Distance("features, from all", *(float(x) for x in (own.mean(), own.max(), chance.mean(), chance.max())))
+    return ClientDistance(
+        "features, from all", *(float(x) for x in (own.mean(), own.max(), chance.mean(), chance.max()))
+    )
 
 
 def _lowest(luck: Values) -> NDArray[np.intp]:
@@ -224,7 +226,7 @@ def _wasserstein(some: NDArray[np.float32], everything: Values, weight: Values, 
     return float(np.mean(apart))
 
 
-def _disagreements(clients: Clients, rows: Counts) -> Values:
+def _disagreements(clients: Crowd, rows: Counts) -> Values:
     """[rows, rows]: of the documents that both clients hold and one of them finds relevant, the share graded unlike."""
     unlike = np.zeros((len(rows), len(rows)))
     if len(clients.grades) == 1:
@@ -277,6 +279,6 @@ def _some(count: int, most: int) -> Counts:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
-def _users(clients: Clients) -> tuple[str, ...]:
+def _users(clients: Crowd) -> tuple[str, ...]:
     drawn = " / ".join(clients.user_names)
     return tuple(clients.user_names[u] if u >= 0 else drawn for u in clients.user.tolist())

@@ -9,21 +9,28 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.types import Arrivals, Change, Updates
+from fedrank.types import Arrays, Change, Messages, Trait, Updates
 
 FEW = 48  # clients; up to here one compiled loop beats calls of libraries
 FLATTEST = 0.01  # cosine of a move and its bend; below, a pair tells more about noise than about curvature
 FEWEST_JUDGED = 4  # scores; fewer always look like two clusters
 ROUNDING = 1e-24  # squared; scores are about 1, and differences below 1e-12 come from rounding
 REFERENCES = 500  # sets of values without clusters
-Remembered = dict[str, NDArray[Any]]  # arrays only: they are checkpointed
+_ROBUST: frozenset[Trait] = frozenset({"robust"})
 _TINY = float(np.finfo(np.float64).tiny)
+
+
+class RememberingAggregator(Protocol):
+    """A rule that looks at more than one round: it "remembers". Its ids are rows of the clients that there are."""
+
+    def first(self, clients: int, parameters: int) -> Arrays: ...
+    def __call__(self, messages: Messages, state: Arrays) -> tuple[Change, Arrays]: ...
 
 
 def assumed_attackers(share: float, clients: int) -> int:
@@ -46,11 +53,14 @@ class Krum:
     attackers: float = 0.2  # share of clients assumed malicious, below 0.5
     distance: Literal["euclidean", "squared"] = "euclidean"  # what is summed; the original paper squares
 
+    needs: ClassVar[int] = 2  # clients for each attacker, and three more, before it promises anything
+    traits: ClassVar[frozenset[Trait]] = _ROBUST
+
     def __post_init__(self) -> None:
         _check_share(self.attackers)
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        return _krum(arrived.updates, self.attackers, self.distance == "squared", alone=True)
+    def __call__(self, messages: Messages) -> Change:
+        return _krum(messages.updates, self.attackers, self.distance == "squared", alone=True)
 
 
 @dataclass(frozen=True)
@@ -63,11 +73,14 @@ class MultiKrum:
     attackers: float = 0.2  # share of clients assumed malicious, below 0.5; as many are left out
     distance: Literal["euclidean", "squared"] = "euclidean"  # what is summed; the original paper squares
 
+    needs: ClassVar[int] = 2  # clients for each attacker, and three more, before it promises anything
+    traits: ClassVar[frozenset[Trait]] = _ROBUST
+
     def __post_init__(self) -> None:
         _check_share(self.attackers)
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        return _krum(arrived.updates, self.attackers, self.distance == "squared", alone=False)
+    def __call__(self, messages: Messages) -> Change:
+        return _krum(messages.updates, self.attackers, self.distance == "squared", alone=False)
 
 
 @dataclass(frozen=True)
@@ -76,26 +89,23 @@ class TrimmedMean:
 
     attackers: float = 0.2  # share of clients assumed malicious, below 0.5; as many are dropped at either end
 
+    traits: ClassVar[frozenset[Trait]] = _ROBUST
+
     def __post_init__(self) -> None:
         _check_share(self.attackers)
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        return _trimmed_mean(arrived.updates, _attackers(self.attackers, len(arrived.updates)))
+    def __call__(self, messages: Messages) -> Change:
+        return _trimmed_mean(messages.updates, _attackers(self.attackers, len(messages.updates)))
 
 
 @dataclass(frozen=True)
 class Median:
     """Middle value of each parameter; of an even number, the mean of the middle two (Yin et al., ICML 2018)."""
 
-    attackers: float = 0.2  # share of clients assumed malicious; only checked to be a minority
+    traits: ClassVar[frozenset[Trait]] = _ROBUST
 
-    def __post_init__(self) -> None:
-        _check_share(self.attackers)
-
-    def __call__(self, arrived: Arrivals) -> Change:
-        n = len(arrived.updates)
-        _attackers(self.attackers, n)
-        return _trimmed_mean(arrived.updates, max(0, (n - 1) // 2))
+    def __call__(self, messages: Messages) -> Change:
+        return _trimmed_mean(messages.updates, max(0, (len(messages.updates) - 1) // 2))
 
 
 @dataclass(frozen=True)
@@ -108,13 +118,16 @@ class Bulyan:
     attackers: float = 0.2  # share of clients assumed malicious, below 0.25
     distance: Literal["euclidean", "squared"] = "euclidean"  # what Krum sums; the original paper squares
 
+    needs: ClassVar[int] = 4  # clients for each attacker, and three more, before it promises anything
+    traits: ClassVar[frozenset[Trait]] = _ROBUST
+
     def __post_init__(self) -> None:
         _check_share(self.attackers)
 
-    def __call__(self, arrived: Arrivals) -> Change:
+    def __call__(self, messages: Messages) -> Change:
         from fedrank.kernels.robust import means_around_medians, peel
 
-        updates = _plain(arrived.updates)
+        updates = _plain(messages.updates)
         n = len(updates)
         m = _attackers(self.attackers, n)
         change = np.zeros(updates.shape[1])
@@ -138,24 +151,22 @@ class Bulyan:
 class GeometricMedian:
     """The point with the smallest sum of distances to all updates (RFA; Pillutla et al., IEEE TSP 2022)."""
 
-    attackers: float = 0.2  # share of clients assumed malicious; only checked to be a minority
     tolerance: float = 1e-6  # ends when a step is shorter than this share of the typical distance
     iterations: int = 200  # at most
 
+    traits: ClassVar[frozenset[Trait]] = _ROBUST
+
     def __post_init__(self) -> None:
-        _check_share(self.attackers)
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance = {self.tolerance} never ends, or ends at once; use a number such as 1e-6")
         if self.iterations < 1:
             raise ValueError(f"iterations = {self.iterations} would leave the median of each parameter; use 1 or more")
 
-    def __call__(self, arrived: Arrivals) -> Change:
+    def __call__(self, messages: Messages) -> Change:
         from fedrank.kernels.robust import geometric_median
 
-        updates = _plain(arrived.updates)
-        n = len(updates)
-        _attackers(self.attackers, n)
-        point = _trimmed_mean(updates, max(0, (n - 1) // 2))  # no outlier can send the start far away
+        updates = _plain(messages.updates)
+        point = _trimmed_mean(updates, max(0, (len(updates) - 1) // 2))  # no outlier can send the start far away
         geometric_median(updates, self.tolerance, self.iterations, point)
         return point
 
@@ -165,17 +176,16 @@ class NormBound:
     """Mean of the updates, longer ones shortened to a bound (Sun et al., 2019)."""
 
     bound: float | Literal["median"] = "median"  # largest length; "median": that of this round's lengths
-    attackers: float = 0.2  # share of clients assumed malicious; only checked to be a minority
+
+    traits: ClassVar[frozenset[Trait]] = _ROBUST
 
     def __post_init__(self) -> None:
-        _check_share(self.attackers)
         if not isinstance(self.bound, str) and not 0 < self.bound < np.inf:
             raise ValueError(f'bound = {self.bound} keeps nothing, or everything; use a positive number or "median"')
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        updates = _plain(arrived.updates)
+    def __call__(self, messages: Messages) -> Change:
+        updates = _plain(messages.updates)
         n = len(updates)
-        _attackers(self.attackers, n)
         if n == 0:
             return np.zeros(updates.shape[1])
         lengths = kernels.sums.lengths(updates)
@@ -196,21 +206,21 @@ class Trust:
     """
 
     queries: int = 50  # trusted queries of the server
-    attackers: float = 0.2  # share of clients assumed malicious; not used, since trust comes from the server's queries
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"robust", "trusted queries"})
 
     def __post_init__(self) -> None:
-        _check_share(self.attackers)
         if self.queries < 1:
             raise ValueError(f"queries = {self.queries} gives the server nothing to trust; use 1 or more")
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        if arrived.root is None:
+    def __call__(self, messages: Messages) -> Change:
+        if messages.root is None:
             raise ValueError(
                 "no update of the server's own came with this round, so nobody can be trusted; "
-                "give Arrivals a root, or use a rule without one"
+                "give Messages a root, or use a rule without one"
             )
-        root = arrived.root.astype(np.float64)
-        directions = arrived.updates / np.maximum(kernels.sums.lengths(_plain(arrived.updates)), _TINY)[:, None]
+        root = messages.root.astype(np.float64)
+        directions = messages.updates / np.maximum(kernels.sums.lengths(_plain(messages.updates)), _TINY)[:, None]
         long = kernels.sums.length(root)
         way = root / max(long, _TINY)
         trust = np.maximum(kernels.sums.products(directions, way[None])[:, 0], 0.0)
@@ -236,7 +246,8 @@ class Reputation:
     attackers: float = 0.2  # share of clients assumed malicious, below 0.5; a larger worse cluster is let be
     window: int = 10  # scores of a client that are averaged, and moves of the model that are remembered
     errors: float = 6.0  # standard errors by which two clusters must beat one; published: 1
-    remembers: ClassVar[bool] = True
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"robust", "remembers"})
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
@@ -245,7 +256,7 @@ class Reputation:
         if not 0 <= self.errors < np.inf:
             raise ValueError(f"errors = {self.errors} excludes everybody, or nobody; use a number such as 6")
 
-    def first(self, clients: int, parameters: int) -> Remembered:
+    def first(self, clients: int, parameters: int) -> Arrays:
         """Before the first round."""
         return {
             "rounds": np.zeros(1, dtype=np.int64),  # seen so far
@@ -260,12 +271,12 @@ class Reputation:
             "excluded": np.zeros(clients, dtype=np.bool_),
         }
 
-    def __call__(self, arrived: Arrivals, state: Remembered) -> tuple[Change, Remembered]:
+    def __call__(self, messages: Messages, state: Arrays) -> tuple[Change, Arrays]:
         from fedrank.kernels.robust import note_round, note_surprises
 
-        updates, ids = _plain(arrived.updates), arrived.ids
+        updates, ids = _plain(messages.updates), messages.ids
         _attackers(self.attackers, len(updates))
-        weights = np.asarray(arrived.weights, dtype=np.float64)
+        weights = np.asarray(messages.weights, dtype=np.float64)
         clients, parameters = state["updates"].shape
         if weights.shape != (parameters,) or updates.shape[1] != parameters:
             raise ValueError(
@@ -441,7 +452,7 @@ def _no_promise(rule: str, clients: int, attackers: int, enough: int) -> str:
 
 def without_promise(rule: Any, clients: int) -> str:
     """Why a rule promises nothing with so many clients; empty where it does."""
-    many = {Krum: 2, MultiKrum: 2, Bulyan: 4}.get(type(rule))  # a promise needs this times the attackers, and three
+    many = getattr(rule, "needs", None)  # a promise needs this times the attackers, and three
     attackers = 0 if many is None else assumed_attackers(rule.attackers, clients)
     if many is None or attackers == 0 or clients >= many * attackers + 3:
         return ""

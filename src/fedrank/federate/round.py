@@ -1,59 +1,45 @@
-"""The round: learn -> (attack) -> (protect) -> aggregate -> server step."""
+"""Rounds in simulation: both halves for all clients at once, with what only a simulation sees.
+
+A round is learn -> (attack) -> protect on the clients, and combine -> step on the server. Clients are rows of a table,
+so that one compiled loop lets all of them learn; where the rule is a sum, a million never lie in memory together.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.federate.aggregate import Apart, Mean
-from fedrank.federate.server import Add
-from fedrank.rank.learners import Pdgd
+from fedrank import kernels
+from fedrank.federate.arrival import SINCE, ArrivalRule, Schedule, schedule
+from fedrank.federate.client import of_clients, steps_of
+from fedrank.federate.federation import Federation, cohort_size
+from fedrank.federate.fitting import people_clashes
+from fedrank.federate.server import Combined, RoundError, ServerTask, State, advance, combine
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
-    AddingMechanism,
-    Aggregator,
-    Arrivals,
-    Attack,
+    STRAIGHT,
+    Bend,
     Change,
-    Clients,
-    Learner,
-    Mechanism,
+    Crowd,
+    Learned,
     Memory,
+    Messages,
+    Observed,
     Ranker,
-    ServerStep,
     Source,
-    StreamingAggregator,
     Weights,
+    has,
 )
 
 CHUNK_BYTES = 64 << 20  # updates held at once when the aggregator can take them in parts
 LARGEST_ROUND = 8 << 30  # bytes of updates that a rule may ask to hold together
-
-
-class RememberingLearner(Learner, Protocol):
-    """A learner whose clients may keep something between rounds; its own words are in `Pdgd`."""
-
-    def __call__(
-        self,
-        start: Weights,
-        memory: Memory,
-        clients: Clients,
-        chance: Chance,
-        threads: int = 1,
-        common: NDArray[np.float64] | None = None,
-    ) -> tuple[Arrivals, Memory]:
-        """`memory` has the rows of the clients given here, and so has what comes back."""
-
-    def first_memory(self, start: Weights, count: int) -> Memory: ...
-    def common(self, memory: Memory) -> NDArray[np.float64] | None: ...
-    def averaged(self, weights: Weights, memory: Memory, sizes: NDArray[np.int64]) -> Weights: ...
-    def personal_models(self, weights: Weights, memory: Memory, count: int) -> Weights: ...
-    def bytes_down(self, parameters: int) -> int: ...
+LONGEST_WINDOW = 4096  # arrivals that are learned in one call
+WINDOW_BYTES = 64 << 20  # of updates, likewise
 
 
 class Kept(Protocol):
@@ -76,88 +62,12 @@ class Journal(Protocol):
         """Note the change before anything uses it."""
 
 
-class RememberingAggregator(Protocol):
-    """A rule that looks at more than one round; `remembers` is true."""
-
-    def first(self, clients: int, parameters: int) -> dict[str, NDArray[Any]]: ...
-    def __call__(self, arrived: Arrivals, state: dict[str, NDArray[Any]]) -> tuple[Change, dict[str, NDArray[Any]]]: ...
-
-
-def remembers(rule: Any) -> bool:
-    return bool(getattr(rule, "remembers", False))
-
-
-class RoundError(RuntimeError):
-    """A round that cannot be completed, with the place where it broke."""
-
-    def __init__(self, message: str, round: int, client: int | None = None):
-        where = f"round {round}" if client is None else f"round {round}, client {client}"
-        super().__init__(f"{where}: {message}")
-        self.message, self.round, self.client = message, round, client
-
-
-@dataclass(frozen=True)
-class Federation:
-    """Who does what."""
-
-    learner: Learner = field(default_factory=Pdgd)
-    aggregator: Aggregator = field(default_factory=Mean)
-    server: ServerStep = field(default_factory=Add)
-    attack: Attack | None = None
-    mechanism: Mechanism | None = None
-    participation: float = 1.0  # share of clients that take part in a round, drawn anew each time
-
-    def __post_init__(self) -> None:
-        if isinstance(self.aggregator, Apart) and not isinstance(self.server, Add):
-            raise ValueError(
-                'server steps other than "add" move a model that clients share, and the aggregator "none" has none; '
-                'use server = { name = "add" }'
-            )
-        control = getattr(self.learner, "control", False)
-        if isinstance(self.aggregator, Apart) and (control or getattr(self.learner, "personal", "none") != "none"):
-            raise ValueError(
-                'personal weights and control need a model that clients share, and the aggregator "none" has none; '
-                'use the aggregator "mean", or a learner without them'
-            )
-        if control and (self.attack is not None or self.mechanism is not None):
-            raise ValueError(
-                "control = true reads every client's gradient from its message, so it must arrive as it was sent; "
-                "use control = false with an attack or a mechanism"
-            )
-        if self.attack is not None and isinstance(self.aggregator, Apart):
-            raise ValueError('with the aggregator "none" nobody listens to malicious clients; use another one')
-        if self.mechanism is None:
-            return
-        if isinstance(self.aggregator, Apart):
-            raise ValueError('nothing leaves a client with the aggregator "none", so a mechanism protects nothing')
-        if getattr(self.learner, "personal", "none") != "none":
-            raise ValueError(
-                "personal weights never leave their client, but the averaged model that is evaluated holds their mean, "
-                'which no mechanism protects; use personal = "none" with a mechanism'
-            )
-        if self.mechanism.adds_up and not isinstance(self.aggregator, Mean):
-            raise ValueError(
-                f"{type(self.aggregator).__name__} must see single updates, and this mechanism protects nothing but "
-                'their sum; use the aggregator "mean", or noise with place = "client"'
-            )
-
-
-@dataclass(frozen=True)
-class State:
-    """All that the next round needs."""
-
-    round: int  # rounds done
-    weights: Weights  # the global model, or one row per client where nobody aggregates
-    memory: Memory = None
-    server: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    rule: dict[str, NDArray[Any]] = field(default_factory=dict)  # what the aggregator remembers, where it does
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a round left behind: its end state, and what was measured on the way."""
+class Outcome(NamedTuple):
+    """What a round left behind: its end state, what clients keep, and what was measured on the way."""
 
     state: State
+    memory: Memory
+    weights: Weights  # the model that is evaluated; with a personal part, the mean of everybody's
     online: float  # mean over clients of the nDCG@10 of the lists they were shown
     interactions: int
     bytes_up: int
@@ -169,163 +79,314 @@ class Outcome:
     def round(self) -> int:
         return self.state.round
 
-    @property
-    def weights(self) -> Weights:
-        return self.state.weights
 
-
-def first_weights(ranker: Ranker, clients: Clients, seed: int) -> Weights:
+def first_weights(ranker: Ranker, crowd: Crowd, seed: int) -> Weights:
     """The ranker's own first weights, which are the same for all who use this seed."""
-    return ranker.first(clients.data.features.shape[1], rng_for(seed, "first"))
+    return ranker.first(crowd.data.features.shape[1], rng_for(seed, "first"))
 
 
-def first_state(federation: Federation, clients: Clients, seed: int, start: Weights | None = None) -> State:
-    """The state before round 1, from the ranker's own first weights or from a model that exists."""
-    features = clients.data.features.shape[1]
-    ranker = federation.learner.ranker
-    weights = first_weights(ranker, clients, seed) if start is None else np.array(start, dtype=np.float64)
+def first_state(
+    federation: Federation, crowd: Crowd, seed: int, start: Weights | None = None, arrival: ArrivalRule | None = None
+) -> tuple[State, Memory]:
+    """The server's state before round 1 and what clients keep, from the ranker's first weights or an existing model."""
+    features, ranker = crowd.data.features.shape[1], federation.learner.ranker
+    weights = first_weights(ranker, crowd, seed) if start is None else np.array(start, dtype=np.float64)
     if weights.shape != (ranker.size(features),):
         raise ValueError(
             f"the start model has {weights.size} parameters; {type(ranker).__name__} on {features} features "
             f"has {ranker.size(features)}. Use the ranker and the features it was trained with"
         )
-    if isinstance(federation.aggregator, Apart):
-        weights = np.tile(weights, (len(clients), 1))
-    memory = _first_memory(federation.learner, weights, len(clients))
-    rule = {}
-    if remembers(federation.aggregator):
-        rule = cast(RememberingAggregator, federation.aggregator).first(len(clients), weights.size)
-    return State(0, weights, memory, federation.server.first(weights.size), rule)
+    memory = None if federation.local is None else federation.local.first(ranker, weights, len(crowd))
+    weights = weights[: federation.sent(len(weights))]
+    if has(federation.aggregator, "apart"):
+        weights = np.tile(weights, (len(crowd), 1))
+    return ServerTask(federation, len(crowd), arrival).first(weights), memory
 
 
 def federated_round(
     federation: Federation,
     state: State,
-    clients: Clients,
+    crowd: Crowd,
     seed: int,
+    memory: Memory = None,
     threads: int = 1,
     *,
     noise: Source | None = None,
     journal: Journal | None = None,
-    watch: Callable[[Arrivals], None] | None = None,
+    watch: Callable[[Messages], None] | None = None,
 ) -> Outcome:
     """One round of federated learning. `noise` is for tests: a mechanism draws from the system's secure source.
 
     `watch` is shown what reached the server.
     """
-    number = state.round + 1
-    if noise is None and federation.mechanism is not None:
-        noise = federation.mechanism.source()
-
-    def draw(round: int) -> NDArray[np.int64]:
-        if noise is not None and federation.mechanism is not None and federation.mechanism.hides_cohort:
-            # Each client by itself: nobody may take part, and how many do is secret, too.
-            return np.flatnonzero(noise.bernoulli(federation.participation, len(clients)))
-        return taking_part(clients, federation.participation, seed, round)
-
-    kept = journal.kept(number) if journal is not None else None
-    if kept is not None:
-        present = kept.cohort
-    else:
-        present = journal.cohort(number, draw) if journal is not None else draw(number)
-    if kept is not None and watch is not None and federation.mechanism is not None and not federation.mechanism.adds_up:
-        # What was sent then is lost. The same updates with new noise would tell more than clients have paid for.
-        watch = _without_messages(watch)
-    change, rows, seen = _learn_and_aggregate(federation, state, clients, present, seed, threads, noise, watch)
-    rule = seen.rule or {}
-    if kept is not None:
-        change, rule = kept.change, state.rule
-    elif journal is not None:
-        journal.keep(number, change)
-    memory = _remembered(state, rows, present, len(clients))
-    apart = state.weights.ndim == 2
-    if apart:
-        every = np.zeros_like(state.weights)
-        every[present] = change
-        change = every
-    weights, server = federation.server(state.weights, change, state.server)
-    model_bytes = received_bytes = 4 * state.weights.shape[-1]
-    if remembering := _remembering(federation.learner, memory):
-        weights = remembering.averaged(weights, memory, clients.interactions)
-        received_bytes = remembering.bytes_down(state.weights.shape[-1])
-    searches = clients.interactions if len(present) == len(clients) else clients.interactions[present]
-    return Outcome(
-        State(number, weights, memory, server, rule),
-        online=_mean(seen.online, searches),
-        interactions=int(np.add.reduce(searches)),
-        bytes_up=0 if apart else len(present) * (seen.message_bytes or model_bytes),
-        bytes_down=0 if apart else len(present) * received_bytes,
-        reward=None if seen.reward is None else _mean(seen.reward, searches),
-        excluded=seen.excluded,
-    )
+    return _Simulation(federation, crowd, seed, threads, noise, journal, watch).round(state, memory)
 
 
 def simulate(
     federation: Federation,
-    clients: Clients,
+    crowd: Crowd,
     rounds: int,
     seed: int = 1,
     *,
     start: Weights | None = None,
     state: State | None = None,
+    memory: Memory = None,
     threads: int = 1,
     noise: Source | None = None,
     journal: Journal | None = None,
-    watch: Callable[[Arrivals], None] | None = None,
+    watch: Callable[[Messages], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Round after round, each as it ends. Continue from a `state`, or begin (from the weights `start`, if given)."""
+    """Round after round, each as it ends. Go on from a `state` and a `memory`, or begin (from `start`, if given)."""
     if state is None:
-        state = first_state(federation, clients, seed, start)
-    if noise is None and federation.mechanism is not None:
-        noise = federation.mechanism.source()
+        state, memory = first_state(federation, crowd, seed, start)
+    simulation = _Simulation(federation, crowd, seed, threads, noise, journal, watch)
     while state.round < rounds:
-        outcome = federated_round(federation, state, clients, seed, threads, noise=noise, journal=journal, watch=watch)
-        state = outcome.state
+        outcome = simulation.round(state, memory)
+        state, memory = outcome.state, outcome.memory
         yield outcome
 
 
-def personal_models(learner: Learner, state: State, clients: Clients) -> Weights:
+def personal_models(federation: Federation, state: State, memory: Memory, crowd: Crowd) -> Weights:
     """[clients, parameters]: what every client ranks with; the global model, except where clients keep a part of it."""
-    if remembering := _remembering(learner, state.memory):
-        return remembering.personal_models(state.weights, state.memory, len(clients))
-    return np.array(np.broadcast_to(state.weights, (len(clients), state.weights.shape[-1])))
+    models = np.array(np.broadcast_to(state.weights, (len(crowd), state.weights.shape[-1])))
+    if memory is None or not has(federation.local, "shared part"):
+        return models
+    return np.concatenate([models, memory], axis=1)
 
 
-def taking_part(clients: Clients, participation: float, seed: int, round: int) -> NDArray[np.int64]:
+def taking_part(crowd: Crowd, participation: float, seed: int, round: int) -> NDArray[np.int64]:
     """Rows of the clients that take part in a round, in ascending order; at least one."""
     if participation >= 1:
-        return np.arange(len(clients))
-    count = cohort_size(len(clients), participation)
-    return np.sort(Chance(seed, round).rng("participate").choice(len(clients), size=count, replace=False))
+        return np.arange(len(crowd))
+    count = cohort_size(len(crowd), participation)
+    return np.sort(Chance(seed, round).rng("participate").choice(len(crowd), size=count, replace=False))
 
 
-def cohort_size(clients: int, participation: float) -> int:
-    """How many clients take part in every round."""
-    return max(1, int(np.floor(participation * clients + 0.5)))
+class _Seen(NamedTuple):
+    """What remains of a part of a round once its messages are combined."""
+
+    observed: Observed
+    bytes_each: int | None
+    memory: Memory
 
 
-def expected_cohort(clients: int, participation: float, mechanism: Mechanism | None) -> float:
-    """How many clients a round has, or has on average where each draws by itself: a public number."""
-    if mechanism is not None and mechanism.hides_cohort:
-        return participation * clients
-    return cohort_size(clients, participation)
+class _Simulation:
+    """Both halves of a round for all clients at once. What does not change from round to round is looked up once."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        crowd: Crowd,
+        seed: int,
+        threads: int,
+        noise: Source | None,
+        journal: Journal | None,
+        watch: Callable[[Messages], None] | None,
+    ) -> None:
+        mechanism = federation.mechanism
+        if crowd.people is not None and (
+            found := people_clashes(federation.learner, federation.local, federation.attack, mechanism)
+        ):
+            raise ValueError("\n".join(found))
+        self.federation, self.crowd, self.seed, self.threads = federation, crowd, seed, threads
+        self.noise = mechanism.source() if noise is None and mechanism is not None else noise
+        self.journal, self.watch = journal, watch
+        self.task = ServerTask(federation, len(crowd))
+        self.cohort = self.task.cohort(len(crowd))
+        self.trusts = has(federation.aggregator, "trusted queries")
+        self.keeps_a_part = has(federation.local, "shared part")
+        self.in_chunks = (
+            has(federation.aggregator, "sum")
+            and not has(mechanism, "whole round")
+            and federation.attack is None
+            and watch is None
+        )
+
+    def round(self, state: State, memory: Memory) -> Outcome:
+        task, number, journal = self.task, state.round + 1, self.journal
+        kept = journal.kept(number) if journal is not None else None
+        if kept is not None:
+            present = kept.cohort
+        else:
+            present = journal.cohort(number, self.drawn) if journal is not None else self.drawn(number)
+        watch = self.watch
+        if kept is not None and self.federation.mechanism is not None and not has(self.federation.mechanism, "adds up"):
+            # What was sent then is lost. The same updates with new noise would tell more than clients have paid for.
+            watch = _without_messages(watch)
+        seen: list[_Seen] = []
+        combined = combine(task, state, self._parts(state, memory, present, watch, seen), len(present), self.noise)
+        if kept is not None:
+            combined = combined._replace(change=kept.change, rule=state.rule)
+        elif journal is not None:
+            assert combined.change is not None
+            journal.keep(number, combined.change)
+        return self._outcome(advance(task, state, combined, present), memory, present, seen, combined)
+
+    def drawn(self, round: int) -> NDArray[np.int64]:
+        """Rows of the clients that take part in a round."""
+        federation = self.federation
+        if self.noise is not None and has(federation.mechanism, "hides cohort"):
+            # Each client by itself: nobody may take part, and how many do is secret, too.
+            return np.flatnonzero(self.noise.bernoulli(federation.participation, len(self.crowd)))
+        return taking_part(self.crowd, federation.participation, self.seed, round)
+
+    def _parts(
+        self,
+        state: State,
+        memory: Memory,
+        present: NDArray[np.int64],
+        watch: Callable[[Messages], None] | None,
+        seen: list[_Seen],
+    ) -> Iterable[tuple[Messages, NDArray[np.int64]]]:
+        """The messages of all present clients at once, or in chunks where the rule is a sum and nobody looks across."""
+        people = 1 if self.crowd.people is None else math.ceil(len(self.crowd.people) / len(self.crowd))
+        bytes_each = 4 * state.weights.shape[-1] * people
+        needed = bytes_each * len(present)
+        if self.in_chunks and needed > CHUNK_BYTES:
+            rows = max(1, CHUNK_BYTES // bytes_each)
+            chunks = (present[begin : begin + rows] for begin in range(0, len(present), rows))
+            return ((self._send(state, memory, chunk, seen), chunk) for chunk in chunks)
+        if needed > LARGEST_ROUND:
+            raise RoundError(
+                f"{type(self.federation.aggregator).__name__} needs all {len(present)} updates together, "
+                f"{needed / 2**30:.1f} GiB; use fewer clients, a smaller participation, or the mean",
+                state.round + 1,
+            )
+        messages = self._send(state, memory, present, seen)
+        if watch is not None:
+            watch(messages.rows(np.isfinite(messages.updates).all(axis=1)))
+        if self.trusts:
+            messages = replace(messages, root=self._root(state))
+        return ((messages, present),)
+
+    def _send(self, state: State, memory: Memory, present: NDArray[np.int64], seen: list[_Seen]) -> Messages:
+        """What these clients learn, and what of it reaches the server."""
+        federation, number = self.federation, state.round + 1
+        chance, local = Chance(self.seed, number), federation.local
+        everybody = len(present) == len(self.crowd)
+        some = self.crowd if everybody else self.crowd.rows(present)
+        start = state.weights if state.weights.ndim == 1 else state.weights[present]
+        bend = STRAIGHT
+        if local is not None:
+            memory = memory if everybody or memory is None else memory[present]
+            bend = local.bend(memory, None if state.common is None else state.common.astype(np.float32))
+        if some.people is not None:
+            return self._send_of_people(start, some, bend, number, seen)
+        learned = federation.learner(self._whole(start), some, chance, bend, self.threads)
+        updates = learned.updates
+        if self.keeps_a_part:
+            updates = np.ascontiguousarray(updates[:, : start.shape[-1]])
+        sizes = some.interactions if learned.sizes is None else learned.sizes
+        bytes_each = None if learned.sent is None else learned.sent.dtype.itemsize
+        messages = Messages(updates, sizes, some.ids, start, number, bytes_each)
+        if local is not None:
+            memory = local.remember(memory, bend, learned, steps_of(federation.learner, some.interactions))
+        if federation.attack is not None:
+            messages = federation.attack(messages, some.malicious, chance.rng("attack"))
+        if messages.updates.shape != (len(present), state.weights.shape[-1]):
+            raise RoundError(
+                f"updates of shape {messages.updates.shape} came from {len(present)} clients; one row each is needed, "
+                f"of {state.weights.shape[-1]} parameters",
+                number,
+            )
+        if federation.mechanism is not None:
+            assert self.noise is not None
+            messages = federation.mechanism.protect(messages, self.cohort, self.noise)
+        seen.append(_Seen(learned.observed, messages.bytes_each, memory if local is not None else None))
+        return messages
+
+    def _send_of_people(self, start: Weights, some: Crowd, bend: Bend, number: int, seen: list[_Seen]) -> Messages:
+        """The same where clients are organisations: each of their people learns from own searches alone."""
+        federation, people = self.federation, some.people
+        assert people is not None
+        row = np.searchsorted(some.ids, people.client)
+        starts = start if start.ndim == 1 else start[row]
+        learned = federation.learner(starts, people, Chance(self.seed, number), bend, self.threads)
+        messages = Messages(learned.updates, people.interactions, people.client, starts, number)
+        if not has(federation.mechanism, "people"):
+            messages = of_clients(messages)
+        if federation.mechanism is not None:
+            assert self.noise is not None
+            messages = federation.mechanism.protect(messages, self.cohort, self.noise)
+        online = np.bincount(row, learned.observed.online, len(some)) / np.bincount(row, minlength=len(some))
+        seen.append(_Seen(Observed(online), messages.bytes_each, None))
+        return messages
+
+    def _whole(self, start: Weights) -> Weights:
+        """The model as learners read it: what clients keep themselves is put in its place by `Bend.personal`."""
+        if not self.keeps_a_part:
+            return start
+        return np.concatenate([start, np.zeros(abs(self.federation.learner.ranker.hidden))])
+
+    def _root(self, state: State) -> NDArray[np.float32]:
+        """[parameters]: what the server learns from a few queries of its own, which it clicks on itself."""
+        crowd, rule = self.crowd, self.federation.aggregator
+        honest = int(np.argmin(crowd.malicious))
+        count = crowd.data.offsets.size - 1
+        queries = min(rule.queries, count)  # type: ignore[attr-defined]
+        own = rng_for(self.seed, "trusted").choice(count, size=queries, replace=False).astype(np.int32)
+        server = replace(
+            crowd.rows(slice(honest, honest + 1)),
+            ids=np.array([-1], dtype=np.int64),
+            pool=np.zeros(1, dtype=np.int32),
+            queries=own,
+            pools=np.array([0, len(own)], dtype=np.int64),
+        )
+        learned = self.federation.learner(state.weights, server, Chance(self.seed, state.round + 1))
+        update: NDArray[np.float32] = learned.updates[0]
+        return update
+
+    def _remembered(self, before: Memory, present: NDArray[np.int64], seen: list[_Seen]) -> Memory:
+        """Everybody's memory after the round: new rows of those who took part, all others as they were."""
+        if seen[0].memory is None:
+            return None
+        rows = seen[0].memory if len(seen) == 1 else np.concatenate([cast(Any, part.memory) for part in seen])
+        if len(rows) == len(self.crowd):
+            return rows
+        if before is None:
+            raise RoundError("clients keep a memory, and those who are absent have none yet; begin with first_state", 1)
+        memory = before.copy()
+        memory[present] = rows
+        return memory
+
+    def _outcome(
+        self, state: State, before: Memory, present: NDArray[np.int64], seen: list[_Seen], combined: Combined
+    ) -> Outcome:
+        crowd, memory, observed = self.crowd, self._remembered(before, present, seen), _observed(seen)
+        searches = crowd.interactions if len(present) == len(crowd) else crowd.interactions[present]
+        travels = 0 if state.weights.ndim == 2 else 4 * state.weights.shape[-1]  # bytes of a model
+        return Outcome(
+            state,
+            memory,
+            evaluated(self.federation, state, memory, crowd) if self.keeps_a_part else state.weights,
+            _mean(observed.online, searches),
+            int(np.add.reduce(searches)),
+            len(present) * (seen[0].bytes_each or travels),
+            len(present) * travels * (1 if state.common is None else 2),
+            None if observed.reward is None else _mean(observed.reward, searches),
+            combined.excluded,
+        )
 
 
-class Seen(NamedTuple):
-    """What remains of arrivals once their updates are aggregated."""
-
-    online: NDArray[np.float64]
-    reward: NDArray[np.float64] | None
-    message_bytes: int | None
-    excluded: tuple[int, ...] = ()
-    rule: dict[str, NDArray[Any]] | None = None
+def _observed(seen: list[_Seen]) -> Observed:
+    if len(seen) == 1:
+        return seen[0].observed
+    rewards = [part.observed.reward for part in seen if part.observed.reward is not None]
+    online = np.concatenate([part.observed.online for part in seen])
+    return Observed(online, np.concatenate(rewards) if rewards else None)
 
 
-def _without_messages(watch: Callable[[Arrivals], None]) -> Callable[[Arrivals], None]:
-    def see(arrived: Arrivals) -> None:
-        watch(replace(arrived, updates=arrived.updates[:0], sizes=arrived.sizes[:0], ids=arrived.ids[:0]))
+def _without_messages(watch: Callable[[Messages], None] | None) -> Callable[[Messages], None] | None:
+    return None if watch is None else lambda messages: watch(messages.rows(slice(0)))
 
-    return see
+
+def evaluated(federation: Federation, state: State, memory: Memory, crowd: Crowd) -> Weights:
+    """The model that is evaluated: the server's, with the mean of what clients keep where they keep a part."""
+    if memory is None or not has(federation.local, "shared part"):
+        return state.weights
+    sizes = crowd.interactions
+    own = kernels.sums.weighted_sum(sizes, memory) / sizes.sum() if sizes.sum() else memory.mean(axis=0)
+    return np.concatenate([state.weights, own])
 
 
 def _mean(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
@@ -335,172 +396,124 @@ def _mean(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
     return float(values[sizes > 0].mean()) if sizes.any() else math.nan
 
 
-def _learn_and_aggregate(
+def simulate_arrivals(
     federation: Federation,
-    state: State,
-    clients: Clients,
-    present: NDArray[np.int64],
-    seed: int,
-    threads: int,
-    noise: Source | None,
-    watch: Callable[[Arrivals], None] | None,
-) -> tuple[Change, Memory, Seen]:
-    """All present clients at once; or in chunks, where the aggregator's parts add up and nobody looks across them.
+    rule: ArrivalRule,
+    crowd: Crowd,
+    rounds: int,
+    seed: int = 1,
+    *,
+    start: Weights | None = None,
+    state: State | None = None,
+    threads: int = 1,
+    noise: Source | None = None,
+    journal: Journal | None = None,
+    window: int = LONGEST_WINDOW,
+) -> Iterator[Outcome]:
+    """Out of step: round after round, each as it ends, until `rounds` or until nobody has a batch left.
 
-    The memory that comes back has the rows of the present clients.
+    Batches of different clients are learned together as long as nobody sends twice: no model that one of them starts
+    from can change in between. A state's arrays are used again by the next round, or with a journal by the one after
+    it; copy what is to be kept.
     """
-    remembering = _remembering(federation.learner, state.memory)
-    common = remembering.common(state.memory) if remembering else None
-    bytes_each = 4 * state.weights.shape[-1]
-    rule, mechanism = federation.aggregator, federation.mechanism
-    cohort = expected_cohort(len(clients), federation.participation, mechanism)
-    if mechanism is not None and mechanism.adds_up:
-        assert noise is not None
-        rule = cast(AddingMechanism, mechanism).rule(cohort, noise)
-
-    def arrive(some: NDArray[np.int64]) -> tuple[Arrivals, Memory]:
-        return _arrive(federation, state, clients, some, common, seed, threads, cohort, noise)
-
-    streams = hasattr(rule, "part") and federation.attack is None and watch is None
-    if not streams or bytes_each * len(present) <= CHUNK_BYTES:
-        needed = bytes_each * len(present)
-        if needed > LARGEST_ROUND:
-            raise RoundError(
-                f"{type(rule).__name__} needs all {len(present)} updates together, "
-                f"{needed / 2**30:.1f} GiB; use fewer clients, a smaller participation, or the mean",
-                state.round + 1,
-            )
-        arrived, memory = arrive(present)
-        used, excluded = _of_use(arrived)
-        _check_somebody_is_left(excluded, len(present), rule, state.round + 1)
-        if watch is not None:
-            watch(used)
-        if hasattr(rule, "queries"):
-            used = replace(used, root=_trusted_update(federation, state, clients, rule.queries, seed))
-        kept = state.rule
-        try:
-            if remembers(rule):
-                # It remembers rows; ids may have gaps, where clients were selected.
-                places = present[np.isin(clients.ids[present], used.ids)]
-                change, kept = cast(RememberingAggregator, rule)(replace(used, ids=places), state.rule)
-            else:
-                change = rule(used)
-        except ValueError as problem:  # such as too few clients for this rule
-            raise RoundError(str(problem), state.round + 1) from problem
-        return change, memory, Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded, kept)
-    streaming = cast(StreamingAggregator, rule)
-    rows = max(1, CHUNK_BYTES // bytes_each)
-    total = np.zeros((), dtype=np.int64)  # becomes the first part, whole numbers or not
-    chunks, memories = [], []
-    for begin in range(0, len(present), rows):
-        arrived, memory = arrive(present[begin : begin + rows])
-        if memory is not None:
-            memories.append(memory)
-        used, excluded = _of_use(arrived)
-        if len(used.updates):
-            total = total + streaming.part(used)
-        chunks.append(Seen(arrived.online, arrived.reward, arrived.message_bytes, excluded))
-    rewards = [chunk.reward for chunk in chunks if chunk.reward is not None]
-    seen = Seen(
-        np.concatenate([chunk.online for chunk in chunks]),
-        np.concatenate(rewards) if rewards else None,
-        chunks[0].message_bytes,
-        tuple(client for chunk in chunks for client in chunk.excluded),
-    )
-    _check_somebody_is_left(seen.excluded, len(present), rule, state.round + 1)
-    return streaming.whole(total), np.concatenate(memories) if memories else None, seen
+    if crowd.people is not None:
+        raise ValueError("people of organisations do not arrive one by one in this version; use clients without people")
+    plan, task = schedule(crowd, rule), ServerTask(federation, len(crowd), rule)
+    if has(federation.local, "common") or has(federation.local, "shared part"):
+        raise ValueError(
+            "local: clients that arrive one by one keep no controls or weights of their own; leave it out, or use "
+            "FedProx"
+        )
+    if state is None:
+        state, _ = first_state(federation, crowd, seed, start, rule)
+    bend = STRAIGHT if federation.local is None else federation.local.bend(None, None)
+    if noise is None and federation.mechanism is not None:
+        noise = federation.mechanism.source()
+    last = min(rounds, plan.rounds)
+    window = max(1, min(window, WINDOW_BYTES // (4 * state.weights.size)))
+    everything = replace(crowd.rows(plan.rows), at=plan.at, interactions=plan.searches)  # a row for every batch
+    # Who keeps a journal may look at a state when the next round is done, so that two take turns. Copying all that
+    # clients hold would take longer than the round.
+    spare = None if journal is None else _copy(state)
+    changed: slice | NDArray[np.int64] = slice(0)  # rows in which the spare is behind
+    while state.round < last:
+        first = int(plan.edges[state.round])
+        # In step, everybody who sends in a round has sent in the one before, so that this is a single round.
+        most = min(first + window, int(plan.until[first]))
+        end = min(last, max(state.round + 1, int(np.searchsorted(plan.edges, most, side="right")) - 1))
+        stop = int(plan.edges[end])
+        assert state.held is not None
+        # Chance is keyed by the client and the place in its pool alone: it is the same however windows fall.
+        some = everything.rows(slice(first, stop))
+        learned = federation.learner(state.held[plan.rows[first:stop]], some, Chance(seed, 0), bend, threads)
+        for number in range(state.round + 1, end + 1):
+            own = slice(int(plan.edges[number - 1]), int(plan.edges[number]))
+            place = slice(own.start - first, own.stop - first)
+            target = state
+            if spare is not None:
+                _catch_up(spare, state, changed)
+                target = replace(spare, round=state.round, weights=state.weights)
+                spare, changed = state, slice(None) if rule.together else plan.rows[own]
+            outcome = _arrive(task, target, learned, some, place, plan, noise, journal)
+            state = outcome.state
+            yield outcome
 
 
 def _arrive(
-    federation: Federation,
+    task: ServerTask,
     state: State,
-    clients: Clients,
-    present: NDArray[np.int64],
-    common: NDArray[np.float64] | None,
-    seed: int,
-    threads: int,
-    cohort: float,
+    learned: Learned,
+    some: Crowd,
+    place: slice,
+    plan: Schedule,
     noise: Source | None,
-) -> tuple[Arrivals, Memory]:
-    """What these clients learn, and what of it reaches the server."""
-    number = state.round + 1
-    everybody = len(present) == len(clients)
-    some = clients if everybody else clients.rows(present)
-    start = state.weights if state.weights.ndim == 1 else state.weights[present]
-    memory = state.memory if everybody or state.memory is None else state.memory[present]
-    chance = Chance(seed, number)
-    if remembering := _remembering(federation.learner, memory):
-        arrived, memory = remembering(start, memory, some, chance, threads, common)
-    else:
-        arrived, memory = federation.learner(start, memory, some, chance, threads)
-    if federation.attack is not None:
-        arrived = federation.attack(arrived, some.malicious, chance.rng("attack"))
-    if arrived.updates.shape != (len(present), state.weights.shape[-1]):
-        raise RoundError(
-            f"updates of shape {arrived.updates.shape} came from {len(present)} clients; one row each is needed, of "
-            f"{state.weights.shape[-1]} parameters",
-            number,
-        )
-    if federation.mechanism is not None:
+    journal: Journal | None,
+) -> Outcome:
+    """One round out of step: what these clients learned reaches the server, and they may get its model back."""
+    number, mechanism, rule = state.round + 1, task.federation.mechanism, task.arrival
+    assert state.held is not None
+    assert rule is not None
+    rows, sizes, ids = plan.cohort(number), some.interactions[place], some.ids[place]
+    messages = Messages(learned.updates[place], sizes, ids, state.held[rows], number)
+    kept = journal.kept(number) if journal is not None else None
+    if journal is not None and kept is None:
+        journal.cohort(number, plan.cohort)
+    if mechanism is not None and kept is None:
         assert noise is not None
-        arrived = federation.mechanism.protect(arrived, cohort, noise)
-    return arrived, memory
-
-
-def _of_use(arrived: Arrivals) -> tuple[Arrivals, tuple[int, ...]]:
-    """What can be aggregated, and whose update is not finite: those are left out."""
-    with np.errstate(invalid="ignore"):  # infinities of both signs
-        total = np.add.reduce(arrived.updates, axis=None, dtype=np.float64)
-    if math.isfinite(total):
-        return arrived, ()
-    sound = np.isfinite(arrived.updates).all(axis=1)
-    if sound.all():  # only their sum is beyond all bounds
-        return arrived, ()
-    some = replace(arrived, updates=arrived.updates[sound], sizes=arrived.sizes[sound], ids=arrived.ids[sound])
-    return some, tuple(arrived.ids[~sound].tolist())
-
-
-def _check_somebody_is_left(excluded: tuple[int, ...], present: int, rule: Aggregator, round: int) -> None:
-    """Others go on without them, unless there are none, or every client has a model of its own."""
-    if excluded and (len(excluded) == present or isinstance(rule, Apart)):
-        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
-        raise RoundError(problem, round, excluded[0])
-
-
-def _trusted_update(
-    federation: Federation, state: State, clients: Clients, queries: int, seed: int
-) -> NDArray[np.float32]:
-    """[parameters]: what the server learns in this round from a few queries of its own, which it clicks on itself."""
-    honest = int(np.argmin(clients.malicious))
-    count = clients.data.offsets.size - 1
-    own = rng_for(seed, "trusted").choice(count, size=min(queries, count), replace=False).astype(np.int32)
-    server = replace(
-        clients.rows(slice(honest, honest + 1)),
-        ids=np.array([-1], dtype=np.int64),
-        pool=np.zeros(1, dtype=np.int32),
-        queries=own,
-        pools=np.array([0, len(own)], dtype=np.int64),
+        # Nobody could weigh single updates of a sum later, so that clients do it themselves.
+        messages = mechanism.protect(messages, len(rows), noise, task.counts(rows, state))
+    if kept is None:
+        combined = combine(task, state, [(messages, rows)], len(rows), noise)
+        if journal is not None and combined.change is not None:
+            journal.keep(number, combined.change)
+    else:
+        combined = Combined(kept.change, rows, messages.updates, sizes, state.rule, None)
+    if not rule.receive:  # clients go on with what they learned, not with what noise made of it
+        combined = combined._replace(updates=learned.updates[place][np.isin(rows, combined.rows)])
+    model_bytes = 4 * state.weights.size
+    after = advance(task, state, combined, rows)
+    return Outcome(
+        after,
+        None,
+        after.weights,
+        online=float(np.add.reduce(learned.observed.online[place])) / len(rows),
+        interactions=int(np.add.reduce(sizes)),
+        bytes_up=len(rows) * (messages.bytes_each or model_bytes),
+        bytes_down=len(rows) * model_bytes * rule.receive,
+        excluded=combined.excluded,
     )
-    arrived, _ = federation.learner(state.weights, None, server, Chance(seed, state.round + 1))
-    update: NDArray[np.float32] = arrived.updates[0]
-    return update
 
 
-def _first_memory(learner: Learner, weights: Weights, count: int) -> Memory:
-    return cast(RememberingLearner, learner).first_memory(weights, count) if hasattr(learner, "first_memory") else None
+def _copy(state: State) -> State:
+    assert state.held is not None
+    return replace(state, held=state.held.copy(), rule={name: array.copy() for name, array in state.rule.items()})
 
 
-def _remembering(learner: Learner, memory: Memory) -> RememberingLearner | None:
-    """The learner, if its clients keep something: nobody else needs to be asked about it."""
-    return cast(RememberingLearner, learner) if memory is not None and hasattr(learner, "common") else None
-
-
-def _remembered(state: State, rows: Memory, present: NDArray[np.int64], count: int) -> Memory:
-    """Everybody's memory after the round: new rows of those who took part, all others as they were."""
-    if rows is None or len(rows) == count:
-        return rows
-    if state.memory is None:
-        raise RoundError("clients keep a memory, and those who are absent have none yet; begin with first_state", 1)
-    memory = state.memory.copy()
-    memory[present] = rows
-    return memory
+def _catch_up(behind: State, ahead: State, rows: slice | NDArray[np.int64]) -> None:
+    """Bring the arrays of a state up to those of the next one, which differ in these clients."""
+    assert behind.held is not None
+    assert ahead.held is not None
+    behind.held[rows] = ahead.held[rows]
+    for name, array in ahead.rule.items():
+        some = rows if name == SINCE else slice(None)
+        behind.rule[name][some] = array[some]

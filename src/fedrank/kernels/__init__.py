@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from fedrank.kernels import chance as chance
     from fedrank.kernels import compile as compile
     from fedrank.kernels import elementary as elementary
+    from fedrank.kernels import evolution as evolution
+    from fedrank.kernels import lambdarank as lambdarank
+    from fedrank.kernels import measures as measures
+    from fedrank.kernels import pdgd as pdgd
+    from fedrank.kernels import rankers as rankers
+    from fedrank.kernels import records as records
+    from fedrank.kernels import robust as robust
+    from fedrank.kernels import show as show
     from fedrank.kernels import sums as sums
 
 

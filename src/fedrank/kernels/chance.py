@@ -38,6 +38,11 @@ def uniform(stream, i):
     return (np.float64(bits) + 0.5) * _UNIT
 
 
+def earlier(stream: np.uint64, draws: int) -> np.uint64:
+    """The stream whose draw `draws + i` is draw i of this one."""
+    return np.uint64((int(stream) - draws * int(_STEP)) % 2**64)
+
+
 @compiled()
 def standard_normals(seed, out):
     """Fill `out` with independent N(0, 1) draws that are a function of the 64-bit seed alone (Box and Muller, 1958)."""

@@ -51,14 +51,14 @@ _config: Any = numba.config
 _FOLDER = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
 
 
-def compiled() -> Callable[[Function], Function]:
+def compiled(inline: bool = False) -> Callable[[Function], Function]:
     """Compile on first call, cache on disk, release the interpreter lock while running.
 
     Never with `fastmath`: reordered sums differ from processor to processor. See `lanes` for fast ones that do not.
     """
 
     def decorate(function: Function) -> Function:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": inline}
         before = _config.CACHE_DIR
         _config.CACHE_DIR = _FOLDER
         try:

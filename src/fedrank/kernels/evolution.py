@@ -1,19 +1,15 @@
-"""Evolution strategies for all clients of a round (FOLtR-ES; Kharitonov, WSDM 2019).
-
-Numbers of draws within an interaction's stream: 0 query, 1 user, 2 .. 21 clicks and stops.
-"""
+"""Evolution strategies for all clients of a round (FOLtR-ES; Kharitonov, WSDM 2019)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fedrank.kernels.chance import standard_normals, stream, uniform
-from fedrank.kernels.clicks import read_and_click
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import discounts
-from fedrank.kernels.measures import LOWEST, as_integers, keys_above, lower_bounds, position_of, sort_keys
-from fedrank.kernels.pdgd import FIRST_CLICK_DRAW, SHOWN, shown_ndcg
 from fedrank.kernels.rankers import score
+from fedrank.kernels.records import Candidates, Clicking, Held, Seen
+from fedrank.kernels.show import SHOWN, best_first, read_and_click, shown_ndcg
 
 
 @compiled()
@@ -22,26 +18,6 @@ def step_from(noise, plus, minus, deviation, update):
     slope = (np.float64(plus) - np.float64(minus)) / (2.0 * deviation)
     for p in range(len(noise)):
         update[p] = slope * noise[p]
-
-
-@compiled()
-def best_first(bits, count, order, best, bounds, keys, ordered, shown):
-    """The first 10 of `count` documents by score, ties as in evaluation.
-
-    `bits` [longest, 1] are those of float32 scores. Returns the list's length with the documents in `shown`, or -1 if a
-    score is not a number. The rest is scratch.
-    """
-    if as_integers(bits[:count].reshape(count), order[:count].reshape(count)) > 0:
-        return -1
-    size = min(SHOWN, count)
-    bounds[0] = LOWEST
-    if size < count:
-        lower_bounds(order, 0, count, size, best, bounds)
-    candidates = keys_above(order, 0, count, 0, bounds[0], keys)
-    sort_keys(keys, candidates, ordered)
-    for i in range(size):
-        shown[i] = position_of(ordered[i], count)
-    return size
 
 
 @compiled()
@@ -63,18 +39,46 @@ def answer(rank, truth, chance):
 
 
 @compiled()
+def shift(start, noise, deviation, weights):
+    """weights = start + deviation x noise."""
+    for p in range(len(noise)):
+        weights[p] = start[p] + deviation * noise[p]
+
+
+@compiled()
+def reward_of(clicked, size, discount, clicked_dcg):
+    """Sum of the discounts of clicked ranks, or reciprocal rank of the first click."""
+    if clicked_dcg:
+        total = 0.0
+        for i in range(size):
+            total += discount[i] * clicked[i]
+        return total
+    rank = first_click(clicked, size)
+    return 1.0 / rank if rank > 0 else 0.0
+
+
+@compiled()
+def reported_reward(clicked, size, discount, clicked_dcg, truth, chance):
+    """The reward as it is told: the true one, or where `truth` is below 1 perhaps another."""
+    if clicked_dcg or truth >= 1.0:
+        return reward_of(clicked, size, discount, clicked_dcg)
+    told = answer(first_click(clicked, size), truth, chance)
+    return 1.0 / told if told > 0 else 0.0
+
+
+@compiled()
 def evolution_clients(
-    starts, key, noise_key, answer_key, deviation, clicked_dcg, truth, hidden, features, offsets, longest,
-    ids, pool, view, user, interactions, queries, pools, grades, ideal, click, stop, attention,
-    first, last, updates, online, rewards, seeds, means,
+    starts, keys, deviation, clicked_dcg, truth, hidden, documents, longest, holdings, views, people, first, last,
+    updates, online, rewards, seeds, means,
 ):  # fmt: skip
     """Clients first .. last - 1 play both signs of their noise; their rows of the last five arrays are filled.
 
     The first half of a client's interactions, rounded up, is played with start + e and the others with start - e. The
     message is seeds[c] and means[c] = (mean reported reward of +, of -) as float32; `updates` follow from it. `rewards`
-    are true ones, before any randomised answer. `clicked_dcg` chooses the reward: sum of discounts of clicked ranks, or
-    reciprocal rank of the first click.
+    are true ones, before any randomised answer. `keys` are those of searches, of noise and of answers. `clicked_dcg`
+    chooses the reward.
     """
+    table, held, seen, clicking = Candidates(*documents), Held(*holdings), Seen(*views), Clicking(*people)
     parameters = starts.shape[1]
     noise = np.empty(parameters)
     weights = np.empty(parameters, dtype=np.float32)
@@ -83,7 +87,7 @@ def evolution_clients(
     order = np.empty_like(bits)
     best = np.empty(SHOWN, dtype=np.int32)
     bounds = np.empty(SHOWN, dtype=np.int32)
-    keys = np.empty(longest + 1, dtype=np.int64)
+    ranked = np.empty(longest + 1, dtype=np.int64)
     ordered = np.empty(longest, dtype=np.int64)
     shown = np.empty(SHOWN, dtype=np.int64)
     clicked = np.empty(SHOWN, dtype=np.bool_)
@@ -91,51 +95,39 @@ def evolution_clients(
 
     for c in range(first, last):
         start = starts[c if len(starts) > 1 else 0]
-        client = stream(key, ids[c])
-        answers = stream(answer_key, ids[c])
-        seeds[c] = stream(noise_key, ids[c])
+        client = stream(keys[0], held.ids[c])
+        answers = stream(keys[2], held.ids[c])
+        seeds[c] = stream(keys[1], held.ids[c])
         standard_normals(seeds[c], noise)
-        pool_start = pools[pool[c]]
-        pool_size = pools[pool[c] + 1] - pool_start
-        seen = grades[view[c]]
+        pool_start = held.pools[held.pool[c]]
+        pool_size = held.pools[held.pool[c] + 1] - pool_start
+        grades = seen.grades[seen.views[c]]
         quality = 0.0
         rewards[c] = 0.0
-        half = (interactions[c] + 1) // 2
+        half = (held.interactions[c] + 1) // 2
         for side in range(2):
-            sign = deviation if side == 0 else -deviation
-            begin_at, end_at = (0, half) if side == 0 else (half, interactions[c])
-            for p in range(parameters):
-                weights[p] = start[p] + sign * noise[p]
+            begin_at, end_at = (0, half) if side == 0 else (half, held.interactions[c])
+            shift(start, noise, deviation if side == 0 else -deviation, weights)
             reported = 0.0
             for interaction in range(begin_at, end_at):
                 chance = stream(client, interaction)
-                query = queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
-                who = user[c] if user[c] >= 0 else np.int64(uniform(chance, 1) * len(click))
-                begin = offsets[query]
-                count = offsets[query + 1] - begin
+                query = held.queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
+                who = clicking.user[c] if clicking.user[c] >= 0 else np.int64(uniform(chance, 1) * len(clicking.click))
+                begin, end = table.offsets[query], table.offsets[query + 1]
 
-                score(weights, hidden, features, begin, begin + count, scores)
-                size = best_first(bits, count, order, best, bounds, keys, ordered, shown)
+                score(weights, hidden, table.features, begin, end, scores)
+                size = best_first(bits, end - begin, order, best, bounds, ranked, ordered, shown)
                 if size < 0:
                     reported = np.nan  # the round will say which client's update is not finite
                     continue
-                own = seen[begin : begin + count]
-                quality += shown_ndcg(own, shown, size, ideal[view[c], query], discount)
+                own = grades[begin:end]
+                quality += shown_ndcg(own, shown, size, seen.ideal[seen.views[c], query], discount)
                 read_and_click(
-                    own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
+                    own, shown, size, clicking.click[who], clicking.stop[who], clicking.attention[who], chance, clicked
                 )
-                if clicked_dcg:
-                    reward = 0.0
-                    for i in range(size):
-                        reward += discount[i] * clicked[i]
-                    rewards[c] += reward
-                    reported += reward
-                else:
-                    rank = first_click(clicked, size)
-                    told = answer(rank, truth, stream(answers, interaction)) if truth < 1.0 else rank
-                    rewards[c] += 1.0 / rank if rank > 0 else 0.0
-                    reported += 1.0 / told if told > 0 else 0.0
+                rewards[c] += reward_of(clicked, size, discount, clicked_dcg)
+                reported += reported_reward(clicked, size, discount, clicked_dcg, truth, stream(answers, interaction))
             means[c, side] = reported / max(end_at - begin_at, 1)
         step_from(noise, means[c, 0], means[c, 1], deviation, updates[c])
-        online[c] = quality / max(interactions[c], 1)
-        rewards[c] /= max(interactions[c], 1)
+        online[c] = quality / max(held.interactions[c], 1)
+        rewards[c] /= max(held.interactions[c], 1)

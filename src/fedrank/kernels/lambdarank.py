@@ -10,8 +10,9 @@ import numpy as np
 from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import discounts, exponentials
-from fedrank.kernels.pdgd import SHOWN, insert
 from fedrank.kernels.rankers import add_gradients, copy_as_float32, score
+from fedrank.kernels.records import Candidates, Held, Seen
+from fedrank.kernels.show import SHOWN, insert
 
 
 @compiled()
@@ -42,21 +43,34 @@ def lambdas(scores, grades, count, ranks, ideal, discount, scales):
 
 
 @compiled()
-def lambdarank_clients(
-    starts, key, rate, hidden, features, offsets, longest,
-    ids, pool, view, interactions, queries, pools, at, grades, ideal,
-    first, last, updates, online,
-):  # fmt: skip
-    """Clients first .. last - 1 learn from the grades of the queries they draw, one step per query. `at` as in PDGD."""
+def learn_grades(master, weights, hidden, features, begin, count, grades, ideal, rate, discount, scores):
+    """Add the gradient of one query's grades to `master`. The query's documents are features[begin : begin + count]."""
+    ranks, rows, scales = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
+    keys, shown = np.empty(SHOWN), np.empty(SHOWN, np.int64)
+    score(weights, hidden, features, begin, begin + count, scores)
+    size = min(SHOWN, count)
+    filled = 0
+    for d in range(count):
+        ranks[d] = SHOWN
+        rows[d] = begin + d
+        if filled < size or -scores[d] < keys[size - 1]:
+            filled = insert(keys[:size], shown, filled, -np.float64(scores[d]), d)
+    for i in range(size):
+        ranks[shown[i]] = i
+    lambdas(scores, grades, count, ranks, ideal, discount, scales)
+    for d in range(count):
+        scales[d] *= rate
+    add_gradients(master, weights, hidden, features, rows, scales, count)
+
+
+@compiled()
+def lambdarank_clients(starts, key, rate, hidden, documents, longest, holdings, views, first, last, updates):
+    """Clients first .. last - 1 learn from the grades of the queries they draw, one step per query."""
+    table, held, seen = Candidates(*documents), Held(*holdings), Seen(*views)
     parameters = starts.shape[1]
     weights = np.empty(parameters, dtype=np.float32)
     master = np.empty(parameters)
     scores = np.empty(longest, dtype=np.float32)
-    ranks = np.empty(longest, dtype=np.int64)
-    rows = np.empty(longest, dtype=np.int64)
-    scales = np.empty(longest)
-    keys = np.empty(SHOWN)
-    shown = np.empty(SHOWN, dtype=np.int64)
     discount = discounts(SHOWN)
 
     for c in range(first, last):
@@ -64,35 +78,21 @@ def lambdarank_clients(
         for p in range(parameters):
             weights[p] = start[p]
             master[p] = start[p]
-        client = stream(key, ids[c])
-        pool_start = pools[pool[c]]
-        pool_size = pools[pool[c] + 1] - pool_start
-        seen = grades[view[c]]
-        for interaction in range(interactions[c]):
-            place = at[c] + interaction if len(at) > 0 else interaction
+        client = stream(key, held.ids[c])
+        pool_start = held.pools[held.pool[c]]
+        pool_size = held.pools[held.pool[c] + 1] - pool_start
+        grades = seen.grades[seen.views[c]]
+        for interaction in range(held.interactions[c]):
+            place = held.at[c] + interaction if len(held.at) > 0 else interaction
             chance = stream(client, place)
-            query = queries[pool_start + (place if len(at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
-            begin = offsets[query]
-            count = offsets[query + 1] - begin
-            best = ideal[view[c], query]
-            if best == 0.0:
-                continue
-            score(weights, hidden, features, begin, begin + count, scores)
-            size = min(SHOWN, count)
-            filled = 0
-            for d in range(count):
-                ranks[d] = SHOWN
-                rows[d] = begin + d
-                if filled < size or -scores[d] < keys[size - 1]:
-                    filled = insert(keys[:size], shown, filled, -np.float64(scores[d]), d)
-            for i in range(size):
-                ranks[shown[i]] = i
-            own = seen[begin : begin + count]
-            lambdas(scores, own, count, ranks, best, discount, scales)
-            for d in range(count):
-                scales[d] *= rate
-            add_gradients(master, weights, hidden, features, rows, scales, count)
-            copy_as_float32(master, weights)
-        online[c] = np.nan  # nobody is shown a list
+            query = held.queries[pool_start + (place if len(held.at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
+            begin, end = table.offsets[query], table.offsets[query + 1]
+            best = seen.ideal[seen.views[c], query]
+            if best > 0.0:
+                learn_grades(
+                    master, weights, hidden, table.features, begin, end - begin, grades[begin:end], best, rate,
+                    discount, scores,
+                )  # fmt: skip
+                copy_as_float32(master, weights)
         for p in range(parameters):
             updates[c, p] = master[p] - start[p]

@@ -173,7 +173,8 @@ def read_pairs(text, at, values, seen, hard, state, missing):
         at += 1
         begin = at
         value, exact, at = read_number(text, at)
-        if at < 0 or not (is_space(text[at]) or text[at] == 10 or text[at] == 35):
+        # "1.#INF" is no 1 with a comment behind it.
+        if at < 0 or not (is_space(text[at]) or text[at] == 10 or (text[at] == 35 and text[at - 1] != 46)):
             state[MARK] = start
             return BAD_VALUE, at
         count += 1

@@ -1,6 +1,7 @@
-"""Pairwise Differentiable Gradient Descent (Oosterhuis and de Rijke, CIKM 2018), for all clients of a round.
+"""Pairwise Differentiable Gradient Descent (Oosterhuis and de Rijke, CIKM 2018): learning from a list and its clicks.
 
-Numbers of draws within an interaction's stream: 0 query, 1 user, 2 .. 21 clicks and stops, 22 + d document d.
+`learn` takes any list that was shown, whoever showed it; `pdgd_clients` lets simulated clients search, click and learn,
+all of them in one loop.
 """
 
 from __future__ import annotations
@@ -10,94 +11,20 @@ import math
 import numpy as np
 
 from fedrank.kernels.chance import stream, uniform
-from fedrank.kernels.clicks import read_and_click
 from fedrank.kernels.compile import compiled
-from fedrank.kernels.elementary import discounts, exp, exponentials, log, log1p, logarithms
-from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32, score
-
-SHOWN = 10
-FIRST_CLICK_DRAW = 2
-FIRST_DOCUMENT_DRAW = 22
-FAR_APART = 500.0  # beyond this spread of scores, e^(score - highest) comes near underflow: logarithms from then on
-
-
-@compiled()
-def rates(scores, count, scratch, out):
-    """out[d] = e^(score - highest score); returns the spread of the scores."""
-    highest = scores[0]
-    lowest = scores[0]
-    for d in range(1, count):
-        highest = max(highest, scores[d])
-        lowest = min(lowest, scores[d])
-    for d in range(count):
-        scratch[d] = np.float64(scores[d]) - np.float64(highest)
-    exponentials(scratch, count, out)
-    return np.float64(highest) - np.float64(lowest)
-
-
-@compiled()
-def insert(keys, shown, filled, key, document):
-    """Insert into the ascending list of the len(keys) smallest; returns how many it holds now."""
-    at = filled if filled < len(keys) else len(keys) - 1
-    while at > 0 and keys[at - 1] > key:
-        keys[at] = keys[at - 1]
-        shown[at] = shown[at - 1]
-        at -= 1
-    keys[at] = key
-    shown[at] = document
-    return min(filled + 1, len(keys))
-
-
-@compiled()
-def plackett_luce(scores, exps, spread, count, stream, draws, chosen, times, early, ranks, shown):
-    """Draw the top of a Plackett-Luce ranking: documents race, and arrive at exponential times of rate e^score.
-
-    Exact: the same as sorting scores with Gumbel noise. Only documents that can arrive before a deadline need their
-    time, -log(u) / rate; since that is at least (1 - u) / rate, one multiplication rules the others out. The deadline
-    moves until enough have arrived. All arrays from `draws` to `ranks` are scratch of at least `count`. Returns the
-    length of the list, with the documents in `shown`.
-    """
-    size = min(SHOWN, count)
-    for d in range(count):
-        draws[d] = uniform(stream, FIRST_DOCUMENT_DRAW + d)
-    total = 0.0
-    for d in range(count):
-        total += exps[d]
-    if not spread < FAR_APART or not total > 0.0:  # far apart, or no longer numbers
-        filled = 0
-        for d in range(count):
-            log_time = log(-log(draws[d])) - scores[d]
-            if filled < size or log_time < times[size - 1]:
-                filled = insert(times[:size], shown, filled, log_time, d)
-        return size
-
-    deadline = 1.8 * SHOWN / total  # if rates were alike, about 1.8 times as many as needed would arrive by then
-    while True:
-        candidates = 0
-        for d in range(count):
-            early[candidates] = d
-            candidates += 1.0 - draws[d] < deadline * exps[d]
-        for i in range(candidates):
-            chosen[i] = draws[early[i]]
-        logarithms(chosen, candidates, times)
-        arrived = 0
-        for i in range(candidates):
-            times[i] = -times[i] / exps[early[i]]
-            arrived += times[i] < deadline
-        if arrived >= size or candidates == count:
-            break
-        deadline *= 2.5
-    for i in range(candidates):  # a candidate's rank is the number of those that came before it
-        rank = np.int64(0)
-        for j in range(i):
-            before = np.int64(times[j] <= times[i])
-            rank += before
-            ranks[j] += 1 - before
-        ranks[i] = rank
-    for i in range(candidates):
-        if ranks[i] < size:
-            shown[ranks[i]] = early[i]
-    return size
+from fedrank.kernels.elementary import discounts, exp, log, log1p
+from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32
+from fedrank.kernels.records import Bends, Candidates, Clicking, Display, Held, Page, Race, Seen, Steps
+from fedrank.kernels.show import (
+    FAR_APART,
+    SHOWN,
+    best_of,
+    click_what_has_a_grade,
+    rates,
+    read_and_click,
+    show,
+    shown_ndcg,
+)
 
 
 @compiled()
@@ -108,18 +35,31 @@ def log_add(a, b):
     return high + log1p(exp(min(a, b) - high))
 
 
-@compiled()
-def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, scales):
+@compiled(inline=True)
+def considered_positions(clicked, size):
+    """All down to and including the one after the last click; none without a click."""
+    for i in range(size - 1, -1, -1):
+        if clicked[i]:
+            return min(i + 2, size)
+    return 0
+
+
+@compiled(inline=True)
+def pair_weights(page, spread, count, size, considered, display, scales):
     """scales[i] = sum over the pairs of position i of +-(rho x slope): how much its score should rise or fall.
 
     With Z_i = sum of e^score over documents not shown before position i, swapping positions a < b changes the list's
     probability by the product over i = a+1 .. b of Z_i / (Z_i + e_a - e_b). Z_i and Z_i - e_b are built from the end
     by adding positive terms: subtraction would cancel when scores are far apart.
+
+    Where the best document stays first with some probability, lists that begin with it are likelier than that by a
+    factor; a pair whose swap cannot happen weighs 0.
     """
+    exps, shown, clicked = page.rates, page.shown, page.clicked
     for i in range(size):
         scales[i] = 0.0
     if not spread < FAR_APART:  # also where scores are no longer numbers
-        pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, scales)
+        pair_weights_in_logarithms(page, count, size, considered, display, scales)
         return
     top = np.empty(size)  # e^score by position
     tail = np.empty(size + 1)  # Z by position
@@ -134,6 +74,11 @@ def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, 
     tail[size] = rest
     for i in range(size - 1, -1, -1):
         tail[i] = tail[i + 1] + top[i]
+    best = -1
+    kept = 1.0  # how much likelier a list is that begins with the best document
+    if display.keep > 0.0:
+        best = best_of(page.scores, count)
+        kept = display.keep * tail[0] / exps[best] + (1.0 - display.keep)
     without = np.empty(size)  # Z_i - e_b for i = a+1 .. b
     for b in range(1, considered):
         without[b] = tail[b + 1]
@@ -145,6 +90,11 @@ def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, 
             inverse = 1.0  # P(list) / P(swapped list)
             for i in range(a + 1, b + 1):
                 inverse *= (without[i] + top[a]) / tail[i]
+            if best >= 0 and a == 0:
+                if shown[0] == best:
+                    inverse = inverse * kept / (1.0 - display.keep) if display.keep < 1.0 else np.inf
+                elif shown[b] == best:
+                    inverse *= (1.0 - display.keep) / kept
             odds = min(top[a], top[b]) / max(top[a], top[b])
             weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse)
             sign = 1.0 if clicked[a] else -1.0
@@ -153,63 +103,50 @@ def pair_weights(scores, exps, spread, count, shown, size, clicked, considered, 
 
 
 @compiled()
-def pair_weights_in_logarithms(scores, count, shown, size, clicked, considered, scales):
+def pair_weights_in_logarithms(page, count, size, considered, display, scales):
     """The same with every sum as a logarithm: slower, and safe whatever the scores."""
+    scores, shown, clicked, temperature = page.scores, page.shown, page.clicked, display.temperature
     is_shown = np.zeros(count, dtype=np.bool_)
     for i in range(size):
         is_shown[shown[i]] = True
     rest = -np.inf
     for d in range(count):
         if not is_shown[d]:
-            rest = log_add(rest, np.float64(scores[d]))
+            rest = log_add(rest, np.float64(scores[d]) / temperature)
     tail = np.empty(size + 1)
     tail[size] = rest
     for i in range(size - 1, -1, -1):
-        tail[i] = log_add(tail[i + 1], np.float64(scores[shown[i]]))
+        tail[i] = log_add(tail[i + 1], np.float64(scores[shown[i]]) / temperature)
+    best = -1
+    log_kept = 0.0
+    if display.keep > 0.0:
+        best = best_of(scores, count)
+        log_kept = tail[0] - np.float64(scores[best]) / temperature
+        if display.keep < 1.0:
+            log_kept = log_add(log(display.keep) + log_kept, log1p(-display.keep))
     without = np.empty(size)
     for b in range(1, considered):
         without[b] = tail[b + 1]
         for i in range(b - 1, 0, -1):
-            without[i] = log_add(without[i + 1], np.float64(scores[shown[i]]))
+            without[i] = log_add(without[i + 1], np.float64(scores[shown[i]]) / temperature)
         for a in range(b):
             if clicked[a] == clicked[b]:
                 continue
-            score_a = np.float64(scores[shown[a]])
+            score_a = np.float64(scores[shown[a]]) / temperature
             log_inverse = 0.0
             for i in range(a + 1, b + 1):
                 log_inverse += log_add(without[i], score_a) - tail[i]
-            odds = exp(-abs(score_a - np.float64(scores[shown[b]])))
+            if best >= 0 and a == 0:
+                if shown[0] == best:
+                    log_inverse = log_inverse + log_kept - log1p(-display.keep) if display.keep < 1.0 else np.inf
+                elif shown[b] == best:
+                    log_inverse += log1p(-display.keep) - log_kept
+            odds = exp(-abs(score_a - np.float64(scores[shown[b]]) / temperature))
             rho = 1.0 / (1.0 + exp(log_inverse)) if log_inverse < 700.0 else 0.0
             weight = odds / ((1.0 + odds) * (1.0 + odds)) * rho
             sign = 1.0 if clicked[a] else -1.0
             scales[a] += sign * weight
             scales[b] -= sign * weight
-
-
-@compiled()
-def shown_ndcg(grades, shown, size, ideal, discount):
-    """nDCG@10 of a shown list; 0 for a query without a relevant document."""
-    if ideal == 0.0:
-        return 0.0
-    gain = 0.0
-    for i in range(min(size, SHOWN)):
-        gain += (2.0 ** grades[shown[i]] - 1.0) * discount[i]
-    return gain / ideal
-
-
-@compiled()
-def as_logged(grades, count, shown, clicked):
-    """All documents as they stand, with clicks on those that have a grade; returns how many positions count.
-
-    These are the same as after `read_and_click`: all down to the one after the last click.
-    """
-    considered = 0
-    for d in range(count):
-        shown[d] = d
-        clicked[d] = grades[d] > 0
-        if clicked[d]:
-            considered = d + 2
-    return min(considered, count)
 
 
 @compiled()
@@ -249,43 +186,80 @@ def add_clipped_gradients(master, weights, hidden, features, rows, scales, count
         add_scaled(master, rate, own)
 
 
+@compiled(inline=True)
+def learn(master, weights, hidden, features, begin, count, page, spread, size, display, steps, scales, rows, own):
+    """Add the gradient of one list and its clicks to `master`; returns whether there was a pair to learn from.
+
+    The query's documents are features[begin : begin + count]. What page holds is from the moment when the list was
+    shown; gradients are taken at `weights`. The last three are scratch.
+    """
+    considered = considered_positions(page.clicked, size)
+    if considered < 2:
+        return False  # no click, or nothing to compare it with
+    pair_weights(page, spread, count, size, considered, display, scales)
+    clipped = steps.clip_gradients > 0.0  # the gradient is, before it is multiplied by the rate
+    factor = (1.0 if clipped else steps.rate) / display.temperature
+    for i in range(considered):
+        rows[i] = begin + page.shown[i]
+        scales[i] *= factor
+    if not clipped:
+        add_gradients(master, weights, hidden, features, rows, scales, considered)
+    else:
+        add_clipped_gradients(
+            master, weights, hidden, features, rows, scales, considered, steps.rate, steps.clip_gradients, own
+        )
+    return True
+
+
+@compiled()
+def learn_impression(master, weights, hidden, features, scores, shown, clicked, how_shown, how_stepped, own):
+    """`learn` from a list that somebody else showed: `scores` [candidates] are those it was drawn from."""
+    display, steps = Display(*how_shown), Steps(*how_stepped)
+    count, size = len(scores), len(shown)
+    page = Page(scores, np.empty(count), shown, clicked)
+    spread = rates(scores, count, display.temperature, np.empty(count), page.rates)
+    return learn(
+        master, weights, hidden, features, 0, count, page, spread, size, display, steps, np.empty(size),
+        np.empty(size, np.int64), own,
+    )  # fmt: skip
+
+
 @compiled()
 def pdgd_clients(
-    starts, key, rate, batch, logged, prox, clip_weights, clip_gradients, drifts, hidden, features, offsets, longest,
-    ids, pool, view, user, interactions, queries, pools, at, grades, ideal, click, stop, attention,
-    first, last, updates, online, personal,
+    starts, key, how_stepped, how_shown, how_bent, hidden, documents, longest, holdings, views, people, first, last,
+    updates, online,
 ):  # fmt: skip
-    """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and `personal` are theirs.
+    """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and personal weights are theirs.
 
-    `starts` [1 or clients, parameters] float32. With `batch` all gradients of a client are taken at its start and
-    summed into one step; otherwise it steps after every interaction. With `logged` the list of a query is all its
-    documents in their order, and what has a grade was clicked: nothing is drawn. `prox` pulls a client back to its
-    start, and its row of `drifts` [clients or 0, parameters] is added to every gradient; both also act where no pair
-    was found. `clip_weights` is the largest norm of the model after every step, and `clip_gradients` (with `batch`)
-    that of the gradient of one interaction; 0: any. `personal` [clients or 0, units] are output weights that stay with
-    their client: it learns them in place, and their part of the update is 0. `at` [clients or 0]: the place in its pool
-    from which a client takes its queries in order; chance is then keyed by that place, however interactions are
-    batched.
+    `starts` [1 or clients, parameters] float32; the tuples are those of `records`, without names. What bends a step
+    also acts where no pair was found. A client that takes its queries in order has chance keyed by the place, however
+    interactions are batched.
     """
+    steps, display, bends, table = Steps(*how_stepped), Display(*how_shown), Bends(*how_bent), Candidates(*documents)
+    held, seen, clicking = Held(*holdings), Seen(*views), Clicking(*people)
     parameters = starts.shape[1]
-    shared = parameters - personal.shape[1] if len(personal) > 0 else parameters
+    shared = parameters - bends.personal.shape[1] if len(bends.personal) > 0 else parameters
     # There is a step without a gradient. With clips too: a model left too long would tell that nobody clicked.
-    corrected = prox != 0.0 or len(drifts) > 0 or clip_weights > 0.0
+    bent = bends.pull != 0.0 or len(bends.drifts) > 0 or steps.clip_weights > 0.0
     weights = np.empty(parameters, dtype=np.float32)  # what scores are computed with
     master = np.empty(parameters)  # the same in double precision, so that small steps are not lost
-    scores = np.empty(longest, dtype=np.float32)
-    exps = np.empty(longest)
-    scratch = np.empty(longest)
-    draws = np.empty(longest)
-    chosen = np.empty(longest)
-    early = np.empty(longest, dtype=np.int64)
-    ranks = np.empty(longest, dtype=np.int64)
-    most = longest if logged else SHOWN
-    shown = np.empty(most, dtype=np.int64)
+    most = longest if display.logged else SHOWN
+    page = Page(
+        np.empty(longest, dtype=np.float32),
+        np.empty(longest),
+        np.empty(most, dtype=np.int64),
+        np.empty(most, dtype=np.bool_),
+    )
+    race = Race(
+        np.empty(longest),
+        np.empty(longest),
+        np.empty(longest),
+        np.empty(longest, dtype=np.int64),
+        np.empty(longest, dtype=np.int64),
+    )
     rows = np.empty(most, dtype=np.int64)
-    clicked = np.empty(most, dtype=np.bool_)
     scales = np.empty(most)
-    gradient = np.empty(parameters if clip_gradients > 0.0 else 0)
+    gradient = np.empty(parameters if steps.clip_gradients > 0.0 else 0)
     discount = discounts(SHOWN)
 
     for c in range(first, last):
@@ -294,60 +268,47 @@ def pdgd_clients(
             weights[p] = start[p]
             master[p] = start[p]
         for p in range(shared, parameters):
-            weights[p] = personal[c, p - shared]
-            master[p] = personal[c, p - shared]
-        client = stream(key, ids[c])
-        pool_start = pools[pool[c]]
-        pool_size = pools[pool[c] + 1] - pool_start
-        seen = grades[view[c]]
+            weights[p] = bends.personal[c, p - shared]
+            master[p] = bends.personal[c, p - shared]
+        client = stream(key, held.ids[c])
+        pool_start = held.pools[held.pool[c]]
+        pool_size = held.pools[held.pool[c] + 1] - pool_start
+        grades = seen.grades[seen.views[c]]
         quality = 0.0
-        for interaction in range(interactions[c]):
-            place = at[c] + interaction if len(at) > 0 else interaction
+        for interaction in range(held.interactions[c]):
+            place = held.at[c] + interaction if len(held.at) > 0 else interaction
             chance = stream(client, place)
-            query = queries[pool_start + (place if len(at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
-            who = user[c] if user[c] >= 0 else np.int64(uniform(chance, 1) * len(click))
-            begin = offsets[query]
-            count = offsets[query + 1] - begin
+            query = held.queries[pool_start + (place if len(held.at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
+            begin, count = table.offsets[query], table.offsets[query + 1] - table.offsets[query]
+            own = grades[begin : begin + count]
 
-            score(weights, hidden, features, begin, begin + count, scores)
-            spread = rates(scores, count, scratch, exps)
-            own = seen[begin : begin + count]
-            if logged:
-                size = count
-                considered = as_logged(own, count, shown, clicked)
+            size, spread = show(weights, hidden, table, query, display, chance, page, race)
+            if display.logged:
+                click_what_has_a_grade(own, count, page.clicked)
             else:
-                size = plackett_luce(scores, exps, spread, count, chance, draws, chosen, scratch, early, ranks, shown)
-                considered = read_and_click(
-                    own, shown, size, click[who], stop[who], attention[who], chance, FIRST_CLICK_DRAW, clicked
-                )
-            quality += shown_ndcg(own, shown, size, ideal[view[c], query], discount)
-            if considered < 2 and not corrected:
-                continue  # no click, or nothing to compare it with: no pair, no step
-            if prox != 0.0:  # before the gradient moves the weights at which both are taken
-                pull_back(master, start, shared, rate * prox)
-            if len(drifts) > 0:
-                add_scaled(master, rate, drifts[c])
-            if considered >= 2:
-                pair_weights(scores, exps, spread, count, shown, size, clicked, considered, scales)
-                for i in range(considered):
-                    rows[i] = begin + shown[i]
-                    if clip_gradients == 0.0:
-                        scales[i] *= rate
-                if clip_gradients == 0.0:
-                    add_gradients(master, weights, hidden, features, rows, scales, considered)
-                else:
-                    add_clipped_gradients(
-                        master, weights, hidden, features, rows, scales, considered, rate, clip_gradients, gradient
-                    )
-            if not batch:
-                if clip_weights > 0.0:
-                    shorten(master, clip_weights)
+                who = clicking.user[c] if clicking.user[c] >= 0 else np.int64(uniform(chance, 1) * len(clicking.click))
+                read_and_click(
+                    own, page.shown, size, clicking.click[who], clicking.stop[who], clicking.attention[who], chance,
+                    page.clicked,
+                )  # fmt: skip
+            quality += shown_ndcg(own, page.shown, size, seen.ideal[seen.views[c], query], discount)
+            if bends.pull != 0.0:  # before the gradient moves the weights at which both are taken
+                pull_back(master, start, shared, bends.pull)
+            if len(bends.drifts) > 0:
+                add_scaled(master, steps.rate, bends.drifts[c])
+            moved = learn(
+                master, weights, hidden, table.features, begin, count, page, spread, size, display, steps, scales,
+                rows, gradient,
+            )  # fmt: skip
+            if (moved or bent) and not steps.batch:
+                if steps.clip_weights > 0.0:
+                    shorten(master, steps.clip_weights)
                 copy_as_float32(master, weights)
-        if clip_weights > 0.0 and batch and interactions[c] > 0:
-            shorten(master, clip_weights)
-        online[c] = quality / interactions[c] if interactions[c] > 0 else 0.0
+        if steps.clip_weights > 0.0 and steps.batch and held.interactions[c] > 0:
+            shorten(master, steps.clip_weights)
+        online[c] = quality / held.interactions[c] if held.interactions[c] > 0 else 0.0
         for p in range(shared):
             updates[c, p] = master[p] - start[p]
         for p in range(shared, parameters):
             updates[c, p] = 0.0
-            personal[c, p - shared] = master[p]
+            bends.personal[c, p - shared] = master[p]

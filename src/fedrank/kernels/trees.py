@@ -8,38 +8,74 @@ from fedrank.kernels.compile import compiled
 from fedrank.kernels.measures import as_integers, key_of
 
 BLOCK = 256  # documents that walk down a tree together: while one waits for memory, the others go on
+ZERO = float(np.float32(1e-35))  # values from -ZERO to ZERO are zero to LightGBM
 
 
 @compiled()
-def add_tree(features, first, last, feature, threshold, missing_left, child, value, scores):
-    """Add what a tree says about documents first .. last - 1 to their scores.
+def add_trees(
+    features, first, last, scores, plain, roots, feature, threshold, missing_left, kind, child, value,
+    set_start, set_bits, is_linear, base, slope_start, slope_feature, slope,
+):  # fmt: skip
+    """Add what trees say about documents first .. last - 1 to their scores, tree after tree.
 
-    A split sends a document to child[split, 0] if its value is at most the threshold, otherwise to child[split, 1]; a
-    child below 0 is the leaf ~child. A value that is not a number goes to the left where `missing_left` says so. With
-    no split at all, everybody is in leaf 0.
+    The arrays are those of `trees/arrays.py: Trees`, which has checked them. A split sends a document to
+    child[split, 0] if its value is at most the threshold, otherwise to child[split, 1]; a child below 0 is the leaf
+    ~child. A value that is not a number goes to the left where `missing_left` says so. Where trees are `plain`, no
+    other kind of split or leaf needs a look.
     """
-    if len(feature) == 0:
-        for row in range(first, last):
-            scores[row] += value[0]
-        return
     node = np.empty(BLOCK, np.int32)
     for begin in range(first, last, BLOCK):
         count = min(BLOCK, last - begin)
-        node[:] = 0
-        walking = count
-        while walking > 0:
-            walking = 0
+        for root in roots:
+            node[:] = root
+            walking = count if root >= 0 else 0
+            while walking > 0:
+                walking = 0
+                for i in range(count):
+                    at = node[i]
+                    if at >= 0:
+                        seen = features[begin + i, feature[at]]
+                        right = seen > threshold[at]
+                        if seen != seen:
+                            right = not missing_left[at]
+                        elif not plain and kind[at] > 1:
+                            if kind[at] == 3:
+                                right = not in_set(seen, int(threshold[at]), set_start, set_bits)
+                            elif -ZERO <= seen <= ZERO:
+                                right = not missing_left[at]
+                        node[i] = child[at, int(right)]
+                        walking += node[i] >= 0
             for i in range(count):
-                at = node[i]
-                if at >= 0:
-                    seen = features[begin + i, feature[at]]
-                    right = seen > threshold[at]
-                    if seen != seen:
-                        right = not missing_left[at]
-                    node[i] = child[at, int(right)]
-                    walking += node[i] >= 0
-        for i in range(count):
-            scores[begin + i] += value[~node[i]]
+                leaf = ~node[i]
+                if not plain and is_linear[leaf]:
+                    scores[begin + i] += on_line(
+                        features[begin + i], leaf, value, base, slope_start, slope_feature, slope
+                    )
+                else:
+                    scores[begin + i] += value[leaf]
+
+
+@compiled()
+def in_set(seen, number, set_start, set_bits):
+    """Whether a value, cut to a whole number, is in a set of categories."""
+    if not -1 < seen < 2147483648:
+        return False
+    category = int(seen)
+    word = set_start[number] + category // 32
+    return word < set_start[number + 1] and (set_bits[word] >> (category % 32)) & 1 == 1
+
+
+@compiled()
+def on_line(row, leaf, value, base, slope_start, slope_feature, slope):
+    """What the linear model of a leaf says; its plain value where a feature that it reads is missing."""
+    total = base[leaf]
+    for i in range(slope_start[leaf], slope_start[leaf + 1]):
+        seen = row[slope_feature[i]]
+        if seen != seen:
+            return value[leaf]
+        if not -ZERO <= seen <= ZERO:
+            total += slope[i] * np.float64(seen)
+    return total
 
 
 @compiled()

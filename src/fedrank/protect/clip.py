@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,6 @@ def total_steps(updates: Updates, step: float) -> NDArray[np.int64]:
     return total
 
 
-def weights_of(sizes: NDArray[np.int64], cap: int) -> NDArray[np.float64]:
+def weights_of(sizes: NDArray[Any], cap: int) -> NDArray[np.float64]:
     """[clients]: how much each counts, from 0 to 1; the raw number of interactions never leaves a client."""
     return np.minimum(sizes / cap, 1.0)

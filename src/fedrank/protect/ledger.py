@@ -23,6 +23,7 @@ import os
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +42,14 @@ SOME, ALL, BACK, KEEP = b"some", b"all\0", b"back", b"keep"
 COHORTS, CHANGES = b"fedrank cohorts\n", b"fedrank changes\n"  # names of the two formats
 SLACK = 4 << 20  # bytes: changes.log is not rewritten to save less than this
 CHUNK = 1 << 20  # bytes
+PARTICIPANTS, CHANGED = "participants.log", "changes.log"
 
 
 class LedgerError(RuntimeError):
     """The ledger cannot be trusted, or would no longer be right."""
 
 
-class Kept(NamedTuple):
+class KeptRound(NamedTuple):
     """A finished round that can be used again without asking anybody."""
 
     cohort: NDArray[np.int64]  # rows of the clients that took part, ascending
@@ -70,10 +72,10 @@ class _Record:
 class _Log:
     """A file of checked records that is only appended to."""
 
-    def __init__(self, path: Path, name: bytes, clients: int) -> None:
+    def __init__(self, path: Path, name: bytes, clients: int, write: bool = True) -> None:
         self.path = path
         self.begin = _checked(BEGIN.pack(name, VERSION, clients))
-        self.file = _private(path)
+        self.file = _private(path) if write else io.FileIO(path)
         self.size = os.fstat(self.file.fileno()).st_size
         found = _read(self.file, len(self.begin))
         if found != self.begin:
@@ -81,10 +83,11 @@ class _Log:
             if self.size > len(found) or (found != self.begin[: len(found)] and any(found)):
                 self.file.close()
                 raise LedgerError(_unfit(path, found, name, clients))
-            self.file.seek(0)
-            _write(self.file, self.begin)
-            self.file.truncate(len(self.begin))
-            self.sync()
+            if write:
+                self.file.seek(0)
+                _write(self.file, self.begin)
+                self.file.truncate(len(self.begin))
+                self.sync()
             self.size = len(self.begin)
         self.end = len(self.begin)  # of what is known to be whole
 
@@ -98,7 +101,7 @@ class _Log:
         """One record; None where there is no whole one."""
         self.file.seek(at)
         head = _unchecked(_read(self.file, HEAD.size + CRC.size))
-        if head is None:
+        if head is None or len(head) < HEAD.size:
             return None
         kind, round, place, length = HEAD.unpack(head)
         if at + HEAD.size + CRC.size + length + CRC.size > self.size:
@@ -116,7 +119,7 @@ class _Log:
         self.file.seek(self.end)
         head = _unchecked(_read(self.file, HEAD.size + CRC.size))
         last = self.end + HEAD.size  # of the last checksum that must be there
-        if head is not None:
+        if head is not None and len(head) == HEAD.size:
             last += CRC.size + HEAD.unpack(head)[3]
         if last + CRC.size > self.size:
             return True
@@ -166,6 +169,89 @@ class _Log:
         return places
 
 
+class Charges:
+    """Who was charged how often, according to `participants.log`."""
+
+    def __init__(self, log: _Log | None, clients: int) -> None:
+        self.clients, self.rounds = clients, 0
+        self.by_round: Counter[int] = Counter()  # how often each round is charged: again after every crash that took it
+        self._log = log
+        self._counts = np.zeros(clients, np.int64)  # charged to single clients
+        self._everybody = 0  # charged to all of them
+
+    @classmethod
+    def read(cls, folder: Path, clients: int) -> Charges:
+        """What a ledger says that others may be writing to at this moment; nothing is changed."""
+        path = Path(folder) / PARTICIPANTS
+        if not path.exists():
+            return cls(None, clients)  # nobody was asked for anything yet
+        log = _Log(path, COHORTS, clients, write=False)
+        with log.file:
+            charges = cls(log, clients)
+            for record in log.records():
+                charges.take(record)
+            if log.end < log.size and not log.torn():
+                raise charges.untrusted(f"is damaged at byte {log.end}")
+        return charges
+
+    @property
+    def participations(self) -> NDArray[np.int64]:
+        """[clients]: how often each client is charged."""
+        return self._counts + self._everybody
+
+    @property
+    def lost(self) -> int:
+        """Rounds that were charged again, because a crash took them."""
+        return self.rounds - len(self.by_round)
+
+    def take(self, record: _Record) -> None:
+        """Count one more record of the log."""
+        if record.kind == BACK:
+            for place in np.frombuffer(record.payload, "<u8"):
+                self.take_back(int(place))
+        else:
+            self._charge(record, 1)
+
+    def add(self, round: int, rows: NDArray[np.int64]) -> None:
+        """Count a round that is about to be written."""
+        if len(rows) == self.clients:
+            self._everybody += 1
+        else:
+            self._counts[rows] += 1
+        self._count(round, 1)
+
+    def take_back(self, place: int) -> None:
+        record = None if self._log is None else self._log.read(place)
+        if record is None:
+            raise self.untrusted(f"gives back a reservation at byte {place} that is not there")
+        self._charge(record, -1)
+
+    def _charge(self, record: _Record, times: int) -> None:
+        bits = (self.clients + 7) // 8
+        if record.kind == ALL and not record.payload:
+            self._everybody += times
+        elif record.kind == SOME and len(record.payload) == bits:
+            mask = np.unpackbits(np.frombuffer(record.payload, np.uint8), count=self.clients)
+            np.add(self._counts, times, out=self._counts, where=mask.view(np.bool_))
+        else:
+            raise self.untrusted(f"holds something unknown at byte {record.at} ({record.kind!r})")
+        self._count(record.round, times)
+
+    def _count(self, round: int, times: int) -> None:
+        self.rounds += times
+        self.by_round[round] += times
+        if not self.by_round[round]:
+            del self.by_round[round]
+
+    def untrusted(self, what: str) -> LedgerError:
+        where = "the ledger" if self._log is None else self._log.path
+        return LedgerError(
+            f"{where} {what}. It is the only record of what was spent, and can no longer tell. "
+            "Restore it from a copy made after the last round; without one, treat the privacy of all its clients "
+            "as spent, keep the file, and start a new run in another folder"
+        )
+
+
 class Ledger:
     """Append-only record of who took part in which round, which survives crashes and never says too little.
 
@@ -177,9 +263,7 @@ class Ledger:
     def __init__(self, participants: _Log, changes: _Log, clients: int) -> None:
         self.clients = clients
         self._participants, self._changes = participants, changes
-        self._counts = np.zeros(clients, np.int64)  # charged to single clients
-        self._everybody = 0  # charged to all of them
-        self._rounds = 0
+        self._charges = Charges(participants, clients)
         self._pending: dict[int, int] = {}  # round -> its reservation in participants.log
         self._begun: set[int] = set()  # pending rounds of which something may have been sent
         self._kept: dict[int, tuple[int, int]] = {}  # round -> beginning and end of its record in changes.log
@@ -194,9 +278,9 @@ class Ledger:
         folder = Path(folder).absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as opened:
-            participants = _Log(folder / "participants.log", COHORTS, clients)
+            participants = _Log(folder / PARTICIPANTS, COHORTS, clients)
             opened.callback(participants.file.close)
-            changes = _Log(folder / "changes.log", CHANGES, clients)
+            changes = _Log(folder / CHANGED, CHANGES, clients)
             opened.callback(changes.file.close)
             # A file that its folder does not know after a power cut would be a reservation forgotten.
             sync(folder)
@@ -243,12 +327,10 @@ class Ledger:
             for round in rounds:
                 rows = np.asarray(cohorts[round], np.int64)
                 # Counted first: whatever goes wrong from here on, the counters say too much rather than too little.
-                self._rounds += 1
+                self._charges.add(round, rows)
                 if len(rows) == self.clients:
-                    self._everybody += 1
                     places[round] = self._participants.append(ALL, round, 0)
                     continue
-                self._counts[rows] += 1
                 mask = np.zeros(self.clients, np.bool_)
                 mask[rows] = True
                 places[round] = self._participants.append(SOME, round, 0, np.packbits(mask).data)
@@ -289,7 +371,7 @@ class Ledger:
             self._begun.discard(round)
             self._last = max(self._last, round)
 
-    def kept(self, round: int) -> Kept | None:
+    def kept(self, round: int) -> KeptRound | None:
         """A finished round after the last checkpoint: to be used again after a crash, which costs nobody anything."""
         if round not in self._kept:
             return None
@@ -298,7 +380,7 @@ class Ledger:
             raise LedgerError(
                 f"{self._changes.path}: the change of round {round} has been damaged since it was written"
             )
-        return Kept(self._cohort(record.place), np.frombuffer(record.payload, "<f8").astype(np.float64))
+        return KeptRound(self._cohort(record.place), np.frombuffer(record.payload, "<f8").astype(np.float64))
 
     def give_back(self) -> None:
         """At a clean stop: rounds reserved after the last kept one, and never begun, no longer count.
@@ -312,7 +394,7 @@ class Ledger:
                 self._participants.append(BACK, 0, 0, np.array(places, "<u8").data.cast("B"))
                 self._participants.sync()
                 for place in places:
-                    self._take_back(place)
+                    self._charges.take_back(place)
         self._pending.clear()
         self._begun.clear()
 
@@ -334,11 +416,11 @@ class Ledger:
 
     def participations(self) -> NDArray[np.int64]:
         """[clients]: how often each client is charged."""
-        return self._counts + self._everybody
+        return self._charges.participations
 
     def rounds(self) -> int:
         """How many rounds are charged; one that was reserved again after a crash counts again."""
-        return self._rounds
+        return self._charges.rounds
 
     def _load(self) -> None:
         """Derive the totals from the log, and find the changes that can still be used."""
@@ -355,11 +437,9 @@ class Ledger:
                 )
             self._changes.cut()
         for record in self._participants.records():
+            self._charges.take(record)
             if record.kind == BACK:
-                for place in np.frombuffer(record.payload, "<u8"):
-                    self._take_back(int(place))
                 continue
-            self._charge(record, 1)
             while self._kept and next(reversed(self._kept)) >= record.round:  # replaced, as in `reserve`
                 self._kept.popitem()
             if record.at in changes and changes[record.at][0] == record.round:
@@ -370,37 +450,20 @@ class Ledger:
             # that wrote it had not returned and nothing was sent; or it was a `give_back`, and its rounds stay charged.
             # Any other damage may hide rounds that were sent.
             if not self._participants.torn():
-                raise self._untrusted(f"is damaged at byte {self._participants.end}")
+                raise self._charges.untrusted(f"is damaged at byte {self._participants.end}")
             self._participants.cut()
         if changes:
             round, at, _ = next(iter(changes.values()))
-            raise self._untrusted(
+            raise self._charges.untrusted(
                 f"does not hold the reservation of round {round}, whose change stands in changes.log at byte {at}"
             )
         # What a process that was killed left in the system's memory, and is counted now, must not vanish later.
         self._participants.sync()
 
-    def _charge(self, record: _Record, times: int) -> None:
-        bits = (self.clients + 7) // 8
-        if record.kind == ALL and not record.payload:
-            self._everybody += times
-        elif record.kind == SOME and len(record.payload) == bits:
-            mask = np.unpackbits(np.frombuffer(record.payload, np.uint8), count=self.clients)
-            np.add(self._counts, times, out=self._counts, where=mask.view(np.bool_))
-        else:
-            raise self._untrusted(f"holds something unknown at byte {record.at} ({record.kind!r})")
-        self._rounds += times
-
-    def _take_back(self, place: int) -> None:
-        record = self._participants.read(place)
-        if record is None:
-            raise self._untrusted(f"gives back a reservation at byte {place} that is not there")
-        self._charge(record, -1)
-
     def _cohort(self, place: int) -> NDArray[np.int64]:
         record = self._participants.read(place)
         if record is None:
-            raise self._untrusted(f"has been damaged at byte {place} since it was written")
+            raise self._charges.untrusted(f"has been damaged at byte {place} since it was written")
         if record.kind == ALL:
             return np.arange(self.clients, dtype=np.int64)
         bits = np.unpackbits(np.frombuffer(record.payload, np.uint8), count=self.clients)
@@ -448,13 +511,6 @@ class Ledger:
         if round in self._kept:
             return f"round {round} is kept already; use kept({round}) instead of running it again"
         return f"round {round} is not reserved, so its clients are not charged; call reserve before anything is sent"
-
-    def _untrusted(self, what: str) -> LedgerError:
-        return LedgerError(
-            f"{self._participants.path} {what}. It is the only record of what was spent, and can no longer tell. "
-            "Restore it from a copy made after the last round; without one, treat the privacy of all its clients "
-            "as spent, keep the file, and start a new run in another folder"
-        )
 
 
 def _checked(content: bytes) -> bytes:

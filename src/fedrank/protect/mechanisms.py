@@ -6,12 +6,11 @@ import math
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.federate.aggregate import Mean
 from fedrank.protect.accounting import (
     ConcentratedEvent,
     Event,
@@ -30,9 +29,8 @@ from fedrank.protect.noise import (
     rounded_laplace,
 )
 from fedrank.protect.promises import OBSERVERS, Promise, Setting, up
-from fedrank.rank.evolution import REWARD_VALUES, Evolution
-from fedrank.rank.learners import Pdgd
-from fedrank.types import Aggregator, Arrivals, Change, Mechanism, Source
+from fedrank.rank.evolution import REWARD_VALUES
+from fedrank.types import Aggregator, Change, Mechanism, Messages, Source, Trait, has
 
 LARGEST_PROTOCOL = 200  # clients: the secure sum takes time that grows with their square
 
@@ -41,18 +39,23 @@ class Place(Protocol):
     """Where noise is added, and so who never sees an update without it."""
 
     @property
-    def adds_up(self) -> bool: ...
+    def traits(self) -> frozenset[Trait]: ...
     @property
     def sees(self) -> str:
         """Who sees what, as a sentence."""
+
+    @property
+    def sees_of_people(self) -> str:
+        """The same where clients are organisations that add up their people."""
 
 
 @dataclass(frozen=True)
 class OnClient:
     """Noise on every message, before it leaves: holds even against the server (local privacy)."""
 
-    adds_up = False
+    traits: ClassVar[frozenset[Trait]] = frozenset()
     sees = "the server sees every update, shortened and with noise"
+    sees_of_people = "the server sees a sum over the people of each organisation, with noise"
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,12 @@ class SecureSum:
     bits: int = 32  # sums are whole numbers modulo 2^bits
     sum: Literal["protocol", "ideal"] = "protocol"  # ideal: only what the protocol would compute, for large simulations
 
-    adds_up = True
     sees = "the server sees the sum of a round's updates, with noise, and who took part"
+    sees_of_people = "the server sees a sum over the people of all organisations, with noise, and which took part"
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return frozenset({"adds up", "whole round"} if self.sum == "protocol" else {"adds up"})
 
     def __post_init__(self) -> None:
         if not 0 < self.honest <= 1:
@@ -115,8 +122,12 @@ class SecureSum:
 class AtServer:
     """Noise on the sum, added by a server that everybody trusts with bare updates (central privacy)."""
 
-    adds_up = True
+    traits: ClassVar[frozenset[Trait]] = frozenset({"adds up", "hides cohort"})
     sees = "the server sees every update as it is; everybody else sees models made from noisy sums"
+    sees_of_people = (
+        "the server sees a sum over the people of each organisation as it is; everybody else sees models made from "
+        "noisy sums"
+    )
 
 
 class PricedMechanism(Mechanism, Protocol):
@@ -131,13 +142,19 @@ PLACES: dict[str, type[Place]] = {"client": OnClient, "secure-sum": SecureSum, "
 
 @dataclass(frozen=True)
 class _Noise(ABC):
-    """What Gaussian and Laplace noise have in common: clip, weigh, put on a grid, add."""
+    """What Gaussian and Laplace noise have in common: clip, weigh, put on a grid, add.
+
+    With unit = "person" clients are organisations. Their people are clipped one by one, then added up, so that nobody's
+    part in a sum is longer than clip, and noise is divided by all of them.
+    """
 
     clip: float  # S: largest length of an update, which is shortened to it; the unit of a weight
     noise: float  # how wide the noise is (deviation, or scale of Laplace noise), in multiples of clip
     place: Place = field(default_factory=OnClient)  # who adds it: each client, all of them in shares, or the server
     cap: int = 1  # interactions from which on a client counts fully; with fewer it counts in proportion
-    unit: Literal["client", "interaction"] = "client"  # what is protected; interaction: far weaker
+    unit: Literal["client", "interaction", "person"] = "client"  # what is protected; person: each one of a client's
+    people: int = 1  # of unit "person": the most people of any client, by which its sum is divided; clients.people
+    sites: int = 1  # of unit "person": at how many clients one person may be; what these cost is added up
 
     norm = 2  # how length is measured
     tail = 1.0  # width of the tails, compared with those of a normal law
@@ -154,47 +171,58 @@ class _Noise(ABC):
                 f'cap = {self.cap} makes what a client sends depend on how often it searched; unit = "interaction" '
                 "does not cover that: use cap = 1"
             )
+        for name in ("people", "sites"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} = {value} leaves nobody to protect; use 1 or more")
+            if value > 1 and self.unit != "person":
+                raise ValueError(f'{name} = {value} is for unit = "person", this is "{self.unit}"; leave it out')
 
     @property
-    def adds_up(self) -> bool:
-        return self.place.adds_up
+    def traits(self) -> frozenset[Trait]:
+        return self.place.traits | {"people"} if self.unit == "person" else self.place.traits
 
     @property
-    def hides_cohort(self) -> bool:
-        return isinstance(self.place, AtServer)
+    def sends(self) -> str:
+        """The type of what a client sends: whole grid steps where they are summed up, four bytes otherwise."""
+        return "<i8" if isinstance(self.place, SecureSum) else "<f4"
 
     @property
     def sees(self) -> str:
-        return self.place.sees
+        return self.place.sees_of_people if self.unit == "person" else self.place.sees
 
     def source(self) -> Source:
         return SecureSource()
 
     def step(self, cohort: float) -> float:
         """Width of the grid: the finest that four bytes a parameter, or the modulus of the sum, allow."""
-        finest = finest_step(self.clip)
+        # A sum of people's contributions is exact in four bytes, too; the factor is for each having been rounded up.
+        finest = finest_step(self.clip if self.people == 1 else 2 * self.people * self.clip)
         if not isinstance(self.place, SecureSum):
             return finest
         from fedrank.protect import secure_sum
 
         self.place.check(cohort)
         total = self.tail * self.noise * self.clip * math.sqrt(cohort / self.place.fewest(cohort))
-        return max(finest, secure_sum.finest_step(int(cohort), self.clip, total, self.place.bits))
+        return max(finest, secure_sum.finest_step(int(cohort) * self.people, self.clip, total, self.place.bits))
 
     def reach(self, setting: Setting) -> float:
-        """How far the sum moves if a client, or an interaction, is left out: the sensitivity, after rounding."""
+        """How far the sum moves without one client, person or interaction: the sensitivity, after rounding."""
         step = self.step(setting.cohort(self))
         spread = self._spread(setting)
         whole = self.clip + step * spread / 2
+        if self.unit == "person":
+            # Somebody at several sites moves one sum several times, or several messages that carry noise of their own.
+            return whole * (self.sites ** (1 / self.norm) if isinstance(self.place, OnClient) else self.sites)
         if self.unit == "client":
             return whole
-        learner = setting.learner
-        if not isinstance(learner, Pdgd) or not learner.clip_gradients:
+        learner: Any = setting.learner
+        if not getattr(learner, "clip_gradients", 0):
             raise ValueError(
                 'unit = "interaction" needs a bound on what one interaction adds to an update; '
                 'use the learner "pdgd" with batch = true and clip_gradients, such as 1.0'
             )
-        longest = learner.rate * learner.clip_gradients
+        longest: float = learner.rate * learner.clip_gradients
         if self.norm == 1:
             # A vector is up to √parameters times as long in L1 as in L2. And shortening two vectors brings them no
             # further apart in L2, but up to twice as far in L1: (1, 0) and (1, x) become (1, 0) and (1, x) / (1 + x).
@@ -212,35 +240,64 @@ class _Noise(ABC):
         """Length of (1, 1, ..., 1)."""
         return math.sqrt(setting.parameters) if self.norm == 2 else setting.parameters
 
-    def protect(self, arrived: Arrivals, cohort: float, source: Source) -> Arrivals:
+    def protect(
+        self, messages: Messages, cohort: float, source: Source, counts: NDArray[np.float64] | None = None
+    ) -> Messages:
         step = self.step(cohort)
-        steps = contributions(arrived.updates, weights_of(arrived.sizes, self.cap), self.clip, self.norm, step)
-        if isinstance(self.place, OnClient):
-            steps += self._law(self.noise * self.clip / step).draw(steps.shape, source)
-        updates = (steps * step).astype(np.float32)
-        bytes_each = 4 * updates.shape[1]
-        if isinstance(self.place, SecureSum):
+        weights = weights_of(messages.sizes, self.cap)
+        if counts is not None:  # an old update counts like one with fewer interactions behind it
+            weights = weights_of(counts * np.minimum(messages.sizes, self.cap), self.cap)
+        steps = contributions(messages.updates, weights, self.clip, self.norm, step)
+        if self.unit == "person":
+            messages, steps = self._added_up(messages, steps)
+        scale, place = self.noise * self.clip / step, self.place
+        if isinstance(place, OnClient):
+            steps += self._law(scale).draw(steps.shape, source)
+        if isinstance(place, SecureSum):
             from fedrank.protect.secure_sum import message_bytes
 
-            bytes_each = message_bytes(int(cohort), updates.shape[1], self.place.bits)
+            steps += self._share(scale, place.fewest(cohort)).draw(steps.shape, source)
+            sent, bytes_each = steps, message_bytes(int(cohort), steps.shape[1], place.bits)
+        else:
+            # An organisation whose noise is its own sends a mean over its people; a server divides the sum by all.
+            each = step / self.people if isinstance(place, OnClient) else step
+            sent, bytes_each = (steps * each).astype(np.float32), 4 * steps.shape[1]
         # Who searched how often never leaves a client, except through its weight.
-        return replace(arrived, updates=updates, sizes=np.ones_like(arrived.sizes), message_bytes=bytes_each)
+        return replace(messages, updates=sent, sizes=np.ones_like(messages.sizes), bytes_each=bytes_each)
+
+    def _added_up(self, messages: Messages, steps: NDArray[np.int64]) -> tuple[Messages, NDArray[np.int64]]:
+        """A row for each organisation, from one for each of its people."""
+        ids, first, place, people = np.unique(messages.ids, return_index=True, return_inverse=True, return_counts=True)
+        if people.max(initial=0) > self.people:
+            raise ValueError(
+                f"client {ids[np.argmax(people)]} has {people.max()} people, and its sum is made for people = "
+                f"{self.people} at most; use a larger number, which is public"
+            )
+        total = np.zeros((len(ids), steps.shape[1]), dtype=np.int64)
+        np.add.at(total, place, steps)
+        return messages.rows(first), total
 
     def rule(self, cohort: float, source: Source) -> Aggregator:
         step = self.step(cohort)
-        scale = self.noise * self.clip / step
         if isinstance(self.place, SecureSum):
             kind = _SumOfShares if self.place.sum == "ideal" else _ProtocolSum
-            return kind(self.place, step, int(cohort), self._share(scale, self.place.fewest(cohort)), source)
-        return _NoisySum(step, cohort, self._law(scale), source)
+            return kind(self.place, step / self.people, int(cohort))
+        return _NoisySum(step, cohort * self.people, self._law(self.noise * self.clip / step), source)
 
     def promises(self, setting: Setting) -> list[Promise]:
         cohort = setting.cohort(self)
         step, reach = self.step(cohort), self.reach(setting)
         scale = self.noise * self.clip
-        unit = "everything a client does" if self.unit == "client" else "one interaction, not all that a client does,"
+        unit = self._covers()
         paid: Literal["once", "participation", "round"] = "once" if self.unit == "interaction" else "participation"
         if isinstance(self.place, OnClient):
+            if self.unit == "person":
+                slack = _slack(self._law(scale / step), setting.parameters * self.sites)
+                event = self._event(scale / reach)
+                why = (
+                    f"if a person's own organisation is trusted, which adds noise before its sum leaves; covers {unit}"
+                )
+                return [Promise(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
             slack = _slack(self._law(scale / step), setting.parameters)
             event = self._event(scale / self.furthest(setting))
             why = f"noise is added before a message leaves, so nobody needs to be trusted; covers {unit}"
@@ -257,17 +314,28 @@ class _Noise(ABC):
             )
             return [Promise(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
         slack = _slack(self._law(scale / step), setting.parameters)
-        # Who knows that an interaction took place knows that its client took part.
+        # Who knows that an interaction took place knows that its client took part. And an organisation takes part with
+        # all its people or none: the others, who are known, show that it did, so that nobody hides behind the draw.
         sampling = setting.participation if self.unit == "client" else 1.0
         sampled = sampling < 1
         event = self._event(scale / reach, sampling)
-        why = f"if the server is trusted with bare updates{' and keeps secret who takes part' if sampled else ''}"
-        charged: Literal["once", "round"] = "once" if paid == "once" else "round"
+        bare, each = ("sums", "organisation's sum") if self.unit == "person" else ("updates", "update")
+        why = f"if the server is trusted with bare {bare}{' and keeps secret who takes part' if sampled else ''}"
+        charged: Literal["once", "participation", "round"] = "round" if self.unit == "client" else paid
         return [
-            Promise("server", None, "sees every update without noise, and who takes part", unit=self.unit),
+            Promise("server", None, f"sees every {each} without noise, and who takes part", unit=self.unit),
             Promise("other clients", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
             Promise("public", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
         ]
+
+    def _covers(self) -> str:
+        if self.unit == "client":
+            return "everything a client does"
+        if self.unit == "interaction":
+            return "one interaction, not all that a client does,"
+        if self.sites == 1:
+            return "everything a person does at one organisation, which sees it; at several, what each costs adds up"
+        return f"everything a person does at up to {self.sites} organisations, which see it; their costs are added up"
 
     @abstractmethod
     def _law(self, scale: float) -> GridNoise:
@@ -339,8 +407,7 @@ class FpdgdPaper:
     sensitivity: float = 3.0  # Δ
     variant: Literal["text", "code"] = "text"  # weights are clipped to Δ/2 (the text) or to Δ (the code)
 
-    adds_up = False
-    hides_cohort = False
+    traits: ClassVar[frozenset[Trait]] = frozenset()
     sees = "the server sees every client's weights, almost without noise"
 
     def __post_init__(self) -> None:
@@ -357,10 +424,12 @@ class FpdgdPaper:
     def source(self) -> Source:
         return SecureSource()
 
-    def protect(self, arrived: Arrivals, cohort: float, source: Source) -> Arrivals:
+    def protect(
+        self, messages: Messages, cohort: float, source: Source, counts: NDArray[np.float64] | None = None
+    ) -> Messages:
         rng = np.random.default_rng(source.seed())
-        up, down = rng.gamma(1 / cohort, self.sensitivity / self.epsilon, size=(2, *arrived.updates.shape))
-        return replace(arrived, updates=(arrived.updates + (up - down)).astype(np.float32))
+        up, down = rng.gamma(1 / cohort, self.sensitivity / self.epsilon, size=(2, *messages.updates.shape))
+        return replace(messages, updates=(messages.updates + (up - down)).astype(np.float32))
 
     def promises(self, setting: Setting) -> list[Promise]:
         if getattr(setting.learner, "clip_weights", 0.0) != self.clip_weights:
@@ -370,9 +439,9 @@ class FpdgdPaper:
             )
         nothing = "one message carries almost no noise: clicks can be read from it"
         rows = [Promise("server", None, nothing)]
-        if not isinstance(setting.aggregator, Mean):
+        if not has(setting.aggregator, "sum"):
             why = "noise adds up to Laplace noise in an equally weighted mean only"
-        elif setting.aggregator.weighted and len(set(setting.interactions)) > 1:
+        elif getattr(setting.aggregator, "weighted", False) and len(set(setting.interactions)) > 1:
             why = "clients of different weight do not add up to Laplace noise"
         else:
             # L2 clipping with noise on every coordinate: only √parameters times the stated ε holds in pure form.
@@ -394,19 +463,20 @@ class EsRandomisedResponse:
     What is flipped is drawn from the run's seed, since clients are simulated; a deployment must use the secure source.
     """
 
-    adds_up = False
-    hides_cohort = False
+    traits: ClassVar[frozenset[Trait]] = frozenset({"adds nothing"})
     sees = "the server sees a seed and two mean rewards, of which some are flipped"
 
     def source(self) -> Source:
         return SecureSource()
 
-    def protect(self, arrived: Arrivals, cohort: float, source: Source) -> Arrivals:
-        return arrived
+    def protect(
+        self, messages: Messages, cohort: float, source: Source, counts: NDArray[np.float64] | None = None
+    ) -> Messages:
+        return messages
 
     def promises(self, setting: Setting) -> list[Promise]:
-        learner = setting.learner
-        if not isinstance(learner, Evolution) or learner.truth == 1:
+        learner: Any = setting.learner
+        if not has(learner, "rewards") or learner.truth == 1:
             raise ValueError(
                 'es-randomised-response prices rewards that are flipped; use the learner "evolution" with truth below 1'
             )
@@ -438,61 +508,62 @@ class _NoisySum:
     law: GridNoise
     source: Source
 
-    def part(self, arrived: Arrivals) -> NDArray[np.int64]:
-        return total_steps(arrived.updates, self.step)
+    traits: ClassVar[frozenset[Trait]] = frozenset({"sum"})
+
+    def part(self, messages: Messages) -> NDArray[np.int64]:
+        return total_steps(messages.updates, self.step)
 
     def whole(self, total: NDArray[np.int64]) -> Change:
         noised = np.add(total, self.law.draw(total.shape, self.source), dtype=np.float64)
         return noised * (self.step / self.cohort)
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        return self.whole(self.part(arrived))
+    def __call__(self, messages: Messages) -> Change:
+        return self.whole(self.part(messages))
 
 
 @dataclass(frozen=True)
-class _Shares:
-    """What contributions with their shares of the noise are added up with."""
+class _SumOfShares:
+    """What a secure sum opens to the server, without the protocol."""
 
     place: SecureSum
     step: float
     cohort: int
-    share: GridNoise
-    source: Source
 
-    def sent(self, arrived: Arrivals) -> NDArray[np.int64]:
-        steps = _steps(arrived, self.step)
-        steps += self.share.draw(steps.shape, self.source)
-        return steps
+    traits: ClassVar[frozenset[Trait]] = frozenset({"sum"})
 
+    @property
+    def fewest(self) -> int:
+        """Messages of a round below which its sum is not opened: there would be too little noise in it."""
+        return self.place.opened(self.cohort)
 
-@dataclass(frozen=True)
-class _SumOfShares(_Shares):
-    """What a secure sum opens to the server, without the protocol."""
-
-    def part(self, arrived: Arrivals) -> NDArray[np.int64]:
+    def part(self, messages: Messages) -> NDArray[np.int64]:
         from fedrank.protect.secure_sum import ideal_sum
 
-        return ideal_sum(self.sent(arrived), self.place.bits)
+        return ideal_sum(messages.updates, self.place.bits)
 
     def whole(self, total: NDArray[np.int64]) -> Change:
         from fedrank.protect.secure_sum import ideal_sum
 
         return ideal_sum(total[None, :], self.place.bits).astype(np.float64) * (self.step / self.cohort)
 
-    def __call__(self, arrived: Arrivals) -> Change:
-        return self.whole(self.part(arrived))
+    def __call__(self, messages: Messages) -> Change:
+        return self.whole(self.part(messages))
 
 
 @dataclass(frozen=True)
-class _ProtocolSum(_Shares):
+class _ProtocolSum:
     """The same by the protocol: of all clients at once, because nobody may see a sum of some of them."""
 
-    def __call__(self, arrived: Arrivals) -> Change:
+    place: SecureSum
+    step: float
+    cohort: int
+
+    def __call__(self, messages: Messages) -> Change:
         from fedrank.protect.secure_sum import secure_sum
 
         threshold, fewest = self.place.threshold(self.cohort), self.place.opened(self.cohort)
         session = os.urandom(16)
-        total = secure_sum(self.sent(arrived), self.place.bits, threshold, fewest, session=session, round=arrived.round)
+        total = secure_sum(messages.updates, self.place.bits, threshold, fewest, session=session, round=messages.round)
         return total.astype(np.float64) * (self.step / self.cohort)
 
 
@@ -502,11 +573,6 @@ def _slack(law: GridNoise, draws: int) -> float:
     Every probability, with an update and without it, is right up to a factor exp(±log_error) for each draw.
     """
     return 2 * draws * law.log_error
-
-
-def _steps(arrived: Arrivals, step: float) -> NDArray[np.int64]:
-    """[clients, parameters]: contributions as the whole numbers that they are."""
-    return np.rint(arrived.updates.astype(np.float64) / step).astype(np.int64)
 
 
 def _wide_enough(steps: float, shares: int) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedrank.federate.round import expected_cohort
-from fedrank.protect.accounting import Event, epsilon
-from fedrank.types import Aggregator, Learner, Mechanism
+from fedrank.federate.federation import cohort_size
+from fedrank.protect.accounting import Event, composed, epsilon
+from fedrank.types import Aggregator, Learner, Mechanism, has
 
 OBSERVERS = ("server", "other clients", "public")
 
@@ -26,7 +27,10 @@ class Setting:
     aggregator: Aggregator
 
     def cohort(self, mechanism: Mechanism) -> float:
-        return expected_cohort(self.clients, self.participation, mechanism)
+        """How many clients a round has, or has on average where each draws by itself: a public number."""
+        if has(mechanism, "hides cohort"):
+            return self.participation * self.clients
+        return cohort_size(self.clients, self.participation)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Promise:
     event: Event | None  # what is spent each time; None: nothing can be claimed
     because: str  # under which assumption it holds, or why nothing does
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
-    unit: Literal["client", "interaction"] = "client"  # what is protected: all that a client does, or one interaction
+    unit: Literal["client", "interaction", "person"] = "client"  # what is protected: all that one of them does
     neighbours: Literal["zero-out", "replace-one"] = "replace-one"
     slack: float = 0.0  # added to ε each time, since a sampler is not exactly the law that is priced
 
@@ -70,6 +74,19 @@ class Promise:
             else:
                 high = middle
         return low
+
+
+def cost_together(spent: Iterable[tuple[Promise, int]], delta: float) -> float:
+    """What several promises cost somebody who paid each so often; infinite where one claims nothing."""
+    paid = [(promise, times) for promise, times in spent if times]
+    if any(promise.event is None for promise, _ in paid):
+        return math.inf
+    events: Counter[Event] = Counter()
+    for promise, times in paid:
+        assert promise.event is not None
+        events[promise.event] += times
+    extra = sum(times * promise.slack for promise, times in paid)  # as in `Promise.epsilon`
+    return composed(events, delta * math.exp(-extra / 2)) + extra
 
 
 def noise_for(promise: Callable[[float], Promise], times: int, delta: float, target: float) -> float:

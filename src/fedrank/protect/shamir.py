@@ -30,10 +30,13 @@ def to_bytes(element: int) -> bytes:
 
 def from_bytes(data: bytes) -> int:
     """The element that 32 bytes stand for; every element has only one spelling."""
-    value = int.from_bytes(data, "little")
-    if len(data) != ELEMENT_BYTES or value >= PRIME:
+    if not is_element(data):
         raise ValueError(f"{len(data)} bytes that are no element of the field: the share is damaged; ask for it again")
-    return value
+    return int.from_bytes(data, "little")
+
+
+def is_element(data: bytes) -> bool:
+    return len(data) == ELEMENT_BYTES and int.from_bytes(data, "little") < PRIME
 
 
 def split(secret: int, threshold: int, points: Sequence[int], entropy: Entropy) -> list[int]:

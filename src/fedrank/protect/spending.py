@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.protect.ledger import Kept, Ledger
+from fedrank.protect.ledger import KeptRound, Ledger
+from fedrank.protect.population import Account, Population, Terms, spent_together
 from fedrank.protect.promises import Promise, up
 from fedrank.types import Change
 
@@ -39,7 +41,7 @@ class Spending:
                     f"against the {promise.against}; use more noise, or a larger budget"
                 )
 
-    def kept(self, round: int) -> Kept | None:
+    def kept(self, round: int) -> KeptRound | None:
         return self.ledger.kept(round)
 
     def keep(self, round: int, change: Change) -> None:
@@ -76,3 +78,36 @@ class Spending:
     def _can_pay(self, cohort: NDArray[np.int64], lost: int) -> bool:
         most = int(self._counts[cohort].max(initial=0)) + 1
         return all(promise.times(most, self._rounds + 1, lost) <= limit for promise, limit in self._limits)
+
+
+class SharedSpending(Spending):
+    """The same for people who pay for other runs, too: their limit is for all runs together."""
+
+    def __init__(self, ledger: Ledger, terms: Terms, rounds: int, population: Population, own: Path):
+        super().__init__(ledger, terms.promises, rounds, terms.delta, None)
+        self._terms, self._population, self._own = terms, population, own
+
+    def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        block = {each: draw(each) for each in range(round, min(round + self._ahead, self._last + 1))}
+        with self._population.deciding():
+            others = self._population.accounts(but=self._own)
+            while (refusal := self._refusal(others, block, round)) is not None and len(block) > 1:
+                block = dict(list(block.items())[: len(block) // 2])
+            if refusal is not None and round == 1:
+                raise ValueError(f"{refusal}; no round is run. Ask other people, or use a mechanism that costs less")
+            if refusal is not None:
+                raise BudgetSpentError
+            self.ledger.reserve(block)
+        for cohort in block.values():
+            self._counts[cohort] += 1
+        self._rounds += len(block)
+        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+        return block[round]
+
+    def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:
+        """Why these rounds, and all before them, must not be charged; None where they may."""
+        counts = self._counts.copy()
+        for cohort in block.values():
+            counts[cohort] += 1
+        account = Account(self._terms, counts, self._rounds + len(block), self._rounds - (round - 1))
+        return self._population.refusal(spent_together([*others, account], self._terms.delta))

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
+from fedrank.rank.loops import as_sent, by_threads, loops_of
 from fedrank.rank.rankers import Linear
 from fedrank.seeds import Chance
-from fedrank.types import Arrivals, Clients, Memory, Ranker, Updates, Weights
+from fedrank.types import (
+    STRAIGHT,
+    Bend,
+    Crowd,
+    Impression,
+    Impressions,
+    Learned,
+    Observed,
+    OwnChance,
+    Ranker,
+    Trait,
+    Updates,
+    Weights,
+)
 
 REWARD_VALUES = 11  # of max-rr: no click, or a first click at one of ten ranks
-_LAYOUT = struct.Struct("<Qff")
-
-
-@dataclass(frozen=True)
-class EsMessage:
-    """All that a client sends: where its noise comes from, and how well either sign of it did."""
-
-    seed: int  # 64 bits; only the noise is drawn from it, never a query or a click
-    plus: float  # mean reported reward with weights + noise, float32
-    minus: float  # mean reported reward with weights - noise, float32
-
-    def pack(self) -> bytes:
-        """The 16 bytes that travel."""
-        return _LAYOUT.pack(self.seed, self.plus, self.minus)
-
-    @classmethod
-    def unpack(cls, content: bytes) -> EsMessage:
-        if len(content) != _LAYOUT.size:
-            raise ValueError(f"{len(content)} bytes are not a message of FOLtR-ES, which has {_LAYOUT.size}")
-        return cls(*_LAYOUT.unpack(content))
+# All that a client sends, 16 bytes: where its noise comes from, and how well either sign of it did. Only the noise is
+# drawn from the seed, never a query or a click.
+MESSAGE = np.dtype([("seed", "<u8"), ("plus", "<f4"), ("minus", "<f4")])
 
 
 @dataclass(frozen=True)
@@ -46,14 +42,17 @@ class Evolution:
     N(0, deviation^2) noise. It sends the seed of e and two mean rewards, from which the server makes the update
     (f+ - f-) e / (2 deviation^2). The mean of updates estimates a gradient: combine it with the server step "adam".
 
-    `truth` below 1 is randomised response: each reward is replaced by another one with probability 1 - truth. Here it
-    is simulated from the run's seed; a deployment must draw it from the operating system's secure source.
+    `truth` below 1 is randomised response: each reward is replaced by another one with probability 1 - truth. In
+    simulation it is drawn from the run's seed; a deployment draws it from the operating system's secure source.
     """
 
     ranker: Ranker = field(default_factory=Linear)
     deviation: float = 0.01  # σ of the noise, in units of a weight
     reward: Literal["max-rr", "dcg"] = "max-rr"  # 1 / rank of the first click, or DCG of all clicks; top 10
     truth: float = 1.0  # p: probability that a reward is reported truly; 1: always, no privacy
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"rewards"})
+    message: ClassVar[np.dtype[Any]] = MESSAGE  # what travels
 
     def __post_init__(self) -> None:
         if not 0 < self.deviation < np.inf:
@@ -68,76 +67,88 @@ class Evolution:
             )
 
     def __call__(
-        self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
-    ) -> tuple[Arrivals, Memory]:
-        return self._play(start, clients, chance, threads).arrived, memory
-
-    def messages(self, start: Weights, clients: Clients, chance: Chance, threads: int = 1) -> list[EsMessage]:
-        """What each client would send; `update_from` turns it into the update that the learner reports."""
-        played = self._play(start, clients, chance, threads)
-        rows = zip(played.seeds.tolist(), *played.means.T.tolist(), strict=True)
-        return [EsMessage(seed, plus, minus) for seed, plus, minus in rows]
-
-    def _play(self, start: Weights, clients: Clients, chance: Chance, threads: int) -> _Played:
-        from fedrank.kernels.evolution import evolution_clients
-        from fedrank.rank.learners import _all_clients, _as_sent  # at the top it would be a circle
-
-        if len(clients.at):
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        if len(crowd.at):
             raise ValueError(
                 "evolution draws its noise once a round, and clients that take their queries in order have none; "
                 "use another learner, such as pdgd"
             )
-        if (clients.interactions == 1).any():
-            client = int(clients.ids[np.argmax(clients.interactions == 1)])
-            raise ValueError(
-                f"client {client} searches once a round, so only one sign of its noise is ever tried; "
-                "give every client 2 interactions or more"
-            )
-        count, data, starts = len(clients), clients.data, _as_sent(start)
+        if (crowd.interactions == 1).any():
+            raise ValueError(_searches_once(int(crowd.ids[np.argmax(crowd.interactions == 1)])))
+        count, starts = len(crowd), as_sent(start)
         rewards = np.empty(count)
         seeds = np.empty(count, dtype=np.uint64)
         means = np.empty((count, 2), dtype=np.float32)
-        # Separate purposes: who learns the seed of the noise learns nothing about queries, clicks or answers.
-        key, noise_key, answer_key = chance.key("learn"), chance.key("noise"), chance.key("answer")
+        keys, loops = _keys(chance), loops_of(crowd)
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
-            evolution_clients(
-                starts, key, noise_key, answer_key, self.deviation, self.reward == "dcg", self.truth,
-                self.ranker.hidden, data.features, data.offsets, data.longest,
-                clients.ids, clients.pool, clients.view, clients.user, clients.interactions,
-                clients.queries, clients.pools, clients.grades, clients.ideal,
-                clients.click, clients.stop, clients.attention,
-                first, last, updates, online, rewards, seeds, means,
+            kernels.evolution.evolution_clients(
+                starts, keys, self.deviation, self.reward == "dcg", self.truth, self.ranker.hidden, loops.table,
+                crowd.data.longest, loops.held, loops.seen, loops.clicking, first, last, updates, online, rewards,
+                seeds, means,
             )  # fmt: skip
 
-        arrived = _all_clients(some, start, clients, chance.round, threads)
-        return _Played(replace(arrived, reward=rewards, message_bytes=_LAYOUT.size), seeds, means)
+        updates, online = by_threads(some, start.shape[-1], crowd, threads)
+        sent = np.empty(count, dtype=MESSAGE)
+        sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
+        return Learned(updates, Observed(online, rewards), sent=sent)
+
+    def from_impressions(
+        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+    ) -> Learned:
+        count = len(impressions)
+        if count == 1:
+            raise ValueError(_searches_once(own.id))
+        _, noise_key, answer_key = _keys(own.chance)
+        seed = np.uint64(kernels.chance.stream(noise_key, own.id))
+        answers = np.uint64(kernels.chance.stream(answer_key, own.id))
+        noise, weights = np.empty(len(start)), np.empty_like(start)
+        kernels.chance.standard_normals(seed, noise)
+        half = (count + 1) // 2
+        means = []
+        for numbers, sign in ((range(half), self.deviation), (range(half, count), -self.deviation)):
+            kernels.evolution.shift(start, noise, sign, weights)
+            told = [self._told(impressions.best(weights, n), kernels.chance.stream(answers, n), own) for n in numbers]
+            reported = 0.0
+            for reward in told:
+                reported += reward
+            means.append(reported / max(len(told), 1))
+        sent = np.array([(seed, *means)], dtype=MESSAGE)
+        return Learned(self.read(sent, len(start)), Observed(np.full(1, np.nan)), sent=sent)
+
+    def _told(self, impression: Impression, chance: Any, own: OwnChance) -> float:
+        """The reward of a list as it is reported."""
+        evolution, clicked = kernels.evolution, impression.clicked
+        if own.source is not None and self.truth < 1:
+            chance = own.source.words(1)[0]
+        discount = kernels.elementary.discounts(kernels.show.SHOWN)
+        return float(
+            evolution.reported_reward(
+                clicked, len(clicked), discount, self.reward == "dcg", self.truth, np.uint64(chance)
+            )
+        )
+
+    def read(self, sent: NDArray[Any], parameters: int) -> Updates:
+        """[messages, parameters]: the updates that messages stand for, made from them alone; what a server does."""
+        updates = np.empty((len(sent), parameters), dtype=np.float32)
+        noise = np.empty(parameters)
+        for row, message in zip(updates, sent, strict=True):
+            kernels.chance.standard_normals(message["seed"], noise)
+            kernels.evolution.step_from(noise, message["plus"], message["minus"], self.deviation, row)
+        return updates
 
 
-class _Played(NamedTuple):
-    arrived: Arrivals
-    seeds: NDArray[np.uint64]  # [clients]
-    means: NDArray[np.float32]  # [clients, 2]: mean reported reward of + and of -
+def _keys(chance: Chance) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Of searches, noise and answers: who learns the seed of the noise learns nothing about the others."""
+    return chance.key("learn"), chance.key("noise"), chance.key("answer")
 
 
-def update_from(message: EsMessage, size: int, deviation: float) -> NDArray[np.float32]:
-    """[size]: the update that a message stands for, made from it alone; what the server does with each message."""
-    from fedrank.kernels.chance import standard_normals
-    from fedrank.kernels.evolution import step_from
-
-    noise = np.empty(size)
-    update = np.empty(size, dtype=np.float32)
-    standard_normals(np.uint64(message.seed), noise)
-    step_from(noise, np.float32(message.plus), np.float32(message.minus), deviation, update)
-    return update
-
-
-def updates_from(messages: Sequence[EsMessage], size: int, deviation: float) -> Updates:
-    """[messages, size]: the updates of a round."""
-    updates = np.empty((len(messages), size), dtype=np.float32)
-    for row, message in zip(updates, messages, strict=True):
-        row[:] = update_from(message, size, deviation)
-    return updates
+def _searches_once(client: int) -> str:
+    return (
+        f"client {client} searches once a round, so only one sign of its noise is ever tried; "
+        "give every client 2 interactions or more"
+    )
 
 
 def epsilon_per_reward(truth: float) -> float:

@@ -1,30 +1,34 @@
-"""A trained ranker as a file that any language can read: `model.json`."""
+"""A trained ranker as a file that any language can read: `model.json`.
+
+It carries a checksum of what it says, which finds damage, not forgery. A file may come from anybody: whatever does not
+fit is refused in one line.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from importlib import import_module
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.normalise import NORMALISATIONS
 from fedrank.data.ranking import RankingData
-from fedrank.files import write_whole
+from fedrank.files import parse_json, write_whole
 from fedrank.rank.rankers import RANKERS
 from fedrank.types import Ranker, Scores, Weights
 
 FORMAT, VERSION = "fedrank-model", 1
+FOREST = "forest"  # the ranker of model.json that is no vector of weights but trees
+CHECKSUM = "checksum"  # of everything else in the file
+_KEYS = ("format", "version", "ranker", "features", "normalised", "feature_names", "notes", "ranges", "weights")
+Tell = Callable[[str], None]  # who hears what is worth knowing of a file
 
-# Models that are no vector of weights: the name of the ranker in model.json, and who reads the file.
-READERS = {
-    "forest": "fedrank.rank.forest:load_forest",
-    "linear-mix": "fedrank.rank.merged:load_merged",
-    "stacked": "fedrank.rank.merged:load_merged",
-}
+S = TypeVar("S")
 
 
 class Scorer(Protocol):
@@ -81,24 +85,58 @@ class Model:
 
 def save_model(model: Model, path: str | Path) -> None:
     """Write a ranker with its weights."""
-    path = Path(path)
     name = next(name for name, kind in RANKERS.items() if kind is type(model.ranker))
+    write_content(path, {"name": name, **vars(model.ranker)}, model, weights=model.weights.tolist())
+
+
+def write_content(path: str | Path, ranker: Mapping[str, Any], model: Scorer, **more: Any) -> None:
+    """Write `model.json`: what scores (`ranker`), what the model expects of data, and a checksum of it all."""
+    ranges: NDArray[np.float32] | None = getattr(model, "ranges", None)
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "ranker": {"name": name, **vars(model.ranker)},
+        "ranker": dict(ranker),
         "features": model.features,
         "normalised": model.normalised,
         "feature_names": list(model.feature_names),
         "notes": model.notes,
-        "ranges": None if model.ranges is None else model.ranges.tolist(),
-        "weights": model.weights.tolist(),
+        "ranges": None if ranges is None else ranges.tolist(),
+        **more,
     }
-    write_whole(path, json.dumps(content) + "\n")
+    text = json.dumps(content)
+    write_whole(path, json.dumps(content | {CHECKSUM: checksum_of(parse_json(text))}) + "\n")
 
 
-def load_model(path: str | Path) -> Scorer:
-    """Read `model.json`, the model of a run folder, or a text model of LightGBM."""
+def checksum_of(content: str | Mapping[str, Any]) -> str:
+    """Of a text, or of what a JSON file says however it is laid out."""
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def check_sum(given: Any, content: str | Mapping[str, Any], name: str, tell: Tell) -> None:
+    """Refuse what was changed since its checksum was taken; say so where there is none."""
+    if given is None:
+        tell(f"{name} carries no checksum, so that damage to it may go unnoticed")
+    elif given != checksum_of(content):
+        raise ValueError(f"the checksum of {name} is wrong: the file is damaged; copy or train it again")
+
+
+def unheard(note: str) -> None:
+    """For those who only want the model."""
+
+
+def load_weights(path: str | Path, tell: Tell = unheard) -> Model:
+    """Read a model that is a vector of weights, as only such a one can be trained on, attacked or forgotten."""
+    return read_model(path, _only_weights, tell)
+
+
+def read_model(
+    path: str | Path, otherwise: Callable[[Path, dict[str, Any] | None], S], tell: Tell = unheard
+) -> Model | S:
+    """Read `model.json`, or the model of a run folder; who reads one that is no vector of weights is `otherwise`.
+
+    It is told the file and what `model.json` says; None for a text model of LightGBM.
+    """
     path = Path(path)
     if path.is_dir():
         path = _of_folder(path)
@@ -106,16 +144,62 @@ def load_model(path: str | Path) -> Scorer:
         raise FileNotFoundError(f"no model at {path}; a finished run has one in its folder, as model.json")
     try:
         if path.suffix == ".txt":
-            return _reader("forest")(path)
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("format") != FORMAT:
-            raise ValueError("it is not a model of fedrank")
-        if content["version"] > VERSION:
-            raise ValueError(f"it has version {content['version']}, newer than this fedrank; update fedrank")
-        name = content["ranker"]["name"]
-        return _reader(name)(path) if name in READERS else _from_weights(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            return otherwise(path, None)
+        content = _read_content(path, tell)
+        return _from_weights(content) if content["ranker"]["name"] in RANKERS else otherwise(path, content)
+    except KeyError as missing:
+        raise ValueError(f"{path} cannot be read as a model: it lacks {missing}") from None
+    except (ValueError, TypeError, AttributeError, OverflowError) as problem:
         raise ValueError(f"{path} cannot be read as a model: {problem}") from None
+
+
+def _read_content(path: Path, tell: Tell) -> dict[str, Any]:
+    """What `model.json` says, each of a type that can be used."""
+    content = parse_json(path.read_text(encoding="utf-8"), _each_once)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError("it is not a model of fedrank")
+    if not _is_whole(content["version"]) or content["version"] > VERSION:
+        raise ValueError(f"it has version {content['version']}, newer than this fedrank; update fedrank")
+    if unknown := [key for key in content if key not in (*_KEYS, CHECKSUM)]:
+        raise ValueError(f"it has a key {unknown[0]!r}, which no model has; the file is damaged, or of a newer fedrank")
+    names = content.get("feature_names", [])
+    kinds = (("ranker", dict), ("notes", dict), ("normalised", str), ("feature_names", list))
+    wrong = [key for key, kind in kinds if not isinstance(content.get(key, kind()), kind)]
+    if not _is_whole(content["features"]) or content["features"] < 1:
+        wrong.append("features")
+    if not wrong and content.get("normalised", "none") not in NORMALISATIONS:
+        wrong.append("normalised")
+    if not wrong and not all(isinstance(name, str) for name in names):
+        wrong.append("feature_names")
+    if not wrong and not isinstance(content["ranker"]["name"], str):
+        wrong.append("ranker.name")
+    if wrong:
+        raise ValueError(f"its {wrong[0]} is not what it should be; the file is damaged")
+    check_content(content, path.name, tell)
+    return {"normalised": "none", "feature_names": [], "notes": {}} | content
+
+
+def check_content(content: Mapping[str, Any], name: str, tell: Tell = unheard) -> None:
+    """Refuse what was read from a `model.json` that is not as it was written."""
+    rest = {key: value for key, value in content.items() if key != CHECKSUM}
+    check_sum(content.get(CHECKSUM), rest, name, tell)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A key that stands there twice would hide what the first one says."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands in it twice; the file is damaged")
+    return found
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _only_weights(path: Path, content: dict[str, Any] | None) -> Model:
+    name = FOREST if content is None else content["ranker"]["name"]
+    raise ValueError(f"it holds no weights but a {name}; name a linear or neural model")
 
 
 def _of_folder(folder: Path) -> Path:
@@ -131,34 +215,36 @@ def _of_folder(folder: Path) -> Path:
     return own
 
 
-def load_weights(path: str | Path) -> Model:
-    """Read a model that is a vector of weights, as only such a one can be trained on, attacked or forgotten."""
-    model = load_model(path)
-    if not isinstance(model, Model):
-        raise ValueError(f"{path} holds no weights but a {type(model).__name__.lower()}; name a linear or neural model")
-    return model
-
-
-def _reader(name: str) -> Callable[[Path], Scorer]:
-    module, function = READERS[name].split(":")
-    reader: Callable[[Path], Scorer] = getattr(import_module(module), function)
-    return reader
+def ranges_of(content: Mapping[str, Any]) -> NDArray[np.float32] | None:
+    """The ranges [2, features] of "global" normalisation, if they are known."""
+    if content.get("ranges") is None:
+        return None
+    with np.errstate(over="ignore"):
+        ranges = np.array(content["ranges"], dtype=np.float32)
+    if ranges.shape != (2, content["features"]):
+        raise ValueError(f"its ranges are {ranges.shape} for {content['features']} features; the file is damaged")
+    return ranges
 
 
 def _from_weights(content: dict[str, Any]) -> Model:
     settings = dict(content["ranker"])
     kind = RANKERS[settings.pop("name")]
+    for each in fields(cast(Any, kind)):
+        value = settings.get(each.name, each.default)
+        whole = isinstance(each.default, float) and _is_whole(value)
+        if type(value) is not type(each.default) and not whole:
+            raise ValueError(f"its ranker has {each.name} = {value!r}; the file is damaged")
     model = Model(
         ranker=kind(**settings),
         weights=np.array(content["weights"], dtype=np.float64),
-        features=int(content["features"]),
-        normalised=content.get("normalised", "none"),
-        feature_names=tuple(content.get("feature_names", ())),
-        notes=content.get("notes", {}),
-        ranges=None if content.get("ranges") is None else np.array(content["ranges"], dtype=np.float32),
+        features=content["features"],
+        normalised=content["normalised"],
+        feature_names=tuple(content["feature_names"]),
+        notes=content["notes"],
+        ranges=ranges_of(content),
     )
-    if model.ranges is not None and model.ranges.shape != (2, model.features):
-        raise ValueError(f"its ranges are {model.ranges.shape} for {model.features} features; the file is damaged")
+    if model.weights.ndim not in (1, 2) or not len(model.weights):
+        raise ValueError("its weights are neither a list of numbers nor one list for each client; the file is damaged")
     if model.weights.shape[-1] != model.ranker.size(model.features) or not np.isfinite(model.weights).all():
         raise ValueError(
             f"it holds {model.weights.shape[-1]} weights where {type(model.ranker).__name__} on {model.features} "

@@ -3,7 +3,7 @@
 A file is `BEGIN` (format, version, bytes of the header and its checksum), the header (JSON) and the parts: arrays in
 the order of the header's list "parts", which has name, shape, place and checksum (BLAKE2b, 16 bytes) of each. The first
 part begins at the next multiple of 64 bytes behind the header, and places count from there. Types are not in the file:
-a reader knows them by the part's name, behind the last dot.
+a reader knows them by the part's name, behind the last dot. A header may end in a "proof" of all that stands before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import writing
+from fedrank.files import parse_json, writing
 
-VERSION = 1
+VERSION = 3  # 1 had no document frequencies, 2 a fingerprint of 64 bits
 FORMAT = b"fedrank sketch\n\0"
 BEGIN = struct.Struct("<16sII16s")  # format, version, bytes of the header, its checksum
 LONGEST_HEADER = 1 << 20  # bytes
@@ -41,15 +41,23 @@ class SketchFileError(ValueError):
 
 
 def write_arrays(
-    path: Path, settings: Mapping[str, Any], parts: Mapping[str, Part], types: Mapping[str, str], private: bool
+    path: Path,
+    settings: Mapping[str, Any],
+    parts: Mapping[str, Part],
+    types: Mapping[str, str],
+    private: bool,  # only its owner can read it
+    prove: Callable[[bytes], bytes] | None = None,  # of the header, and so of every part
 ) -> None:
-    """Write a file whole or not at all; a private one can be read by its owner only."""
+    """Write a file whole or not at all."""
     typed = {name: np.ascontiguousarray(array, dtype=_type(name, types)) for name, array in parts.items()}
     entries, at = [], 0
     for name, array in typed.items():
         entries.append({"name": name, "shape": list(array.shape), "at": at, "sum": _digest(_bytes(array)).hex()})
         at += -(-array.nbytes // ALIGN) * ALIGN
-    header = json.dumps({**settings, "parts": entries}).encode()
+    content = {**settings, "parts": entries}
+    if prove is not None:
+        content["proof"] = prove(json.dumps(content).encode()).hex()
+    header = json.dumps(content).encode()
     with writing(path, private) as out:
         out.write(BEGIN.pack(FORMAT, VERSION, len(header), _digest(header)))
         out.write(header)
@@ -69,15 +77,14 @@ def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], d
     if form != FORMAT:
         raise SketchFileError(f"{path} is no sketch file; make one by `fedrank silo sketch`")
     if version != VERSION:
-        raise SketchFileError(
-            f"{path} has version {version}, and this fedrank reads version {VERSION}; update the older"
-        )
+        mend = "update fedrank" if version > VERSION else _ANEW
+        raise SketchFileError(f"{path} has version {version}, and this fedrank reads version {VERSION}; {mend}")
     raw = data[BEGIN.size : BEGIN.size + length] if length <= LONGEST_HEADER else b""
     if _digest(raw) != checksum:
         raise SketchFileError(f"{path}: the header is damaged or cut short; {_AGAIN}")
     start = -(-(BEGIN.size + length) // ALIGN) * ALIGN
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
         parts = {entry["name"]: _mapped(data, start, entry, types, path) for entry in header["parts"]}
     except SketchFileError:
         raise
@@ -87,6 +94,7 @@ def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], d
 
 
 _AGAIN = "copy it again, or make it anew"
+_ANEW = "sketch the documents anew by `fedrank silo sketch`, or ask whoever sent it for a new copy"
 
 
 def _mapped(data: mmap.mmap, start: int, entry: Mapping[str, Any], types: Mapping[str, str], path: Path) -> Part:

@@ -1,17 +1,14 @@
-"""What a sketch file is: for its owner before it is sent, and for a querier who got it."""
+"""In words: what a sketch file is, for its owner and for a querier who got it; and what a turn of training was."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import isinf
-from typing import TYPE_CHECKING
 
-from fedrank.silo.files import SketchFile, open_sketch, release_multiplier
-from fedrank.silo.spending import SUFFIX, Spending
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from fedrank.silo.files import SketchFile, open_sketch
+from fedrank.silo.spending import SUFFIX, SiloLedger
+from fedrank.silo.turns import KnownPartner, TakenTurn
 
 DELTA = 1e-5  # where no ledger says another
 OCCURRENCES = (1, 2, 5, 10)  # of a word: what they cost is told
@@ -20,13 +17,13 @@ CHANCE = 0.05  # of an error that is larger than the one told
 
 def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     """A sketch in words: what it holds, how far off its counts may be, what it gives away, what may still be spent."""
-    from fedrank.protect.promises import up
 
     file = open_sketch(path)
     sketcher, rule = file.sketcher, file.fields["body"].rule
     where = "each end" if rule.ends == 2 else "one end"
     ledger = _ledger(file)
     delta = DELTA if ledger is None else ledger.limits.delta
+    alike = ", noised alike" if file.noised else ""
     size = os.path.getsize(file.path)
     told = {
         "kind": f"{sketcher.kind}, {sketcher.depth} rows of {sketcher.width} cells",
@@ -34,29 +31,20 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
         "held by": _holder(file),
         "documents": f"{len(file):,}",
         "fields": ", ".join(file.fields),
+        "document frequencies": f"{sketcher.depth} rows of {sketcher.wide.width:,} cells{alike}",
         "tokeniser": sketcher.tokeniser.name,
         "key": f"fingerprint {file.fingerprint.hex()} (of key, rows and cells)",
         "kept": f"up to {rule.capacity:,} documents at {where} of a cell (α = {rule.alpha:g}, K = {rule.k})",
         "size": f"{size / 1e6:,.1f} MB; the sketches of all documents would take {_full_size(file) / 1e6:,.1f} MB",
     }
+    if file.removed:
+        told["document frequencies"] += f"; {file.removed:,} removed documents are counted still"
     for name, top in file.fields.items():
         told[f"error in {name}"] = _error(file, name)
         if top.holes:
             due = f"; {top.short_cells:,} ends keep fewer than K, make it anew" if top.short_cells else ""
             told[f"holes in {name}"] = f"{top.holes:,} places left by removed documents{due}"
-    multiplier = release_multiplier(sketcher)
-    if multiplier is None:
-        told["privacy"] = "none: whoever has this file and the key reads all counts"
-    else:
-        costs = [(k, up(epsilon_of(multiplier, delta, k))) for k in OCCURRENCES]
-        told["privacy"] = (
-            f"ε = {costs[0][1]} at δ = {delta:g} for one occurrence of a word in one field of one document"
-        )
-        told["for more"] = ", ".join(f"{k} times: {cost}" for k, cost in costs[1:])
-        told["holds for"] = (
-            "all queries of all queriers to this file together; another sketch of the same documents costs on top, and "
-            "that a document exists is not protected"
-        )
+    told |= _privacy(file, delta)
     if ledger is not None:
         told |= _spent(ledger, file.noised)
     elif file.ids is not None:
@@ -64,36 +52,82 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     return told
 
 
-def epsilon_of(multiplier: float, delta: float, occurrences: int = 1) -> float:
-    """ε of a word that occurs so often in one field of one document, at this noise (deviation / sensitivity)."""
-    from fedrank.protect.accounting import GaussianEvent, epsilon
-    from fedrank.silo.spending import SLACK
+def describe_turn(taken: TakenTurn, partners: Sequence[KnownPartner], sketch: str | os.PathLike[str]) -> dict[str, str]:
+    """What a turn was worth, what stands next to it, and all that left the organisation; `sketch` is its own."""
+    model, lists = taken.model, taken.lists
+    turn = model.turns[-1]
+    told = {
+        "turn": f"{len(model.turns)}, of {turn.party}: {_count(turn.passes, 'pass')} over {lists.train.queries:,} "
+        f"lists; {_count(model.passes(), 'pass')} of all parties so far",
+        "lists": f"{lists.train.documents - lists.added:,} documents of yours, {lists.added:,} of partners",
+        "judged by": f"nDCG@10 on {lists.test.queries:,} queries that you kept aside",
+        "the model now": f"{taken.quality:.4f}",
+    }
+    for other in taken.next_to:
+        told[other.name] = f"{other.quality:.4f}; the model is better on {other.better}, worse on {other.worse}"
+    for one in partners:
+        told[f"from {one.owner}"] = _came(one)
+    own = describe_sketch(sketch)
+    told["you told"] = f"what copies and answers from {sketch} tell: {own['privacy']}"
+    told["covers"] = own.get("covers", "nothing")
+    told["spent so far"] = own["spent so far"]
+    asked = sum(one.letters for one in partners)
+    words = f"; the words of your queries, which {_count(asked, 'letter')} asked about" if asked else ""
+    unsaid = f"; {own['not covered']}" if "not covered" in own else ""
+    told["not covered"] = f"the weights, which tell of your queries, judgements and documents{words}{unsaid}"
+    return told
 
-    return epsilon(GaussianEvent(multiplier / occurrences), 1, delta) + SLACK
+
+def _came(one: KnownPartner) -> str:
+    from fedrank.protect.promises import up
+
+    documents = _count(one.partner.documents, "document")
+    if one.letters:
+        return f"{documents}, by {_count(one.letters, 'letter')}; what that costs, its owner's ledger knows"
+    return f"{documents}, by a copy; ε = {up(one.sketcher.privacy(DELTA))} at δ = {DELTA:g} for an occurrence of a word"
 
 
-def show_sketch(description: Mapping[str, str], console: Console) -> None:
-    """Print a description as two columns."""
-    from rich.table import Table
-    from rich.text import Text
+def _count(many: int, one: str) -> str:
+    """A number of things.
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in description.items():
-        table.add_row(name, Text(value, style="red" if value.startswith(("none", "SECRET")) else ""))
-    console.print(table)
+    >>> _count(1, "pass"), _count(2, "pass"), _count(1200, "letter")
+    ('1 pass', '2 passes', '1,200 letters')
+    """
+    return f"{many:,} {one}" + ("" if many == 1 else "es" if one.endswith("s") else "s")
 
 
-def _ledger(file: SketchFile) -> Spending | None:
+def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
+    """What is promised for all that a copy holds, and what is not."""
+    from fedrank.protect.promises import up
+
+    sketcher = file.sketcher
+    if not file.noised:
+        return {"privacy": "none: whoever has this file and the key reads all counts"}
+    costs = [f"{k} times: {up(sketcher.privacy(delta, k))}" for k in OCCURRENCES[1:]]
+    length = ", its length" if not sketcher.exact_lengths else ""
+    change = "is replaced by another word" if sketcher.exact_lengths else "is there or not"
+    return {
+        "privacy": f"ε = {up(sketcher.privacy(delta))} at δ = {delta:g} for one occurrence of a word in one field of "
+        f"one document, which {change}",
+        "covers": f"all of a copy, and of answers by letter: the sketch of the document{length}, and how many "
+        "documents hold a word",
+        "for more": ", ".join(costs),
+        "holds for": "all queries of all queriers to this file together; another sketch of the same documents costs on "
+        "top",
+        "not covered": "that a document exists" + (", and how many words it has" if sketcher.exact_lengths else ""),
+    }
+
+
+def _ledger(file: SketchFile) -> SiloLedger | None:
     """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
     path = file.path.with_suffix(SUFFIX)
-    return Spending(path) if file.ids is not None and path.exists() else None
+    return SiloLedger(path) if file.ids is not None and path.exists() else None
 
 
 def _holder(file: SketchFile) -> str:
     if file.ids is None:
-        return "a querier, under pseudonyms"
+        assert file.origin is not None
+        return f"{file.origin.querier}, under pseudonyms; it says that it comes from {file.origin.owner}"
     return "its owner, with ids: send a copy only" if file.noised else "its owner, with ids"
 
 
@@ -121,7 +155,7 @@ def _error(file: SketchFile, field: str) -> str:
     return f"at most ±{bound:.1f} in {1 - CHANCE:.0%} of counts in a document of {length:,.0f} words{repeated}"
 
 
-def _spent(ledger: Spending, noised: bool) -> dict[str, str]:
+def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
     from fedrank.protect.promises import up
 
     spent, left = ledger.spent(), ledger.left()

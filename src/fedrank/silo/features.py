@@ -6,7 +6,9 @@ long documents are. Where the numbers come from (counted, or estimated from a sk
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +63,7 @@ class Background:
         return np.minimum(chance, 1.0)
 
 
-def field_features(counts: Real, lengths: Real, background: Background) -> Real:
+def field_features(counts: Real, lengths: NDArray[Any], background: Background) -> Real:
     """[documents, 8] for one field of the documents of one query: counts [documents, terms], lengths [documents].
 
     Estimated counts are brought into 0 .. length first. LMIR values are sums of logarithms. LMIR.ABS takes every word
@@ -96,7 +98,9 @@ def field_features(counts: Real, lengths: Real, background: Background) -> Real:
     )
 
 
-def features(counts: dict[str, Real], lengths: dict[str, Real], backgrounds: dict[str, Background]) -> Features:
+def features(
+    counts: Mapping[str, Real], lengths: Mapping[str, NDArray[Any]], backgrounds: Mapping[str, Background]
+) -> Features:
     """[documents, 16] for the documents of one query, from the counts, lengths and backgrounds of each field."""
     parts = [field_features(counts[field], lengths[field], backgrounds[field]) for field in FIELDS]
     return np.concatenate(parts, axis=1).astype(np.float32)

@@ -1,22 +1,26 @@
-"""Sketch files: what a silo keeps of its documents, and the copy that it may give to another.
+"""Sketch files: what a silo keeps of its documents, and the copy that it gives to another.
 
 `array_file` says how bytes lie. The header holds the settings and a fingerprint of the key. For every field ("body",
-and "title" where there is one) the parts are the arrays of `ReverseTopK` and `lengths`, with a row for each document.
+and "title" where there is one) the parts are the arrays of `ReverseTopK`, `lengths` with a row for each document, and
+`frequencies`, the sketch that counts documents: all that training asks for.
 
 The owner's file has secret parts besides: `ids`, `squares` (of counts, from which errors are foretold) and
 `pseudonym-key`. A copy for sending has `pseudonyms` in their place, other ones for every querier, and its rows stand in
-their order, so that neither name nor place of a document tells what it was. Two queriers who put their copies together
-still find the same numbers in both, and ε is towards all together. A file without noise is as secret as the documents:
-no copy is made of it.
+their order, so that neither name nor place of a document tells what it was. It says from whom and for whom it is, with
+a proof that only these two can make. Two queriers who put their copies together still find the same numbers in both,
+and ε is towards all together. A file without noise is as secret as the documents: no copy is made of it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,46 +29,59 @@ from numpy.typing import NDArray
 
 from fedrank.data.documents import Documents, is_name
 from fedrank.data.text import Tokeniser
+from fedrank.files import locked
 from fedrank.silo.array_file import UNREADABLE, Part, SketchFileError, read_arrays, write_arrays
 from fedrank.silo.hashing import Hashing
-from fedrank.silo.rtk import COUNT_MIN, ReverseTopK, TopKRule, build
-from fedrank.silo.sketch import Sketcher, TermCounts
-from fedrank.silo.spending import SUFFIX, Limits, Spending
+from fedrank.silo.messages import Party, check_name
+from fedrank.silo.partners import Progress, SiloSketch, sketch_fields
+from fedrank.silo.rtk import COUNT_MIN, ReverseTopK, TopKRule
+from fedrank.silo.sketch import Sketcher
+from fedrank.silo.spending import SUFFIX, Limits, SiloLedger
+from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
 
-LENGTH_NOISE = 15  # lengths that are not exact get so many times the noise of a count: a long document hardly minds
+LOCK = ".lock"  # how the name of the file ends that is held while a sketch is changed
 TYPES = {
     "documents": "<i4",
     "values": "<i4",
     "sizes": "<i4",
     "lost": "<i4",
+    "frequencies": "<i4",
     "lengths": "<i8",  # words
-    "squares": "<f8",
+    "squares": "<i8",
     "ids": "|u1",  # UTF-8, one a line
     "pseudonym-key": "|u1",
     "pseudonyms": "<u8",
 }
 TOP_PARTS = ("documents", "values", "sizes", "lost")  # arrays of `ReverseTopK`
 
-Progress = Callable[[str, int, int], None]  # field, documents that are done, documents
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose copy it is, and for whom."""
+
+    owner: str
+    querier: str
+    proved: bytes  # the header, as the owner wrote it
+    proof: bytes
+
+    def __post_init__(self) -> None:
+        for name in (self.owner, self.querier):
+            check_name(name)
 
 
 @dataclass(frozen=True, eq=False)
-class SketchFile:
+class SketchFile(SiloSketch):
     """A sketch of a silo's documents, mapped from its file."""
 
     path: Path
-    sketcher: Sketcher
     fingerprint: bytes  # of key, width and depth
-    fields: Mapping[str, ReverseTopK]  # "body", and "title" where there is one; rows are the same in all
-    lengths: Mapping[str, NDArray[np.int64]]  # by field, [rows]: words; noised unless the sketcher says exact
     ids: Sequence[str] | None = None  # [rows]; None: a copy that was made for a querier
-    squares: Mapping[str, NDArray[np.float64]] | None = None  # by field, [rows]: sum of squared counts, secret
+    squares: Mapping[str, NDArray[np.int64]] | None = None  # by field, [rows]: sum of squared counts, secret
     pseudonym_key: bytes | None = None
+    removed: int = 0  # documents that were taken out, and are counted in the frequencies still
     pseudonyms: NDArray[np.uint64] | None = None  # [rows], in a copy
-
-    def __len__(self) -> int:
-        return len(self.lengths["body"])
+    origin: Origin | None = None  # of a copy
 
     @property
     def noised(self) -> bool:
@@ -87,19 +104,32 @@ class SketchFile:
             )
         return made
 
-    def pseudonyms_for(self, querier: str, rows: NDArray[Any]) -> NDArray[np.uint64]:
-        """[rows]: what documents are called towards one querier; no name for another can be matched with one of these.
+    def copy_for(self, querier: str) -> SketchFile:
+        """What one querier may see: without ids, under pseudonyms that nobody else gets, in their order.
 
-        Documents can: queriers who put their copies together find the same cells and lengths in both.
+        No name for another can be matched with one of these. Documents can: queriers who put their copies together find
+        the same cells and lengths in both.
         """
         if self.ids is None or self.pseudonym_key is None:
             raise ValueError(f"{self.path} is a copy for a querier; only the owner's file can name documents")
-        start = hashlib.blake2b(querier.encode(), key=self.pseudonym_key, digest_size=8, person=b"fedrank alias")
-        made = np.empty(len(rows), dtype=np.uint64)
-        for place, row in enumerate(rows):
+        if not self.noised:
+            raise ValueError(
+                f"{self.path} has no noise: it is as secret as the documents and must not be sent; make it with noise, "
+                "such as --noise 1"
+            )
+        names = self.pseudonyms_for(querier)
+        order = np.argsort(names)
+        copy = replace(_reordered(self, order), ids=None, squares=None, pseudonym_key=None, removed=0)
+        return replace(copy, pseudonyms=names[order])
+
+    def pseudonyms_for(self, querier: str) -> NDArray[np.uint64]:
+        """[rows]: what documents are called towards one querier."""
+        start = hashlib.blake2b(querier.encode(), key=self.pseudonym_key or b"", digest_size=8, person=b"fedrank alias")
+        made = np.empty(len(self), dtype=np.uint64)
+        for row, name in enumerate(self.ids or ()):
             one = start.copy()
-            one.update(b"\0" + self.ids[row].encode())
-            made[place] = int.from_bytes(one.digest(), "little")
+            one.update(b"\0" + name.encode())
+            made[row] = int.from_bytes(one.digest(), "little")
         return made
 
 
@@ -119,24 +149,30 @@ def sketch_collection(
     out = Path(out)
     if out.suffix == SUFFIX:
         raise ValueError(f"{out}: the ledger of the sketch would get this name; call the sketch otherwise")
-    if out.exists():
-        raise FileExistsError(
-            f"{out} exists; a second sketch of the same documents draws new noise and costs as much again: add to it, "
-            "or remove it first"
-        )
     if rule is None:
         rule = COUNT_MIN if sketcher.kind == "count-min" else TopKRule()
-    hashing = sketcher.hashing(key)
-    _check_ids(documents.ids, {}, out)
-    _spending(out, sketcher, documents.ids, owner, limits)
-    fields, lengths, squares = {}, {}, {}
-    for name, texts in _texts(documents).items():
-        counts = sketcher.term_counts(texts)
-        blocks = _told(sketcher.blocks(counts, hashing, source), name, len(counts), progress)
-        fields[name] = build(blocks, rule, sketcher.kind, sketcher.depth, sketcher.width)
-        lengths[name], squares[name] = _lengths(counts, sketcher, source), _squares(counts)
-    names = list(documents.ids), squares, os.urandom(32)
-    write_sketch(SketchFile(out, sketcher, hashing.fingerprint, fields, lengths, *names))
+    with _held(out):
+        if out.exists():
+            raise FileExistsError(
+                f"{out} exists; a second sketch of the same documents draws new noise and costs as much again: add to "
+                "it, or remove it first"
+            )
+        _check_ids(documents.ids, {}, out)
+        SiloLedger(out.with_suffix(SUFFIX), owner, limits).charge_sketches(documents.ids, sketcher.multiplier)
+        counted = _counted(documents, sketcher)
+        made = sketch_fields(counted, sketcher, rule, key, source, progress)
+        squares = {name: counts.squares for name, counts in counted.items()}
+        found = sketcher.hashing(key).fingerprint
+        write_sketch(
+            SketchFile(
+                **vars(made),
+                path=out,
+                fingerprint=found,
+                ids=documents.ids,
+                squares=squares,
+                pseudonym_key=os.urandom(32),
+            )
+        )
     return open_sketch(out)
 
 
@@ -144,108 +180,94 @@ def add_documents(
     path: str | os.PathLike[str], documents: Documents, key: bytes, source: Source | None = None
 ) -> SketchFile:
     """Put more documents into a sketch, as if they had been there from the beginning."""
-    file = _owned(path)
-    hashing, sketcher = file.hashing(key), file.sketcher
-    _check_ids(documents.ids, file.rows, file.path)
-    texts = _texts(documents)
-    if set(texts) - set(file.fields):
-        raise ValueError(
-            f"{file.path} was made without titles and cannot take some now; leave them out, or make it anew"
-        )
-    if file.noised and not file.path.with_suffix(SUFFIX).exists():
-        raise FileNotFoundError(
-            f"{file.path.with_suffix(SUFFIX)}, the ledger of this sketch, is not there, so that nobody knows what was "
-            "spent; restore it from a copy, or make the sketch anew"
-        )
-    _spending(file.path, sketcher, documents.ids)
-    fields, lengths, squares = {}, {}, {}
-    for name, top in file.fields.items():
-        counts = sketcher.term_counts(texts.get(name, [""] * len(documents)))
-        for block in sketcher.blocks(counts, hashing, source):
-            top = top.insert(block)
-        fields[name] = top
-        lengths[name] = np.concatenate([file.lengths[name], _lengths(counts, sketcher, source)])
-        squares[name] = np.concatenate([file.squares[name] if file.squares else [], _squares(counts)])
-    ids = [*(file.ids or []), *documents.ids]
-    write_sketch(replace(file, fields=fields, lengths=lengths, squares=squares, ids=ids))
-    return open_sketch(file.path)
+    with _held(path):
+        file = open_owned(path)
+        file.hashing(key)
+        _check_ids(documents.ids, file.rows, file.path)
+        counted = _counted(documents, file.sketcher)
+        if set(counted) - set(file.fields):
+            raise ValueError(
+                f"{file.path} was made without titles and cannot take some now; leave them out, or make it anew"
+            )
+        ledger_of(file).charge_sketches(documents.ids, file.sketcher.multiplier)
+        nothing = TermCounts.of([""] * len(documents), file.sketcher.tokeniser)
+        counted = {name: counted.get(name, nothing) for name in file.fields}
+        grown = sketch_fields(counted, file.sketcher, file.fields["body"].rule, key, source, onto=file)
+        old = file.squares or {}
+        squares = {name: np.concatenate([old[name], counts.squares]) for name, counts in counted.items()}
+        write_sketch(replace(file, **vars(grown), ids=[*file.rows, *documents.ids], squares=squares))
+    return open_sketch(path)
 
 
 def remove_documents(path: str | os.PathLike[str], ids: Sequence[str]) -> SketchFile:
-    """Take documents out of a sketch; what was answered about them, and copies that were sent, stay known."""
-    file = _owned(path)
-    known = file.rows
-    absent = [name for name in ids if name not in known]
-    if absent:
-        raise ValueError(
-            f"{file.path} has no document {absent[0]!r} ({len(absent)} of {len(ids)} are not there); nothing was "
-            "removed: check the ids"
-        )
-    gone = np.array([known[name] for name in ids], dtype=np.int64)
-    fields = {name: top.delete(gone) for name, top in file.fields.items()}
-    write_sketch(_reordered(replace(file, fields=fields), np.delete(np.arange(len(file)), gone)))
-    return open_sketch(file.path)
+    """Take documents out of a sketch; what was answered about them, and copies that were sent, stay known.
+
+    The frequencies count them still: who had both could else subtract, and read a document without noise.
+    """
+    with _held(path):
+        file = open_owned(path)
+        known = file.rows
+        absent = [name for name in ids if name not in known]
+        if absent:
+            raise ValueError(
+                f"{file.path} has no document {absent[0]!r} ({len(absent)} of {len(ids)} are not there); nothing was "
+                "removed: check the ids"
+            )
+        gone = np.unique([known[name] for name in ids])
+        fields = {name: top.delete(gone) for name, top in file.fields.items()}
+        left = np.delete(np.arange(len(file)), gone)
+        write_sketch(replace(_reordered(replace(file, fields=fields), left), removed=file.removed + len(gone)))
+    return open_sketch(path)
 
 
-def export_sketch(path: str | os.PathLike[str], querier: str, out: str | os.PathLike[str]) -> SketchFile:
-    """Write the copy for one querier: without ids, with pseudonyms that nobody else gets, in their order."""
-    file = _owned(path)
-    if not file.noised:
-        raise ValueError(f"{file.path} {_SECRET}")
-    out = Path(out)
+def export_sketch(path: str | os.PathLike[str], me: Party, querier: str, out: str | os.PathLike[str]) -> SketchFile:
+    """Write the copy for one querier."""
+    file, out = open_owned(path), Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another name for the copy")
-    if not querier:
-        raise ValueError("a copy for nobody; name who gets it, so that pseudonyms are for them alone")
-    names = file.pseudonyms_for(querier, np.arange(len(file)))
-    order = np.argsort(names)
-    copy = replace(_reordered(file, order), path=out, ids=None, squares=None, pseudonym_key=None)
-    write_sketch(replace(copy, pseudonyms=names[order]))
+    copy = replace(file.copy_for(querier), path=out)
+    write_sketch(replace(copy, origin=Origin(me.name, querier, b"", b"")), me)
     return open_sketch(out)
 
 
-def check_sendable(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that must not leave its owner."""
+def open_copy(path: str | os.PathLike[str], me: Party) -> SketchFile:
+    """The copy that somebody whom we know made for us; every other file is refused."""
     file = open_sketch(path)
-    if not file.noised:
-        raise ValueError(f"{file.path} {_SECRET}")
-    if file.ids is not None:
-        raise ValueError(f"{file.path} holds the ids of its documents; send a copy, as made by `export_sketch`")
+    if file.origin is None:
+        raise ValueError(f"{file.path} is an owner's own file; ask for a copy, as `fedrank silo export` makes it")
+    owner, querier = file.origin.owner, file.origin.querier
+    if querier != me.name:
+        raise ValueError(f"{file.path} was made for {querier}, and you are {me.name}; ask {owner} for a copy of yours")
+    if owner not in me.others:
+        raise ValueError(
+            f"{file.path} says that it comes from {owner}, whose public key you did not give; give it, or do not use it"
+        )
+    if not hmac.compare_digest(_proof(file.origin.proved, me, owner, querier), file.origin.proof):
+        raise ValueError(f"{file.path} does not come from {owner} as it is: it was changed or forged; ask for it again")
+    return file
 
 
-def check_alike(one: SketchFile, other: SketchFile) -> None:
-    """Refuse two sketches that cannot be asked the same question, and say in what they differ."""
-    for what, mine, theirs in (
-        ("kind", one.sketcher.kind, other.sketcher.kind),
-        ("width", one.sketcher.width, other.sketcher.width),
-        ("depth", one.sketcher.depth, other.sketcher.depth),
-        ("tokeniser", one.sketcher.tokeniser.name, other.sketcher.tokeniser.name),
-        ("fingerprint of the key", one.fingerprint.hex(), other.fingerprint.hex()),
-    ):
-        if mine != theirs:
-            raise ValueError(
-                f"{one.path} and {other.path} differ in their {what} ({mine} and {theirs}), so that counts cannot be "
-                "compared; make one of them anew"
-            )
+def _proof(header: bytes, me: Party, owner: str, querier: str) -> bytes:
+    return hashlib.blake2b(header, key=me.key("copy", owner, querier), digest_size=32, person=b"fedrank copy").digest()
 
 
-def release_multiplier(sketcher: Sketcher) -> float | None:
-    """Deviation / sensitivity of all that a file tells: cells and lengths; None: it has no noise."""
-    if not sketcher.noise:
-        return None
-    return sketcher.noise if sketcher.exact_lengths else sketcher.noise / sqrt(1 + LENGTH_NOISE**-2)
-
-
-def write_sketch(file: SketchFile) -> None:
-    """Write a file whole or not at all."""
-    settings = {
+def write_sketch(file: SketchFile, me: Party | None = None) -> None:
+    """Write a file whole or not at all; `me` proves whose copy it is."""
+    settings: dict[str, Any] = {
         "secret": not file.noised,
         "sketcher": asdict(file.sketcher) | {"tokeniser": file.sketcher.tokeniser.name},
         "rule": asdict(file.fields["body"].rule),
         "fingerprint": file.fingerprint.hex(),
         "fields": list(file.fields),
     }
-    write_arrays(file.path, settings, _parts(file), TYPES, private=file.ids is not None)
+    prove = None
+    if file.origin is not None and me is not None:
+        owner, querier = file.origin.owner, file.origin.querier
+        settings |= {"from": owner, "for": querier}
+        prove = partial(_proof, me=me, owner=owner, querier=querier)
+    else:
+        settings["removed"] = file.removed
+    write_arrays(file.path, settings, _parts(file), TYPES, file.ids is not None, prove)
 
 
 def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
@@ -258,16 +280,31 @@ def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
         raise SketchFileError(f"{path}: {error}") from None
 
 
-_SECRET = "has no noise: it is as secret as the documents and must not be sent; make it with noise, such as --noise 1"
+def ledger_of(file: SketchFile) -> SiloLedger:
+    """The ledger beside an owner's file; that of a file with noise must be there."""
+    path = file.path.with_suffix(SUFFIX)
+    if file.noised and not path.exists():
+        raise FileNotFoundError(
+            f"{path}, the ledger of this sketch, is not there, so that nobody knows what was spent; restore it from a "
+            "copy, or make the sketch anew"
+        )
+    return SiloLedger(path)
 
 
-def _owned(path: str | os.PathLike[str]) -> SketchFile:
+def open_owned(path: str | os.PathLike[str]) -> SketchFile:
+    """The owner's own file; a copy is refused."""
     file = open_sketch(path)
     if file.ids is None:
         raise ValueError(
             f"{file.path} is a copy for a querier and cannot be changed or passed on; use the owner's file"
         )
     return file
+
+
+def _held(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    """One process at a time changes a sketch and its ledger."""
+    path = Path(path)
+    return locked(path.with_name(path.name + LOCK), str(path), leave=False)
 
 
 def _check_ids(ids: Sequence[str], known: Mapping[str, int], path: Path) -> None:
@@ -283,39 +320,9 @@ def _check_ids(ids: Sequence[str], known: Mapping[str, int], path: Path) -> None
         seen.add(name)
 
 
-def _texts(documents: Documents) -> dict[str, list[str]]:
-    return {"body": documents.text} | ({"title": documents.title} if any(documents.title) else {})
-
-
-def _spending(
-    path: Path, sketcher: Sketcher, ids: Sequence[str], owner: str = "", limits: Limits | None = None
-) -> None:
-    Spending(path.with_suffix(SUFFIX), owner, limits).charge_sketches(ids, release_multiplier(sketcher))
-
-
-def _told(
-    blocks: Iterator[NDArray[np.int32]], field: str, documents: int, progress: Progress | None
-) -> Iterator[NDArray[np.int32]]:
-    done = 0
-    for block in blocks:
-        yield block
-        done += len(block)
-        if progress is not None:
-            progress(field, done, documents)
-
-
-def _lengths(counts: TermCounts, sketcher: Sketcher, source: Source | None) -> NDArray[np.int64]:
-    if sketcher.exact_lengths or not sketcher.noise:
-        return counts.lengths
-    from fedrank.protect.noise import SecureSource, rounded_gaussian
-
-    return counts.lengths + rounded_gaussian(LENGTH_NOISE * sketcher.noise).draw(len(counts), source or SecureSource())
-
-
-def _squares(counts: TermCounts) -> NDArray[np.float64]:
-    ends = np.concatenate([[0.0], np.cumsum(counts.counts.astype(np.float64) ** 2)])
-    squares: NDArray[np.float64] = ends[counts.offsets[1:]] - ends[counts.offsets[:-1]]
-    return squares
+def _counted(documents: Documents, sketcher: Sketcher) -> dict[str, TermCounts]:
+    texts = {"body": documents.text} | ({"title": documents.title} if any(documents.title) else {})
+    return {name: sketcher.term_counts(each) for name, each in texts.items()}
 
 
 def _reordered(file: SketchFile, order: NDArray[np.int64]) -> SketchFile:
@@ -355,7 +362,7 @@ def _parts(file: SketchFile) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     for name, top in file.fields.items():
         parts |= {f"{name}.{each}": getattr(top, each) for each in TOP_PARTS}
-        parts[f"{name}.lengths"] = file.lengths[name]
+        parts |= {f"{name}.lengths": file.lengths[name], f"{name}.frequencies": file.frequencies[name]}
         if file.squares is not None:
             parts[f"{name}.squares"] = file.squares[name]
     if file.ids is not None and file.pseudonym_key is not None:
@@ -371,14 +378,15 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
     sketcher = Sketcher(**{**settings, "tokeniser": Tokeniser.named(settings["tokeniser"])})
     rule = TopKRule(**header["rule"])
     rows = len(parts["body.lengths"])
-    fields, lengths = {}, {}
+    fields, lengths, frequencies = {}, {}, {}
     if header["fields"] not in (["body"], ["body", "title"]):
         raise ValueError(f"fields {header['fields']}; a sketch has a body, and may have a title")
     for name in header["fields"]:
         documents, values, sizes, lost = (parts[f"{name}.{each}"] for each in TOP_PARTS)
-        lengths[name] = parts[f"{name}.lengths"]
+        lengths[name], frequencies[name] = parts[f"{name}.lengths"], parts[f"{name}.frequencies"]
         # Compiled loops trust these numbers, and a file may come from somebody else.
-        if documents.shape[1:-1] != (sketcher.depth, sketcher.width) or lengths[name].shape != (rows,):
+        shapes = documents.shape[1:-1], lengths[name].shape, frequencies[name].shape
+        if shapes != ((sketcher.depth, sketcher.width), (rows,), (sketcher.depth, sketcher.wide.width)):
             raise ValueError("parts of other shapes than the settings say")
         if documents.size and not -1 <= documents.min() <= documents.max() < rows:
             raise ValueError("a cell that names documents which are not there")
@@ -388,21 +396,20 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
         if np.any((documents >= 0) != (np.arange(documents.shape[3]) < sizes[..., None])):
             raise ValueError("a cell that holds another number of documents than it says")
         fields[name] = top
-    owned = "ids" in parts
-    ids = _split(parts["ids"]) if owned else None
-    if (parts["pseudonyms"].shape if ids is None else (len(ids),)) != (rows,):
+    file = SketchFile(sketcher, fields, lengths, frequencies, path, bytes.fromhex(header["fingerprint"]))
+    if "ids" not in parts:
+        told = {name: value for name, value in header.items() if name != "proof"}
+        proved, proof = json.dumps(told).encode(), bytes.fromhex(header["proof"])
+        names = parts["pseudonyms"]
+        file = replace(file, pseudonyms=names, origin=Origin(header["from"], header["for"], proved, proof))
+    else:
+        names = np.array(_split(parts["ids"]), dtype=object)
+        squares = {name: parts[f"{name}.squares"] for name in fields}
+        secret = parts["pseudonym-key"].tobytes()
+        file = replace(file, ids=names.tolist(), squares=squares, pseudonym_key=secret, removed=int(header["removed"]))
+    if names.shape != (rows,):
         raise ValueError(f"names for other documents than the {rows} that are there")
-    return SketchFile(
-        path,
-        sketcher,
-        bytes.fromhex(header["fingerprint"]),
-        fields,
-        lengths,
-        ids=ids,
-        squares={name: parts[f"{name}.squares"] for name in fields} if owned else None,
-        pseudonym_key=parts["pseudonym-key"].tobytes() if owned else None,
-        pseudonyms=parts.get("pseudonyms"),
-    )
+    return file
 
 
 def _split(ids: Part) -> list[str]:

@@ -39,9 +39,9 @@ class Hashing:
 
     @property
     def fingerprint(self) -> bytes:
-        """8 bytes that are equal where key, width and depth are, and from which the key cannot be found."""
+        """16 bytes that are equal where key, width and depth are, and from which the key cannot be found."""
         settings = f"{self.width} x {self.depth}".encode()
-        return hashlib.blake2b(settings, digest_size=8, key=self.key, person=b"fedrank check").digest()
+        return hashlib.blake2b(settings, digest_size=16, key=self.key, person=b"fedrank check").digest()
 
     def cells(self, terms: Sequence[str]) -> Cells:
         return self.places(terms)[0]

@@ -45,16 +45,16 @@ def read_key(path: str | os.PathLike[str]) -> bytes:
 def new_identity(path: str | os.PathLike[str]) -> Path:
     """Make a silo's own pair of keys: the secret one into `path`, the public one beside it, to be given to others."""
     x25519 = _x25519()
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     path = Path(path)
     public = path.with_suffix(".public")
     if public == path:
         raise ValueError(f"{path}: the public key would get this name; call the secret one otherwise, as a.secret")
-    secret = x25519.generate()
+    secret = x25519.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
     _refuse_existing(public)
-    _write(path, SECRET, secret.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()), private=True)
-    _write(public, PUBLIC, secret.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), private=False)
+    _write(path, SECRET, secret, private=True)
+    _write(public, PUBLIC, public_of(secret), private=False)
     return public
 
 
@@ -68,14 +68,22 @@ def read_public(path: str | os.PathLike[str]) -> bytes:
     return _read(Path(path), PUBLIC, private=False)
 
 
+def public_of(secret: bytes) -> bytes:
+    """The public key that belongs to a secret one."""
+    made = _x25519().from_private_bytes(_checked(secret, "the secret key"))
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return made.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
 def fingerprint(key: bytes) -> str:
     """What two people compare to see that they hold the same key; it does not give the key away.
 
     >>> fingerprint(bytes(32))
-    '795e-e52f-14d0-5db6'
+    '5992-63b1-7e29-80dd-9593-d66b-0986-5722'
     """
-    digest = hashlib.blake2b(key, digest_size=8, person=b"fedrank finger").hexdigest()
-    return "-".join(digest[i : i + 4] for i in range(0, 16, 4))
+    digest = hashlib.blake2b(key, digest_size=16, person=b"fedrank finger").hexdigest()
+    return "-".join(digest[i : i + 4] for i in range(0, 32, 4))
 
 
 def pair_key(secret: bytes, public: bytes) -> bytes:
@@ -94,7 +102,7 @@ def wrap_key(key: bytes, secret: bytes, public: bytes) -> bytes:
     """The shared key, so that only the holder of the other secret key can open it and knows from whom it came."""
     outer = _derive(secret, public, b"wrap")  # the same in both directions: the sender's public key tells them apart
     nonce = os.urandom(NONCE)
-    closed = aead(outer).encrypt(nonce, _checked(key, "the shared key"), WRAPPED + _public_of(secret))
+    closed = aead(outer).encrypt(nonce, _checked(key, "the shared key"), WRAPPED + public_of(secret))
     return _HEAD.pack(WRAPPED, nonce) + closed
 
 
@@ -131,7 +139,7 @@ def _derive(secret: bytes, public: bytes, purpose: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    mine = _public_of(secret)
+    mine = public_of(secret)
     if mine == public:
         raise ValueError("both keys are of the same silo, so that nobody else could read; give the other's public key")
     try:
@@ -141,13 +149,6 @@ def _derive(secret: bytes, public: bytes, purpose: bytes) -> bytes:
     # Both public keys go in, in one order for both ends, so that a key belongs to this pair and no other.
     info = b"fedrank silo 1 " + purpose + b"".join(sorted((mine, public)))
     return HKDF(algorithm=SHA256(), length=SIZE, salt=None, info=info).derive(common)
-
-
-def _public_of(secret: bytes) -> bytes:
-    made = _x25519().from_private_bytes(_checked(secret, "the secret key"))
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return made.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 def _x25519() -> type[X25519PrivateKey]:

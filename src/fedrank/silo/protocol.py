@@ -1,10 +1,13 @@
 """Questions of one silo about the documents of another: `ask`, `answer` and `read_answer`, over sealed letters.
 
-A question names, for each term, one cell and one sign in every row of a sketch. An answer names the documents that hold
-the term most often, by pseudonyms that only this querier gets, with their counts and lengths. Where noise comes from:
+A question names, for each term, a cell and a sign in every row of a sketch, and a cell of the sketch that counts
+documents. An answer names the documents that hold the term most often, by pseudonyms that only this querier gets, with
+their counts and lengths, and says how many documents hold it. Where noise comes from:
 
-- "sketch": the owner's file has it, drawn once when documents were sketched; any number of answers costs nothing more.
-- "lookup": on every count that leaves the owner; each term costs ε again, and the owner's ledger refuses in the end.
+- "sketch": the owner's file has it, drawn once when documents were sketched; any number of answers costs nothing more,
+  and tells what a copy of the sketch would.
+- "lookup": on every number that leaves the owner; each term costs ε for its counts, and again for the number of
+  documents unless the file is noised; the owner's ledger refuses in the end.
 - "paper": as published, one draw for all rows of a document. It hides nothing (`fedrank.attack.dictionary`), and the
   ledger says so.
 
@@ -18,7 +21,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor, isfinite, log2
 from random import SystemRandom
 from typing import Any
@@ -26,51 +29,81 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.text import Tokeniser
+from fedrank.silo.features import FIELDS, Real
 from fedrank.silo.files import SketchFile
-from fedrank.silo.hashing import Hashing
 from fedrank.silo.messages import LONGEST, Party, seal, unseal
-from fedrank.silo.rtk import Estimates
+from fedrank.silo.partners import Counts, Found, Places, places
 from fedrank.silo.sketch import KINDS, Sketcher, Sketches
-from fedrank.silo.spending import Spending
+from fedrank.silo.spending import SiloLedger
 from fedrank.types import Source
+from fedrank.wire import Refused
 
 NOISES = ("sketch", "lookup", "paper")
-FIELDS = ("body", "title")  # their places are what is sent
-MOST_TERMS = 1000  # of a question, decoys included
-QUESTION = struct.Struct("<16s8sBBHIH32s")  # id, fingerprint of the key, kind, field, rows, k, terms, tokeniser
-ANSWER = struct.Struct("<16sBBH")  # id, status, noise, terms
-FOUND = struct.Struct("<IHB")  # documents, numbers for each count, whether lengths follow
+MOST_TERMS = 4000  # of a question, decoys included
+QUESTION = struct.Struct("<16s16sBIHIH32s")  # id, fingerprint of the key, kind, width, rows, k, terms, tokeniser
+ANSWER = struct.Struct("<16sBBHBIIB")  # id, status, noise, terms, fields, documents, of these told about, lengths told
+FIELD = struct.Struct("<dHH")  # words, rows of frequencies, numbers for each count
 ANSWERED, REFUSED = 0, 1
+
+
+class Declined(ValueError):
+    """An owner said why it tells nothing."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question on its way, and what its sender must remember to read the answer."""
+    """A question on its way, and what its sender must know to read the answer."""
 
     letter: bytes = field(repr=False)
     id: bytes
     owner: str
-    terms: tuple[str, ...]  # the real ones
-    places: tuple[int, ...]  # of the real ones among all
     sketcher: Sketcher
-    signs: NDArray[np.int8]  # [real terms, z]
+    fingerprint: bytes  # of key, width and depth
+    terms: Mapping[str, int]  # the real ones, and where they stand among all
+    signs: NDArray[np.int8]  # [all terms, z]
 
 
-@dataclass(frozen=True)
-class Found:
-    """What an owner says about one term: documents, best first."""
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A silo that answered by letter: a partner to train with, for the terms that it was asked about."""
 
-    documents: NDArray[np.uint64]  # pseudonyms
-    counts: Estimates
-    lengths: NDArray[np.int64] | None  # words; None: not published
+    owner: str
+    asked: Asked
+    kind: str
+    documents: int  # that it holds
+    words: Mapping[str, float]
+    told: Mapping[str, Mapping[str, tuple[Found, Real]]]  # by field and term: documents best first; frequencies [rows]
+    names: NDArray[np.uint64]  # pseudonyms, ascending
+    lengths: Mapping[str, NDArray[np.int64]] | None  # by field, [names]: words; None: not published
 
+    def found(self, term: str, name: str = "body") -> Found:
+        """Documents that hold a term most often, best first, and how often."""
+        return self._told(name, term)[0]
 
-@dataclass(frozen=True)
-class Answer:
-    """What came back: something about every term, or the reason of a refusal."""
+    def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
+        nothing = np.zeros((len(terms), 1))
+        return {
+            name: np.array([self._told(name, term)[1] for term in terms]) if name in self.told and terms else nothing
+            for name in FIELDS
+        }
 
-    found: Mapping[str, Found]
-    refused: str | None = None
+    def counts(self, terms: Sequence[str]) -> Counts:
+        return Counts.of(
+            {name: [self.found(term, name) for term in terms] for name in self.told}, len(terms), self._lengths_of
+        )
+
+    def _told(self, name: str, term: str) -> tuple[Found, Real]:
+        if term not in self.told[name]:
+            raise ValueError(f"{self.owner} was not asked about {term!r}; ask again, with all queries")
+        return self.told[name][term]
+
+    def _lengths_of(self, name: str, documents: NDArray[Any]) -> NDArray[np.int64]:
+        if self.lengths is None:
+            raise ValueError(f"{self.owner} does not tell how long documents are, which features need; ask for a copy")
+        if name not in self.lengths:
+            return np.zeros(len(documents), np.int64)
+        return self.lengths[name][np.searchsorted(self.names, documents.astype(np.uint64))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +112,12 @@ class Owner:
 
     party: Party
     file: SketchFile
-    spending: Spending
+    ledger: SiloLedger
     noise: str = "sketch"  # or "lookup", or "paper"
-    epsilon: float = 0.5  # of one answered term; not for "sketch"
+    epsilon: float = 0.5  # of one number; not for "sketch"
     sketches: Mapping[str, Sketches] | None = field(default=None, repr=False)  # by field, all documents, without noise
     source: Source | None = field(default=None, repr=False)  # of noise; another than the system's is for tests
+    _copies: dict[str, SketchFile] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.noise not in NOISES:
@@ -108,36 +142,86 @@ class Owner:
         if not (isfinite(self.epsilon) and self.epsilon > 0):
             raise ValueError(f"epsilon = {self.epsilon} allows no answer; use a number above 0, such as 0.5")
 
+    @property
+    def price(self) -> float | None:
+        """ε of a term: for its counts, and for how many documents hold it; None: nothing can be claimed."""
+        if self.noise == "paper":
+            return None
+        return self.epsilon if self.file.noised else 2 * self.epsilon
+
+    def copy(self, querier: str) -> SketchFile:
+        """What the querier would hold if it had a copy: ties are broken alike, and tell nothing of our own order."""
+        if querier not in self._copies:
+            self._copies[querier] = self.file.copy_for(querier)
+        return self._copies[querier]
+
 
 def ask(
     terms: Sequence[str],
     owner: str,
     me: Party,
     sketcher: Sketcher,
-    hashing: Hashing,
+    key: bytes,
     *,
-    field: str = "body",
-    k: int = 150,
+    k: int = 0,  # documents for each term; 0: as many as the owner keeps
     decoys: Sequence[str] = (),
 ) -> Asked:
     """A question about terms, hidden among decoys (`choose_decoys`), for one owner."""
-    real = tuple(dict.fromkeys(terms))
+    real = list(dict.fromkeys(terms))
     if not real:
         raise ValueError("a query without words: there is nothing to ask; leave it out")
-    both = [*real, *(term for term in dict.fromkeys(decoys) if term not in real)]
+    both = list(dict.fromkeys([*real, *decoys]))
     if len(both) > MOST_TERMS:
         raise ValueError(f"{len(both)} terms and decoys in one question; ask for at most {MOST_TERMS} at a time")
     SystemRandom().shuffle(both)
-    cells, signs = sketcher.places(both, hashing)
+    hashing = sketcher.hashing(key)
+    at = places(both, sketcher, hashing, sketcher.wide.hashing(key))
     name = os.urandom(16)
-    kind, tokeniser = KINDS.index(sketcher.kind), sketcher.tokeniser.name.encode()
-    head = QUESTION.pack(
-        name, hashing.fingerprint, kind, FIELDS.index(field), sketcher.depth, k, len(both), tokeniser
-    )  # fmt: skip
-    content = head + cells.astype("<u4").tobytes() + np.packbits(signs > 0).tobytes()
-    places = tuple(both.index(term) for term in real)
+    settings = (
+        KINDS.index(sketcher.kind),
+        sketcher.width,
+        sketcher.depth,
+        k,
+        len(both),
+        sketcher.tokeniser.name.encode(),
+    )
+    head = QUESTION.pack(name, hashing.fingerprint, *settings)
+    bits = np.packbits(at.signs > 0)
+    content = head + at.cells.astype("<u4").tobytes() + at.wide.astype("<u2").tobytes() + bits.tobytes()
+    known = {term: place for place, term in enumerate(both) if term in set(real)}
     letter = seal(content, "question", me, owner)
-    return Asked(letter, name, owner, real, places, sketcher, signs[list(places)])
+    return Asked(letter, name, owner, sketcher, hashing.fingerprint, known, at.signs)
+
+
+def ask_all(queries: Sequence[str], owner: str, me: Party, sketcher: Sketcher, key: bytes) -> list[Asked]:
+    """Questions about all words of some queries, in as few letters as they fit into."""
+    terms = words_of(queries, sketcher.tokeniser)
+    if not terms:
+        raise ValueError("queries without words: there is nothing to ask; give some")
+    room = LONGEST["question"] * 7 // 8 - QUESTION.size  # padding takes at most an eighth
+    most = min(MOST_TERMS, room // (sketcher.depth * 6 + sketcher.depth // 8 + 1))
+    return [ask(terms[at : at + most], owner, me, sketcher, key) for at in range(0, len(terms), most)]
+
+
+def recall(letter: bytes, me: Party, key: bytes, queries: Sequence[str]) -> Asked:
+    """A question that we sent, from its letter: which words of these queries it asked about."""
+    owner, content = unseal(letter, "question", me, own=True)
+    question = _read_question(content, "you")
+    sketcher = question.sketcher
+    hashing = sketcher.hashing(key)
+    if hashing.fingerprint != question.fingerprint:
+        raise ValueError("the question was asked with another key than the one you give; give that key")
+    terms = words_of(queries, sketcher.tokeniser)
+    cells, _ = sketcher.places(terms, hashing)
+    place_of = {row.tobytes(): place for place, row in enumerate(question.at.cells)}
+    found = {term: place_of.get(row.tobytes()) for term, row in zip(terms, cells, strict=True)}
+    known = {term: place for term, place in found.items() if place is not None}
+    return Asked(letter, content[:16], owner, sketcher, question.fingerprint, known, question.at.signs)
+
+
+def words_of(queries: Sequence[str], tokeniser: Tokeniser) -> list[str]:
+    """The terms of all queries, each once, in an order that tells nothing of them."""
+    return sorted({term for text in queries for term in tokeniser(text)})
 
 
 def answer(letter: bytes, owner: Owner) -> bytes:
@@ -148,63 +232,122 @@ def answer(letter: bytes, owner: Owner) -> bytes:
     querier, content = unseal(letter, "question", owner.party)
     name = content[:16].ljust(16, b"\0")
     try:
-        where, k, cells, signs = _read_question(content, owner.file)
-        top = owner.file.fields[where]
-        if owner.noise == "sketch" and k > top.rule.k:
-            raise ValueError(f"k = {k}, and this owner keeps documents for up to {top.rule.k}")
-        numbers = cells.shape[1] if owner.noise == "paper" else 1
-        longest = len(cells) * min(k, len(owner.file)) * (8 + 4 * numbers + 4)
-        if longest > LONGEST["answer"] // 2:
-            raise ValueError(f"an answer of {longest:,} bytes is too long; ask for fewer terms or documents at a time")
-        if owner.noise != "sketch" and len(cells):
-            price = owner.epsilon if owner.noise == "lookup" else None
-            refusal = owner.spending.charge_terms(querier, where, len(cells), price, name.hex())
-            if refusal is not None:
-                raise ValueError(refusal)
+        question = _read_question(content, "the querier")
+        _check_question(question, owner)
+        refusal = None
     except ValueError as error:
-        refused = ANSWER.pack(name, REFUSED, NOISES.index(owner.noise), 0) + str(error).encode()
+        refusal = str(error)
+    if refusal is None and owner.noise != "sketch" and len(question.at.cells):
+        refusal = owner.ledger.charge_terms(querier, len(question.at.cells), owner.price, name.hex())
+    if refusal is not None:
+        refused = ANSWER.pack(name, REFUSED, NOISES.index(owner.noise), 0, 0, 0, 0, 0) + refusal.encode()
         return seal(refused, "answer", owner.party, querier)
-    lengths = owner.file.lengths[where] if owner.noise == "sketch" or owner.file.sketcher.exact_lengths else None
-    parts = [ANSWER.pack(name, ANSWERED, NOISES.index(owner.noise), len(cells))]
-    for cell, sign in zip(cells, signs, strict=True):
-        rows, told = _look_up(owner, where, cell, sign, k)
-        parts.append(FOUND.pack(len(rows), told.shape[1], lengths is not None))
-        parts += [owner.file.pseudonyms_for(querier, rows).astype("<u8").tobytes(), told.astype("<f4").tobytes()]
-        if lengths is not None:
-            parts.append(lengths[rows].astype("<i4").tobytes())
-    return seal(b"".join(parts), "answer", owner.party, querier)
+    return seal(_written(name, owner, querier, question), "answer", owner.party, querier)
 
 
-def read_answer(letter: bytes, asked: Asked, me: Party) -> Answer:
-    """What an owner said to our question; what it said about decoys is dropped."""
+def _written(name: bytes, owner: Owner, querier: str, question: _Question) -> bytes:
+    """The content of an answer: documents that are told about, and for each field what its terms found."""
+    at, file, exact = question.at, owner.file, owner.noise != "sketch"
+    told: Mapping[str, Sequence[tuple[NDArray[Any], NDArray[Any]]]]
+    if exact:
+        rows_of, names = file, file.pseudonyms_for(querier)
+        asked = list(zip(at.cells, at.signs, strict=True))
+        told = {each: [_noised(owner, each, *term, names, question.k) for term in asked] for each in file.fields}
+    else:
+        rows_of = owner.copy(querier)
+        assert rows_of.pseudonyms is not None
+        names = rows_of.pseudonyms
+        told = {
+            each: [(rows, counts[:, None]) for rows, counts in terms]
+            for each, terms in rows_of.look_up(at, question.k or None).items()
+        }
+    found = [rows for each in told.values() for rows, _ in each]
+    chosen = np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+    chosen = chosen[np.argsort(names[chosen])]
+    place = np.zeros(len(file), np.int64)
+    place[chosen] = np.arange(len(chosen))
+    with_lengths = not exact or file.sketcher.exact_lengths
+    fields = sum(1 << FIELDS.index(each) for each in told)
+    status = ANSWERED, NOISES.index(owner.noise), len(at.cells)
+    parts = [ANSWER.pack(name, *status, fields, len(file), len(chosen), with_lengths)]
+    parts.append(names[chosen].astype("<u8").tobytes())
+    for each, terms in told.items():
+        rows = _frequencies(owner, each, at)
+        words = rows_of.words[each] if with_lengths else 0.0
+        numbers = file.sketcher.depth if owner.noise == "paper" else 1
+        parts += [FIELD.pack(words, rows.shape[1], numbers), rows.astype("<f8").tobytes()]
+        if with_lengths:
+            parts.append(rows_of.lengths[each][chosen].astype("<i4").tobytes())
+        parts.append(np.array([len(rows) for rows, _ in terms], dtype="<u4").tobytes())
+        parts += [place[rows].astype("<u4").tobytes() for rows, _ in terms]
+        parts += [values.astype("<f4").tobytes() for _, values in terms]
+    return b"".join(parts)
+
+
+def read_answer(letter: bytes, asked: Asked, me: Party) -> Answered:
+    """What an owner said to our question; what it said about decoys is dropped. A refusal is an error, `Declined`."""
     owner, content = unseal(letter, "answer", me)
     if owner != asked.owner or content[:16] != asked.id:
-        raise ValueError(f"an answer of {owner!r} to another question; the relay mixed letters up, or repeats them")
+        raise Refused(f"an answer of {owner!r} to another question; the relay mixed letters up, or repeats them")
     reader = _Reader(content, owner)
-    _, status, noise, terms = reader.take(ANSWER)
+    _, status, noise, terms, fields, documents, many, with_lengths = reader.take(ANSWER)
     if status == REFUSED:
-        return Answer({}, content[ANSWER.size :].decode(errors="replace"))
-    if status != ANSWERED or noise >= len(NOISES):
-        raise ValueError(f"an answer of {owner!r} of an unknown kind ({status}, {noise}); is its fedrank newer? update")
-    rows = asked.signs.shape[1] if NOISES[noise] == "paper" else 1
-    found = []
-    for _ in range(terms):
-        documents, numbers, with_lengths = reader.take(FOUND)
-        if numbers != rows:
-            raise ValueError(f"an answer of {owner!r} for {numbers} rows, and {rows} were asked for")
-        pseudonyms = reader.array("<u8", documents).astype(np.uint64)
-        told: Any = reader.array("<f4", documents * numbers).astype(np.float64).reshape(documents, numbers)
-        found.append((pseudonyms, told, reader.array("<i4", documents).astype(np.int64) if with_lengths else None))
-    if len(found) <= max(asked.places):
-        raise ValueError(f"an answer of {owner!r} about {terms} terms, fewer than were asked about; ask again")
-    out = {}
-    for term, place, signs in zip(asked.terms, asked.places, asked.signs, strict=True):
-        pseudonyms, told, lengths = found[place]
-        if not np.isfinite(told).all():
-            raise ValueError(f"an answer of {owner!r} with a count that is no number; ask again")
-        counts = asked.sketcher.estimate(told, signs) if NOISES[noise] == "paper" else told[:, 0]
-        out[term] = Found(pseudonyms, counts, lengths)
-    return Answer(out)
+        why = content[ANSWER.size :].decode(errors="replace")
+        raise Declined(f"{owner} refuses: {''.join(char if char.isprintable() else ' ' for char in why)}")
+    if status != ANSWERED or noise >= len(NOISES) or not fields & 1 or fields >> len(FIELDS):
+        raise Refused(f"an answer of {owner!r} of an unknown kind ({status}, {noise}); is its fedrank newer? update")
+    if terms != len(asked.signs):
+        raise Refused(f"an answer of {owner!r} about {terms} terms, and {len(asked.signs)} were asked about")
+    names = reader.array("<u8", many).astype(np.uint64)
+    if many > documents or np.any(names[1:] <= names[:-1]):
+        raise Refused(f"an answer of {owner!r} that names a document twice, or more than it holds; ask again")
+    numbers = asked.sketcher.depth if NOISES[noise] == "paper" else 1
+    words, lengths = dict.fromkeys(FIELDS, 0.0), {}
+    told: dict[str, dict[str, tuple[Found, Real]]] = {}
+    for name in (each for place, each in enumerate(FIELDS) if fields >> place & 1):
+        words[name], rows, sent = reader.take(FIELD)
+        if rows not in (1, asked.sketcher.depth) or sent != numbers:
+            raise Refused(f"an answer of {owner!r} for {rows} and {sent} rows, and {numbers} were asked for")
+        frequencies = reader.array("<f8", terms * rows).reshape(terms, rows)
+        if with_lengths:
+            lengths[name] = reader.array("<i4", many).astype(np.int64)
+        sizes = reader.array("<u4", terms).astype(np.int64)
+        place = reader.array("<u4", int(sizes.sum()))
+        values = reader.array("<f4", len(place) * numbers).astype(np.float64).reshape(-1, numbers)
+        if not all(np.isfinite(each).all() for each in (words[name], frequencies, values)) or np.any(place >= many):
+            raise Refused(f"an answer of {owner!r} with a count that is no number, or of no document; ask again")
+        ends = np.cumsum(sizes)
+        told[name] = {}
+        for term, at in asked.terms.items():
+            here = slice(ends[at] - sizes[at], ends[at])
+            signs = asked.signs[at] if numbers > 1 else np.ones(1, np.int8)
+            held = asked.sketcher.estimate(values[here], signs)
+            told[name][term] = (names[place[here]], held), frequencies[at]
+    return Answered(owner, asked, asked.sketcher.kind, documents, words, told, names, lengths if with_lengths else None)
+
+
+def find_question(letter: bytes, asked: Sequence[Asked], me: Party) -> Asked:
+    """Which of our questions a letter answers."""
+    owner, content = unseal(letter, "answer", me)
+    for one in asked:
+        if (owner, content[:16]) == (one.owner, one.id):
+            return one
+    raise Refused(f"an answer of {owner} to none of the {len(asked)} questions that you give; give that one, too")
+
+
+def joined(parts: Sequence[Answered]) -> Answered:
+    """Several answers of one owner as one; those of different sketches are refused."""
+    first = parts[0]
+    for part in parts[1:]:
+        if (part.owner, part.documents, part.words) != (first.owner, first.documents, first.words):
+            raise ValueError(f"{first.owner} changed its documents between two answers; ask for all terms anew")
+    names, at = np.unique(np.concatenate([part.names for part in parts]), return_index=True)
+    lengths = None
+    if all(part.lengths is not None for part in parts):
+        tables = {name: [part.lengths[name] for part in parts if part.lengths] for name in first.told}
+        lengths = {name: np.concatenate(table)[at] for name, table in tables.items()}
+    told = {name: {term: value for part in parts for term, value in part.told[name].items()} for name in first.told}
+    return replace(first, told=told, names=names, lengths=lengths)
 
 
 def choose_decoys(terms: Sequence[str], many: int, dictionary: Sequence[str], secret: bytes) -> list[str]:
@@ -227,30 +370,27 @@ def choose_decoys(terms: Sequence[str], many: int, dictionary: Sequence[str], se
 
 
 def noised_counts(
-    counts: Estimates, epsilon: float, exact_lengths: bool, source: Source
-) -> Estimates:  # fmt: skip
+    counts: Real, epsilon: float, exact_lengths: bool, source: Source
+) -> Real:  # fmt: skip
     """Counts of one term in all documents, each with Laplace noise that costs ε for one occurrence."""
     return counts + _laplace((2 if exact_lengths else 1) / epsilon, len(counts), source)
 
 
-def published_answers(values: NDArray[Any], epsilon: float, source: Source) -> Estimates:
+def published_answers(values: NDArray[Any], epsilon: float, source: Source) -> Real:
     """Algorithm 2 of the paper: one draw for all z answers [documents, z] about a document, which hides nothing."""
     return values + _laplace(1 / epsilon, len(values), source)[:, None]
 
 
-def _look_up(
-    owner: Owner, where: str, cells: NDArray[np.int64], signs: NDArray[np.int8], k: int
-) -> tuple[NDArray[np.int32], Estimates]:
-    """Rows of the best documents, and what is told about each [documents, numbers]."""
-    if owner.noise == "sketch":
-        rows, counts = owner.file.fields[where].query(cells, signs, k)
-        return rows, counts[:, None]
+def _noised(
+    owner: Owner, name: str, cells: NDArray[Any], signs: NDArray[np.int8], names: NDArray[np.uint64], k: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Rows of the best documents by counts that get noise now, and what is told about each [documents, numbers]."""
     from fedrank.protect.noise import SecureSource
 
     source = owner.source or SecureSource()
     assert owner.sketches is not None
     sketcher = owner.file.sketcher
-    values = owner.sketches[where][:, np.arange(sketcher.depth), cells]
+    values = owner.sketches[name][:, np.arange(sketcher.depth), cells]
     told: Any
     if owner.noise == "lookup":
         counts = noised_counts(sketcher.estimate(values, signs), owner.epsilon, sketcher.exact_lengths, source)
@@ -258,12 +398,24 @@ def _look_up(
     else:
         told = published_answers(values, owner.epsilon, source)
         counts = sketcher.estimate(told, signs)
-    # The order is that of noised counts: it tells nothing that they do not.
-    rows = np.argsort(-counts, kind="stable")[:k].astype(np.int32)
+    # The order is that of noised counts, and then of pseudonyms: it tells nothing that they do not.
+    rows = np.lexsort((names, -counts))[: k or owner.file.fields[name].rule.k]
     return rows, told[rows]
 
 
-def _laplace(scale: float, many: int, source: Source) -> Estimates:
+def _frequencies(owner: Owner, name: str, at: Places) -> Real:
+    """[terms, rows]: as the file has them, or with noise where the file has none and we claim some."""
+    rows = owner.file.frequency_rows(at)[name]
+    if owner.noise != "lookup" or owner.file.noised:
+        return rows
+    from fedrank.protect.noise import SecureSource
+
+    sketcher = owner.file.sketcher
+    counts = sketcher.estimate(rows, np.ones(sketcher.depth, np.int8))
+    return noised_counts(counts, owner.epsilon, sketcher.exact_lengths, owner.source or SecureSource())[:, None]
+
+
+def _laplace(scale: float, many: int, source: Source) -> Real:
     """Laplace noise on a grid that halves fit, so that all that is told lies on the grid, too."""
     from fedrank.protect.noise import rounded_laplace
 
@@ -272,34 +424,51 @@ def _laplace(scale: float, many: int, source: Source) -> Estimates:
     return rounded_laplace(scale * (1 + 1e-6) / step).draw(many, source).astype(np.float64) * step
 
 
-def _read_question(content: bytes, file: SketchFile) -> tuple[str, int, NDArray[np.int64], NDArray[np.int8]]:
-    """Field, k, cells and signs [terms, z]; a question that this file cannot answer is a ValueError that says why."""
-    if len(content) < QUESTION.size:
-        raise ValueError(f"a question of {len(content)} bytes was cut short; ask again")
-    _, fingerprint, kind, where, depth, k, terms, tokeniser = QUESTION.unpack_from(content)
-    sketcher = file.sketcher
-    rule = tokeniser.rstrip(b"\0").decode(errors="replace")
-    mine = f"{sketcher.kind} of {sketcher.depth} rows"
-    theirs = f"{KINDS[kind] if kind < len(KINDS) else 'another kind'} of {depth} rows"
-    if mine != theirs:
-        raise ValueError(f"the question is for a {theirs}, and this owner has a {mine}; ask with its settings")
-    if rule != sketcher.tokeniser.name:
-        raise ValueError(f"your words are cut by the rule {rule!r}, this owner's by {sketcher.tokeniser.name!r}")
-    if fingerprint != file.fingerprint:
-        raise ValueError(
-            "your key or width is another than this owner's, so that every word would be looked up in wrong cells; "
-            "compare fingerprints"
-        )
-    if where >= len(FIELDS) or FIELDS[where] not in file.fields:
-        raise ValueError(f"this owner has no such field; it has {', '.join(file.fields)}")
-    if not 0 <= terms <= MOST_TERMS or k < 1:
-        raise ValueError(f"{terms} terms and k = {k}; ask for up to {MOST_TERMS} terms and at least one document")
-    reader = _Reader(content, "the querier", QUESTION.size)
+@dataclass(frozen=True)
+class _Question:
+    sketcher: Sketcher  # without noise
+    fingerprint: bytes
+    k: int
+    at: Places
+
+
+def _read_question(content: bytes, sender: str) -> _Question:
+    """What is asked; a question of nonsense is a ValueError that says why."""
+    reader = _Reader(content, sender)
+    _, fingerprint, kind, width, depth, k, terms, tokeniser = reader.take(QUESTION)
+    if kind >= len(KINDS) or terms > MOST_TERMS:
+        raise Refused(f"a question of kind {kind} about {terms} terms; ask for up to {MOST_TERMS}")
+    named = Tokeniser.named(tokeniser.rstrip(b"\0").decode(errors="replace"))
+    sketcher = Sketcher(KINDS[kind], width, depth, named)
     cells = reader.array("<u4", terms * depth).astype(np.int64).reshape(terms, depth)
+    wide = reader.array("<u2", terms * depth).astype(np.int64).reshape(terms, depth)
     bits = np.unpackbits(reader.array("|u1", -(-terms * depth // 8)), count=terms * depth)
-    if cells.size and cells.max() >= sketcher.width:
-        raise ValueError(f"cell {cells.max()}, and rows have {sketcher.width}; ask with this owner's settings")
-    return FIELDS[where], k, cells, (2 * bits.astype(np.int8) - 1).reshape(terms, depth)
+    if np.any(cells >= width) or np.any(wide >= sketcher.wide.width):
+        raise Refused(f"a cell beyond the {width} or {sketcher.wide.width} of a row; ask again")
+    signs = (2 * bits.astype(np.int8) - 1).reshape(terms, depth)
+    return _Question(sketcher, fingerprint, k, Places(cells.astype(np.int32), signs, wide.astype(np.int32)))
+
+
+def _check_question(question: _Question, owner: Owner) -> None:
+    """Refuse what this owner cannot answer."""
+    file = owner.file
+    mine = replace(file.sketcher, noise=0.0, exact_lengths=True)
+    for what, theirs, ours in (
+        ("kind", question.sketcher.kind, mine.kind),
+        ("width", question.sketcher.width, mine.width),
+        ("depth", question.sketcher.depth, mine.depth),
+        ("tokeniser", question.sketcher.tokeniser.name, mine.tokeniser.name),
+        ("key (by its fingerprint)", question.fingerprint.hex(), file.fingerprint.hex()),
+    ):
+        if theirs != ours:
+            raise ValueError(f"your {what} is {theirs}, and this owner's is {ours}: ask with the same")
+    most = file.fields["body"].rule.k
+    if owner.noise == "sketch" and question.k > most:
+        raise ValueError(f"k = {question.k}, and this owner keeps documents for up to {most}")
+    numbers = file.sketcher.depth if owner.noise == "paper" else 1
+    longest = len(question.at.cells) * min(question.k or most, len(file)) * len(file.fields) * (4 + 4 * numbers)
+    if longest > LONGEST["answer"] // 2:
+        raise ValueError(f"an answer of {longest:,} bytes is too long; ask for fewer terms or documents at a time")
 
 
 class _Reader:
@@ -316,6 +485,6 @@ class _Reader:
 
     def _next(self, size: int) -> bytes:
         if self.at + size > len(self.content):
-            raise ValueError(f"a letter of {self.sender} ends too early; ask again")
+            raise Refused(f"a letter of {self.sender} ends too early; ask again")
         self.at += size
         return self.content[self.at - size : self.at]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +12,9 @@ from fedrank import kernels
 from fedrank.data.collection import Collection
 from fedrank.data.text import Tokeniser
 from fedrank.seeds import rng_for
-from fedrank.silo.features import FIELDS, MU, Background, Real
+from fedrank.silo.features import FIELDS, MU, Real
+from fedrank.silo.terms import Rows, TermCounts
 from fedrank.types import Grades
-
-Rows = NDArray[np.int64]  # of documents
 
 BEST, GOOD = 10, 100  # ranks up to which a document has grade 2, and grade 1
 TEST_EVERY = 4  # one query in four of a silo is for the test, however many it trains on
@@ -41,52 +38,7 @@ class SilosRule:
 
 
 @dataclass(frozen=True)
-class Index:
-    """How often each document holds each term, in one field."""
-
-    terms: dict[str, int]  # columns
-    columns: Any  # scipy's compressed columns, [documents, terms]
-    lengths: Real  # [documents]: words
-
-    @staticmethod
-    def of(texts: Sequence[str], tokeniser: Tokeniser) -> Index:
-        from scipy.sparse import csc_matrix
-
-        terms: dict[str, int] = {}
-        rows: list[int] = []
-        columns: list[int] = []
-        counts: list[int] = []
-        lengths = np.zeros(len(texts))
-        for row, text in enumerate(texts):
-            held = Counter(tokeniser(text))
-            rows += [row] * len(held)
-            columns += [terms.setdefault(term, len(terms)) for term in held]
-            counts += held.values()
-            lengths[row] = sum(held.values())
-        shape = (len(texts), max(len(terms), 1))
-        return Index(terms, csc_matrix((np.array(counts, np.float64), (rows, columns)), shape=shape), lengths)
-
-    def rows(self, rows: Rows) -> Index:
-        """Some of the documents."""
-        return Index(self.terms, self.columns.tocsr()[rows].tocsc(), self.lengths[rows])
-
-    def counts(self, asked: Sequence[str]) -> Real:
-        """[documents, terms asked for]."""
-        out = np.zeros((len(self.lengths), len(asked)))
-        known = [place for place, term in enumerate(asked) if term in self.terms]
-        if known:
-            out[:, known] = self.columns[:, [self.terms[asked[place]] for place in known]].toarray()
-        return out
-
-    def background(self, asked: Sequence[str]) -> Background:
-        """What all documents say about the terms asked for."""
-        holders = np.diff(self.columns.indptr)  # of every term
-        known = [holders[self.terms[term]] if term in self.terms else 0 for term in asked]
-        return Background(len(self.lengths), float(self.lengths.sum()), np.array(known, dtype=np.float64))
-
-
-@dataclass(frozen=True)
-class Question:
+class SiloQuery:
     """A query of a silo, with the candidates among its own documents."""
 
     id: str
@@ -100,13 +52,13 @@ class Silo:
     """One organisation."""
 
     number: int
-    fields: dict[str, Index]  # by name of the field
-    train: tuple[Question, ...]
-    test: tuple[Question, ...]
+    fields: dict[str, TermCounts]  # by name of the field
+    train: tuple[SiloQuery, ...]
+    test: tuple[SiloQuery, ...]
 
     @property
     def documents(self) -> int:
-        return len(self.fields["body"].lengths)
+        return len(self.fields["body"])
 
 
 def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, seed: int) -> list[Silo]:
@@ -118,9 +70,11 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
     out.
     """
     texts = {"body": collection.documents.text, "title": collection.documents.title}
-    whole = {field: Index.of(texts[field], tokeniser) for field in FIELDS}
-    both = Index.of([f"{title} {body}" for title, body in zip(texts["title"], texts["body"], strict=True)], tokeniser)
-    chances = np.asarray(both.columns.sum(axis=0)).ravel() / max(both.lengths.sum(), 1.0)
+    whole = {field: TermCounts.of(texts[field], tokeniser) for field in FIELDS}
+    both = TermCounts.of(
+        [f"{title} {body}" for title, body in zip(texts["title"], texts["body"], strict=True)], tokeniser
+    )
+    chances = np.bincount(both.terms, both.counts, len(both.vocabulary)) / max(both.lengths.sum(), 1.0)
     home = _homes(whole["body"], rule, seed)
     asked = [tuple(dict.fromkeys(tokeniser(text))) for text in collection.queries]
     owners = _owners(collection, home, rule, seed)
@@ -128,8 +82,8 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
     for number in range(rule.count):
         rows = np.flatnonzero(home == number)
         engine = _Engine(both.rows(rows), chances)
-        train: list[Question] = []
-        test: list[Question] = []
+        train: list[SiloQuery] = []
+        test: list[SiloQuery] = []
         for place, query in enumerate(owners[number]):
             kept, most = (test, None) if place % TEST_EVERY == 1 else (train, rule.queries)
             if len(kept) == most:
@@ -138,11 +92,11 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
             candidates = _candidates(order, len(rows), rng_for(seed, "candidates", query))
             grades = _grades(collection, query, rows, order, rule.labels)[candidates]
             if grades.any():
-                kept.append(Question(collection.query_ids[query], asked[query], candidates, grades))
+                kept.append(SiloQuery(collection.query_ids[query], asked[query], candidates, grades))
         if not train or not test:
             raise ValueError(
                 f"silo {number} of {rule.count} has {len(rows)} documents, which answer {len(train)} queries to train "
-                f"on and {len(test)} to be tested on, and needs one of each; make fewer silos"
+                f"on and {len(test)} to be tested on, and needs one of each; make fewer silos, or give more queries"
             )
         fields = {field: whole[field].rows(rows) for field in FIELDS}
         silos.append(Silo(number, fields, tuple(train), tuple(test)))
@@ -153,14 +107,14 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
 class _Engine:
     """Query likelihood with Dirichlet smoothing over some documents of a collection."""
 
-    own: Index  # titles and bodies together
+    own: TermCounts  # titles and bodies together
     chances: Real  # [terms]: share of each among all words of the collection
 
     def ranked(self, asked: tuple[str, ...]) -> Rows:
         """The documents that hold a term, best first; equal ones in the order of the collection."""
-        known = tuple(term for term in asked if term in self.own.terms)
-        held = self.own.counts(known)
-        expected = MU * self.chances[[self.own.terms[term] for term in known]]
+        known = tuple(term for term in asked if term in self.own.places)
+        held = self.own.held(known)
+        expected = MU * self.chances[[self.own.places[term] for term in known]]
         log1p = kernels.elementary.log1p_each
         scores = log1p(held / expected).sum(axis=1) - len(known) * log1p(self.own.lengths / MU)
         matching = np.flatnonzero(held.any(axis=1))
@@ -201,9 +155,9 @@ def _owners(collection: Collection, home: NDArray[np.int64], rule: SilosRule, se
     return owners
 
 
-def _homes(body: Index, rule: SilosRule, seed: int) -> NDArray[np.int64]:
+def _homes(body: TermCounts, rule: SilosRule, seed: int) -> NDArray[np.int64]:
     """[documents]: the silo of each."""
-    documents = len(body.lengths)
+    documents = len(body)
     if documents < rule.count:
         raise ValueError(f"{documents} documents cannot fill {rule.count} silos; make fewer")
     rng = rng_for(seed, "documents of silos")
@@ -212,13 +166,14 @@ def _homes(body: Index, rule: SilosRule, seed: int) -> NDArray[np.int64]:
     return _grouped(_topics(body, rng), rule.count, rng)
 
 
-def _topics(body: Index, rng: np.random.Generator) -> Real:
+def _topics(body: TermCounts, rng: np.random.Generator) -> Real:
     """[documents, dimensions]: directions of the strongest topics (latent semantic analysis), each row of length 1."""
-    from scipy.sparse import diags
+    from scipy.sparse import csr_matrix, diags
     from scipy.sparse.linalg import svds
 
-    held = body.columns.copy()
-    documents, terms = held.shape
+    documents, terms = len(body), max(len(body.vocabulary), 1)
+    entries = body.counts.astype(np.float64), body.terms, body.offsets
+    held = csr_matrix(entries, shape=(documents, terms)).tocsc()
     idf = np.log(documents / np.maximum(np.diff(held.indptr), 1))
     held.data = np.log1p(held.data)
     held = held @ diags(idf)

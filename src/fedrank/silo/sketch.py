@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf, isfinite, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,45 +14,18 @@ from numpy.typing import NDArray
 from fedrank.data.text import Tokeniser
 from fedrank.protect.accounting import GaussianEvent, epsilon
 from fedrank.silo.hashing import Cells, Hashing, Signs
+from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
 
 KINDS = ("count-sketch", "count-min")
 LONGEST = 1 << 29  # terms of a document
 LOUDEST = float(1 << 20)  # deviation of the noise of a cell
+WIDE = 4096  # columns of a sketch that counts documents: one for a whole collection, so that it may be wide
+LENGTH_NOISE = 15  # lengths that are not exact get so many times the noise of a count: a long document hardly minds
+SLACK = 1e-8  # added to ε: a sampler is not exactly its law, and errs by less (`GridNoise.log_error`)
 BLOCK = 1 << 22  # cells that are made at a time, 16 MiB of counts and 32 MiB of noise
 
 Sketches = NDArray[np.int32]  # [documents, z, w]
-
-
-@dataclass(frozen=True)
-class TermCounts:
-    """How often each document holds each of its terms."""
-
-    offsets: NDArray[np.int64]  # [documents + 1]: document d holds entries offsets[d] .. offsets[d + 1] - 1
-    terms: NDArray[np.int32]  # [entries]: places in the vocabulary, each once a document
-    counts: NDArray[np.int32]  # [entries], 1 or more
-    vocabulary: list[str]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """[documents]: terms of each, repeats included."""
-        lengths = np.zeros(len(self), dtype=np.int64)
-        some = np.diff(self.offsets) > 0
-        if some.any():
-            entries = self.counts[: self.offsets[-1]]
-            lengths[some] = np.add.reduceat(entries, self.offsets[:-1][some], dtype=np.int64)
-        return lengths
-
-    def of(self, term: str) -> NDArray[np.int64]:
-        """[documents]: how often each holds this term."""
-        found = np.zeros(len(self), dtype=np.int64)
-        if term in self.vocabulary:
-            entries = np.flatnonzero(self.terms == self.vocabulary.index(term))
-            found[np.searchsorted(self.offsets, entries, side="right") - 1] = self.counts[entries]
-        return found
 
 
 @dataclass(frozen=True)
@@ -94,6 +67,22 @@ class Sketcher:
         """How far, at most, one occurrence of one term moves a sketch (L2)."""
         return sqrt(self.depth) * (2 if self.exact_lengths else 1)
 
+    @property
+    def multiplier(self) -> float | None:
+        """Deviation / sensitivity of all that is told about one occurrence of a term; None without noise.
+
+        It is in the sketch of its document and in that of the document frequencies, both noised alike, and in the
+        length, if that is noised. Gaussian releases of one thing add the squares of their shifts.
+        """
+        if not self.noise:
+            return None
+        return self.noise / sqrt(2 + (0 if self.exact_lengths else LENGTH_NOISE**-2))
+
+    @property
+    def wide(self) -> Sketcher:
+        """How document frequencies are sketched: with the same noise, in more columns."""
+        return replace(self, width=WIDE)
+
     def hashing(self, key: bytes) -> Hashing:
         return Hashing(key, self.width, self.depth)
 
@@ -104,21 +93,7 @@ class Sketcher:
         return cells, np.ones_like(signs) if self.kind == "count-min" else signs
 
     def term_counts(self, texts: Iterable[str]) -> TermCounts:
-        """Count the terms of every text; one without terms has no entries."""
-        known: dict[str, int] = {}
-        offsets, terms, counts = [0], [], []
-        for text in texts:
-            found = Counter(self.tokeniser(text))
-            terms.append(np.array([known.setdefault(term, len(known)) for term in found], dtype=np.int32))
-            counts.append(np.fromiter(found.values(), dtype=np.int32, count=len(found)))
-            offsets.append(offsets[-1] + len(found))
-        nothing = [np.empty(0, dtype=np.int32)]
-        return TermCounts(
-            np.array(offsets, dtype=np.int64),
-            np.concatenate(nothing + terms),
-            np.concatenate(nothing + counts),
-            list(known),
-        )
+        return TermCounts.of(texts, self.tokeniser)
 
     def sketch(self, counts: TermCounts, hashing: Hashing, source: Source | None = None) -> Sketches:
         """Sketches of all documents at once: four bytes a cell, 24 kB a document at the usual size."""
@@ -151,23 +126,27 @@ class Sketcher:
                 block += law.draw(block.shape, source).astype(np.int32)
             yield block
 
-    def estimate(self, values: NDArray[np.int32], signs: Signs) -> NDArray[np.float64]:
+    def estimate(self, values: NDArray[Any], signs: Signs) -> NDArray[np.float64]:
         """Counts of a term [...] from its cells [..., z] and their signs: the signed median, or Count-Min's minimum."""
         signed = np.asarray(values, dtype=np.float64) * signs
         found: NDArray[np.float64] = signed.min(axis=-1) if self.kind == "count-min" else np.median(signed, axis=-1)
         return found
 
-    def privacy(self, delta: float, occurrences: int = 1) -> float:
-        """ε at this delta for so many occurrences of a term in one field of one document; inf without noise."""
-        if not self.noise:
-            return inf
-        from fedrank.protect.noise import rounded_gaussian
+    def told_lengths(self, counts: TermCounts, source: Source | None = None) -> NDArray[np.int64]:
+        """[documents]: lengths as others shall see them, exact or noised."""
+        if self.exact_lengths or not self.noise:
+            return counts.lengths
+        from fedrank.protect.noise import SecureSource, rounded_gaussian
 
+        return counts.lengths + rounded_gaussian(LENGTH_NOISE * self.noise).draw(len(counts), source or SecureSource())
+
+    def privacy(self, delta: float, occurrences: int = 1) -> float:
+        """ε of all that is told about so many occurrences of a term in one field of one document; inf without noise."""
         if occurrences < 1:
             raise ValueError(f"occurrences = {occurrences} protects nothing; use 1 or more")
-        # Only the cells that differ count: those of the term, and of the one that takes its place.
-        slack = 2 * 2 * self.depth * rounded_gaussian(self.deviation).log_error
-        return epsilon(GaussianEvent(self.noise / occurrences), 1, delta) + slack
+        if self.multiplier is None:
+            return inf
+        return epsilon(GaussianEvent(self.multiplier / occurrences), 1, delta) + SLACK
 
     def error_chance(self, error: float, length: float, squares: float) -> float:
         """How likely an estimate is off by more than `error`, at most.

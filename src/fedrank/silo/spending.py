@@ -12,7 +12,7 @@ is answered. Its lines:
     {"fedrank": "silo spending", "version": 1, "owner": ...}       the first
     {"budget": ..., "total": ..., "delta": ...}                    limits from here on; null: none
     {"sketched": [ids], "multiplier": ...}                         deviation of the noise / sensitivity
-    {"querier": ..., "field": ..., "terms": ..., "epsilon": ..., "question": ...}   epsilon of one term; null: no claim
+    {"querier": ..., "terms": ..., "epsilon": ..., "question": ...}   epsilon of one term in a field; null: no claim
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, sqrt
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedrank.files import sync
+from fedrank.files import parse_json, sync
+from fedrank.silo.sketch import SLACK
 
-VERSION = 1
+VERSION = 2  # 1 knew silos by fingerprints of 64 bits
 SUFFIX = ".spending"  # of the ledger that lies beside a sketch
-SLACK = 1e-8  # added to ε of Gaussian noise: a sampler is not exactly its law, and errs by less (`GridNoise.log_error`)
 
 
-class SpendingError(RuntimeError):
+class SketchLedgerError(ValueError):
     """The ledger cannot be trusted."""
 
 
@@ -58,14 +58,14 @@ class _Account:
     """What was paid so far towards one querier, or towards all."""
 
     terms: int = 0
-    pure: dict[str, float] = field(default_factory=dict)  # by field: ε of all answered terms
+    pure: float = 0.0  # ε of all answered terms, the same in every field
     claimed: bool = True  # whether anything can be claimed
 
     def epsilon(self) -> float:
-        return max(self.pure.values(), default=0.0) if self.claimed else inf
+        return self.pure if self.claimed else inf
 
 
-class Spending:
+class SiloLedger:
     """The ledger of one owner; safe to use from several processes."""
 
     def __init__(self, path: str | os.PathLike[str], owner: str = "", limits: Limits | None = None) -> None:
@@ -82,7 +82,7 @@ class Spending:
                 sync(self.path.parent)  # a new file can be lost with its name
                 self._append(file, {"fedrank": "silo spending", "version": VERSION, "owner": owner})
             if owner and self.owner and owner != self.owner:
-                raise SpendingError(
+                raise SketchLedgerError(
                     f"{self.path} is the ledger of {self.owner!r}, not of {owner!r}: two owners in one would pay for "
                     "each other; give each its own"
                 )
@@ -112,9 +112,7 @@ class Spending:
                     raise ValueError(f"sketching these documents {_over(cost + spent, limit, name)}")
             self._append(file, {"sketched": list(ids), "multiplier": multiplier})
 
-    def charge_terms(
-        self, querier: str, fields: str, terms: int, epsilon: float | None, question: str = ""
-    ) -> str | None:
+    def charge_terms(self, querier: str, terms: int, epsilon: float | None, question: str = "") -> str | None:
         """Pay for an answer before it is given: ε for each of its terms (None: nothing can be claimed).
 
         Returns None when it is paid, else why the owner refuses.
@@ -132,10 +130,10 @@ class Spending:
                 (f"querier {querier!r}", self.limits.querier, self._accounts.get(querier, _Account())),
                 ("all queriers together", self.limits.total, self._everybody),
             ):
-                after = max(account.epsilon(), account.pure.get(fields, 0.0) + cost) + sketched
+                after = account.epsilon() + cost + sketched
                 if limit is not None and after > limit * (1 + 1e-12):  # ten times 0.1 is 1
                     return f"the answer {_over(after, limit, name)}"
-            line = {"querier": querier, "field": fields, "terms": terms, "epsilon": epsilon, "question": question}
+            line = {"querier": querier, "terms": terms, "epsilon": epsilon, "question": question}
             self._append(file, line)
         return None
 
@@ -187,15 +185,15 @@ class Spending:
 
     def _catch_up(self, file: BinaryIO) -> None:
         if file.seek(0, os.SEEK_END) < self._read_to:
-            raise SpendingError(f"{self.path} is shorter than it was: charges are missing; restore it from a copy")
+            raise SketchLedgerError(f"{self.path} is shorter than it was: charges are missing; restore it from a copy")
         file.seek(self._read_to)
         content = file.read()
         whole = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise SpendingError(
+                self._take(parse_json(line))
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                raise SketchLedgerError(
                     f"{self.path}: entry {number} behind byte {self._read_to} cannot be read ({error}), so that more "
                     "may have been spent than we know; restore the file from a copy, and answer nothing until then"
                 ) from None
@@ -220,6 +218,8 @@ class Spending:
         elif "budget" in line:
             self.limits = Limits(line["budget"], line["total"], line["delta"])
         elif "sketched" in line:
+            if not line["multiplier"] > 0:
+                raise ValueError(f"noise of {line['multiplier']}, which nobody charges for")
             for name in line["sketched"]:
                 self._shifts[name] = self._shifts.get(name, 0.0) + line["multiplier"] ** -2
         else:
@@ -228,8 +228,7 @@ class Spending:
                 if line["epsilon"] is None:
                     account.claimed = False
                 else:
-                    cost = line["terms"] * line["epsilon"]
-                    account.pure[line["field"]] = account.pure.get(line["field"], 0.0) + cost
+                    account.pure += line["terms"] * line["epsilon"]
             if line["question"]:
                 self._questions.add(line["question"])
 

@@ -18,15 +18,17 @@ from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import Mean
 from fedrank.seeds import rng_for
-from fedrank.silo.augment import Exact, Sketched, background, matches, sketch_silos
+from fedrank.silo.augment import backgrounds, bm25, matches
 from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, features
+from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
 from fedrank.silo.rtk import TopKRule
-from fedrank.silo.silos import Question, Silo
+from fedrank.silo.silos import Silo, SiloQuery
 from fedrank.silo.sketch import Sketcher
-from fedrank.types import Arrivals, Features, Grades, Source, Weights
+from fedrank.types import Features, Grades, Messages, Source, Weights
 
-AUGMENTED = 1  # the grade of a document that was found in another silo
+Guess = Literal["like-own", "one"]  # how documents that nobody judged are graded
 PARAMETERS = len(FEATURE_NAMES) + 1  # and a bias, which moves no document in a list
+_PLACE_BYTES, _ANSWER_BYTES = 5, 8  # a cell with its sign; a row with its count
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Lists:
     test: tuple[RankingData, ...]  # [silos]: own queries and own documents, with the features that the method computes
     added: NDArray[np.int64]  # [silos]: documents of others in the training lists
     bytes: int = 0  # that silos sent each other to make them
+    looked_up: int = 0  # terms that silos asked each other for, once a field
+    answers: int = 0  # pairs of document and count that they told each other
 
     def joined(self) -> RankingData:
         """All training lists as one set that says whose each is, for other learners of fedrank.
@@ -79,17 +83,17 @@ class Local:
             )
 
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
-        return _lists(silos, None, 0)
+        top = _top_grade(silos)
+        return _joined([silo_lists(silo, (), 0, top) for silo in silos])
 
     def first(self, silos: int) -> Weights:
         return np.zeros((silos, PARAMETERS))
 
     def step(self, weights: Weights, lists: Lists, round: int, seed: int) -> Weights:
-        return np.stack([self.train(weights[c], lists, c, round, seed) for c in range(len(lists.train))])
+        return np.stack([self.train(weights[c], data, c, round, seed) for c, data in enumerate(lists.train)])
 
-    def train(self, weights: Weights, lists: Lists, silo: int, round: int, seed: int) -> Weights:
+    def train(self, weights: Weights, data: RankingData, silo: int, round: int, seed: int) -> Weights:
         """One pass of one silo over its lists, in random order."""
-        data = lists.train[silo]
         rng = rng_for(seed, "silo", round, silo)
         return sgd(weights, data.features, data.grades / max(data.top_grade, 1), self.rate, self.batch, rng)
 
@@ -106,6 +110,7 @@ class LocalPlus(Local):
     alpha: float = 5.0  # α k documents are kept at each end of a cell
     beta: float = 0.1  # a document must be found in this share of the rows
     k: int = 150  # documents that a term finds in a silo, and a query in all others together
+    grades: Guess = "like-own"  # of found documents: in the shares of a silo's own best ones; or all 1, as the paper
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,10 +127,21 @@ class LocalPlus(Local):
         return TopKRule(self.alpha, self.beta, self.k)
 
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
-        if self.counts == "exact":
-            return _lists(silos, Exact(silos, self.k), self.k)
         key = rng_for(seed, "key of the silos").bytes(32)
-        return _lists(silos, sketch_silos(silos, self.sketcher, self.rule, key, source), self.k)
+        if self.counts == "exact":
+            return self.lists_with(silos, [Exact(silo, self.k) for silo in silos])
+        sketches = [sketch_fields(silo.fields, self.sketcher, self.rule, key, source) for silo in silos]
+        lists = self.lists_with(silos, [Sketched(sketch, key) for sketch in sketches])
+        counted = sum(wide.nbytes for sketch in sketches for wide in sketch.frequencies.values())
+        asked = lists.looked_up * self.depth * _PLACE_BYTES + lists.answers * _ANSWER_BYTES
+        return replace(lists, bytes=asked + counted)
+
+    def lists_with(self, silos: Sequence[Silo], partners: Sequence[Partner]) -> Lists:
+        """What every silo trains on, if the others answer it so: partner s stands for silo s."""
+        top = _top_grade(silos)
+        others = [[*partners[:place], *partners[place + 1 :]] for place in range(len(silos))]
+        pairs = zip(silos, others, strict=True)
+        return _joined([silo_lists(silo, them, self.k, top, self.grades) for silo, them in pairs])
 
 
 @dataclass(frozen=True)
@@ -141,11 +157,11 @@ class _Together(Local):
         silos = np.arange(len(lists.train))
         if self.combine == "round-robin":
             for silo in np.roll(silos, -round):  # nobody is always the last, whose lists the model remembers best
-                weights = self.train(weights, lists, int(silo), round, seed)
+                weights = self.train(weights, lists.train[silo], int(silo), round, seed)
             return weights
-        updates = np.stack([self.train(weights, lists, int(silo), round, seed) - weights for silo in silos])
+        updates = np.stack([self.train(weights, data, c, round, seed) - weights for c, data in enumerate(lists.train)])
         sizes = np.array([data.documents for data in lists.train])
-        arrived = Arrivals(updates.astype(np.float32), sizes, silos, weights, np.full(len(silos), np.nan), round)
+        arrived = Messages(updates.astype(np.float32), sizes, silos, weights, round)
         return weights + Mean()(arrived)
 
 
@@ -188,55 +204,97 @@ def sgd(
     return weights
 
 
-def _lists(silos: Sequence[Silo], knows: Exact | Sketched | None, most: int) -> Lists:
-    """Lists of every silo; with statistics of the federation and documents of others where `knows` tells of them."""
-    top = max(int(question.grades.max()) for silo in silos for question in (*silo.train, *silo.test))
-    train, test, added = [], [], []
-    terms = answers = 0
-    for silo in silos:
-        learnt: list[tuple[Question, Features, Grades]] = []
-        for question in silo.train:
-            backgrounds = _backgrounds(silos, knows, silo, question)
-            rows, grades = _own(silo, question, backgrounds), question.grades
-            if knows is not None:
-                found = matches(silos, knows, silo.number, question, backgrounds, most)
-                rows = np.concatenate([rows, found.features])
-                grades = np.concatenate([grades, np.full(len(found.rows), AUGMENTED, np.int8)])
-                terms += len(question.terms) * len(FIELDS) * (len(silos) - 1)
-                answers += found.answers
-            learnt.append((question, rows, grades))
-        judged = [(one, _own(silo, one, _backgrounds(silos, knows, silo, one)), one.grades) for one in silo.test]
-        train.append(_data(learnt, top, silo))
-        test.append(_data(judged, top, silo))
-        added.append(train[-1].documents - sum(len(question.candidates) for question in silo.train))
-    sent = 0 if knows is None else knows.bytes(terms, answers)
-    return Lists(tuple(train), tuple(test), np.array(added), sent)
+@dataclass(frozen=True)
+class SiloLists:
+    """What one silo trains on and is judged by."""
+
+    train: RankingData
+    test: RankingData  # own queries and own documents
+    bm25: Features  # [test documents]: what ranks them without learning
+    added: int  # documents of partners in the training lists
+    looked_up: int
+    answers: int
 
 
-def _backgrounds(
-    silos: Sequence[Silo], knows: Exact | Sketched | None, silo: Silo, question: Question
-) -> dict[str, Background]:
-    if knows is None:
-        return {field: silo.fields[field].background(question.terms) for field in FIELDS}
-    return {field: background(silos, knows, silo.number, field, question.terms) for field in FIELDS}
+def silo_lists(silo: Silo, partners: Sequence[Partner], most: int, top: int, guess: Guess = "like-own") -> SiloLists:
+    """Lists of one silo, with statistics of its partners and at most so many of their documents a query."""
+    asked: list[tuple[SiloQuery, Features, Features]] = []  # own candidates, and what was found, best first
+    looked_up = answers = 0
+    for query in silo.train:
+        about = backgrounds(silo, partners, query.terms)
+        found = matches(partners, query.terms, about, most)
+        asked.append((query, _own(silo, query, about), found.features))
+        looked_up += len(query.terms) * len(FIELDS) * len(partners)
+        answers += found.answers
+    alike = np.ones(1, np.int8)
+    if partners and guess == "like-own":
+        alike = _grades_of_the_best(asked, -(-most // len(partners)))
+    learnt = [
+        (query, np.concatenate([own, found]), np.concatenate([query.grades, _in_shares(alike, len(found))]))
+        for query, own, found in asked
+    ]
+    judged = [(one, _own(silo, one, backgrounds(silo, partners, one.terms)), one.grades) for one in silo.test]
+    train, test = _data(learnt, top, silo), _data(judged, top, silo)
+    added = train.documents - sum(len(query.candidates) for query in silo.train)
+    return SiloLists(
+        normalise(train, "query"), normalise(test, "query"), bm25(test.features), added, looked_up, answers
+    )
 
 
-def _own(silo: Silo, question: Question, backgrounds: dict[str, Background]) -> Features:
-    counts = {field: silo.fields[field].counts(question.terms)[question.candidates] for field in FIELDS}
-    lengths = {field: silo.fields[field].lengths[question.candidates] for field in FIELDS}
-    return features(counts, lengths, backgrounds)
+def _grades_of_the_best(asked: Sequence[tuple[SiloQuery, Features, Features]], first: int) -> Grades:
+    """Grades of a silo's own documents that are among the first of their list by BM25, all lists together, best first.
+
+    They stand for documents that partners hold and nobody judged. The paper gives these grade 1, which fits its labels:
+    most of an engine's first hundred have it. Where people judged, one document in twenty may be relevant, and 150 of
+    grade 1 teach what tells found documents from own ones, not good documents from bad ones.
+    """
+    best = [query.grades[np.argsort(-bm25(own), kind="stable")[:first]] for query, own, _ in asked]
+    grades: Grades = -np.sort(-np.concatenate(best))
+    return grades
 
 
-def _data(lists: list[tuple[Question, Features, Grades]], top: int, silo: Silo) -> RankingData:
-    return normalise(
-        RankingData(
-            features=np.concatenate([rows for _, rows, _ in lists]),
-            grades=np.concatenate([grades for _, _, grades in lists]),
-            offsets=np.cumsum([0, *(len(grades) for _, _, grades in lists)], dtype=np.int64),
-            query_ids=np.array([question.id for question, _, _ in lists]),
-            name=f"silo {silo.number}",
-            top_grade=top,
-            feature_names=FEATURE_NAMES,
-        ),
-        "query",
+def _in_shares(grades: Grades, documents: int) -> Grades:
+    """[documents], best first: every grade for the same share of them as among the given ones."""
+    middles = (np.arange(documents) + 0.5) / max(documents, 1)
+    return grades[(middles * len(grades)).astype(np.int64)]
+
+
+def own_bm25(silos: Sequence[Silo]) -> Features:
+    """[test documents of all silos]: what ranks them without learning, by what every silo knows of its own documents.
+
+    Whatever a method tells silos of each other, this stays the same.
+    """
+    queries = [(silo, query) for silo in silos for query in silo.test]
+    return np.concatenate([bm25(_own(silo, query, backgrounds(silo, (), query.terms))) for silo, query in queries])
+
+
+def _joined(parts: Sequence[SiloLists]) -> Lists:
+    return Lists(
+        tuple(part.train for part in parts),
+        tuple(part.test for part in parts),
+        np.array([part.added for part in parts]),
+        looked_up=sum(part.looked_up for part in parts),
+        answers=sum(part.answers for part in parts),
+    )
+
+
+def _top_grade(silos: Sequence[Silo]) -> int:
+    return max(int(query.grades.max()) for silo in silos for query in (*silo.train, *silo.test))
+
+
+def _own(silo: Silo, query: SiloQuery, about: dict[str, Background]) -> Features:
+    counts = {field: silo.fields[field].held(query.terms)[query.candidates] for field in FIELDS}
+    lengths = {field: silo.fields[field].lengths[query.candidates] for field in FIELDS}
+    return features(counts, lengths, about)
+
+
+def _data(lists: list[tuple[SiloQuery, Features, Grades]], top: int, silo: Silo) -> RankingData:
+    return RankingData(
+        features=np.concatenate([rows for _, rows, _ in lists]),
+        grades=np.concatenate([grades for _, _, grades in lists]),
+        offsets=np.cumsum([0, *(len(grades) for _, _, grades in lists)], dtype=np.int64),
+        query_ids=np.array([query.id for query, _, _ in lists]),
+        name=f"silo {silo.number}",
+        top_grade=top,
+        feature_names=FEATURE_NAMES,
     )

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.files import sync, write_whole
+from fedrank.files import for_owner, parse_json, private_folder, sync, write_whole
 from fedrank.types import Updates, Weights
 
 FORMAT = 1
@@ -95,7 +95,7 @@ class HistoryWriter:
         self._waiting: list[Stored] = []
         self._written = 0  # of the waiting rounds, how many are in the last chunk of the index
         self._new: list[Path] = []  # chunks since the index was written
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         if round > 0:
             self._resume(round)
         _write_index(self.folder, self._index)
@@ -312,7 +312,8 @@ def _write_chunk(folder: Path, index: _Index, rounds: Sequence[Stored]) -> _Entr
     content = HEAD.pack(MAGIC, len(rounds), len(weights), len(ids), index.parameters) + zlib.compress(body, 1)
     first, last = rounds[0].round, rounds[-1].round
     name = f"{first:08d}-{last:08d}.{index.version}.chunk"
-    (folder / name).write_bytes(content)
+    with open(folder / name, "wb", opener=for_owner) as file:
+        file.write(content)
     return _Entry(name, first, last, len(rounds), len(content), zlib.crc32(content))
 
 
@@ -368,7 +369,7 @@ def _restored(content: bytes, kind: str) -> NDArray[Any]:
 def _read_index(folder: Path) -> _Index:
     path = folder / INDEX
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         if found["format"] != FORMAT:
             raise HistoryError(
                 f"{path} has format {found['format']}, and this version of fedrank reads {FORMAT}; use a newer one"
@@ -402,7 +403,7 @@ def _write_index(folder: Path, index: _Index) -> None:
     lines = ",\n".join("  " + json.dumps(vars(chunk)) for chunk in index.chunks)
     text = json.dumps(settings, indent=1)[:-2] + ',\n "chunks": [' + ("\n" + lines + "\n " if lines else "") + "]\n}\n"
     sync(folder)
-    write_whole(folder / INDEX, text)
+    write_whole(folder / INDEX, text, private=True)
 
 
 def _sweep(folder: Path, index: _Index) -> None:

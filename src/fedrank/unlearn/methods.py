@@ -7,22 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.federate.aggregate import Apart, Mean
-from fedrank.federate.round import Federation, State, federated_round, first_state, simulate
+from fedrank.federate.aggregate import Mean
+from fedrank.federate.federation import Federation
+from fedrank.federate.round import federated_round, first_state, simulate
+from fedrank.federate.server import State
 from fedrank.seeds import Chance, key_for
-from fedrank.types import Arrivals, Change, Clients, Learner, Memory, Ranker, Updates, Weights
+from fedrank.types import (
+    STRAIGHT,
+    Bend,
+    Change,
+    Crowd,
+    Impressions,
+    Learned,
+    Learner,
+    Memory,
+    Messages,
+    Observed,
+    OwnChance,
+    Ranker,
+    Trait,
+    Updates,
+    Weights,
+    has,
+)
 from fedrank.unlearn.history import History, Stored, lengths_of
 
 SERVER = -1  # the id under which a server learns from queries of its own (aggregator "trust")
 SHORTER_THAN_ANY = 1e-60  # update but zero: the smallest float32 is 1.4e-45
 
-Progress = Callable[[int, int], None]  # (rounds done, rounds in all)
+Went = Callable[[int, int], None]  # told after every round: (rounds done, rounds in all)
 
 
 @dataclass(frozen=True)
@@ -33,20 +52,21 @@ class Case:
     """
 
     federation: Federation
-    clients: Clients  # everybody, also who leaves
+    clients: Crowd  # everybody, also who leaves
     leaving: tuple[int, ...]  # ids of clients
     seed: int  # of the run
     first: Weights  # before round 1
     final: State | Weights  # after the last round
     rounds: int  # that the run had, without those of earlier unlearning
     history: History | None = None
+    memory: Memory = None  # [clients, m]: what clients kept after the last round
     points: int = 20  # how many models of the way are kept in the curve
     threads: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leaving", tuple(sorted({int(client) for client in self.leaving})))
         self._check_leaving()
-        if isinstance(self.federation.aggregator, Apart):
+        if has(self.federation.aggregator, "apart"):
             raise ValueError(
                 'with the aggregator "none" clients share no model, so nothing of one is in that of another; '
                 "delete the leaving client's own model"
@@ -68,7 +88,7 @@ class Case:
             )
 
     @property
-    def remaining(self) -> Clients:
+    def remaining(self) -> Crowd:
         """Those who stay, with their ids and thereby their own chance."""
         return self.clients.rows(~np.isin(self.clients.ids, self.leaving))
 
@@ -120,8 +140,8 @@ class Case:
 
     def plain(self, method: str) -> None:
         """Refuse learners whose clients keep something between rounds: it is in no recorded update."""
-        learner = self.federation.learner
-        if getattr(learner, "personal", "none") != "none" or getattr(learner, "control", False):
+        local, ranker = self.federation.local, self.federation.learner.ranker
+        if local is not None and local.first(ranker, self.first, 1) is not None:
             raise ValueError(
                 f"{method} knows nothing of what clients keep between rounds (personal weights, control), so its model "
                 'would be another; use "retrain" or "fine-tune"'
@@ -133,13 +153,15 @@ class Unlearned:
     """What came out, and what it cost."""
 
     state: State
+    memory: Memory  # of those who stay
     rounds: int  # done for it
     interactions: int  # local ones, of all clients together; retraining needs as many as the run itself
     curve: tuple[tuple[int, Weights], ...]  # (round, model after it) at a few points, the last one included
 
     @property
     def weights(self) -> Weights:
-        return self.state.weights
+        """The model that came out; where clients keep a part of it, with the mean of theirs."""
+        return self.curve[-1][1]
 
     @property
     def server(self) -> NDArray[np.float64]:
@@ -149,7 +171,7 @@ class Unlearned:
 class Unlearner(Protocol):
     """A way to forget clients."""
 
-    def __call__(self, case: Case, progress: Progress | None = None) -> Unlearned: ...
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned: ...
 
 
 @dataclass(frozen=True)
@@ -159,10 +181,12 @@ class Retrain:
     All others keep their ids and thereby their queries and their chance.
     """
 
-    def __call__(self, case: Case, progress: Progress | None = None) -> Unlearned:
+    traits: ClassVar[frozenset[Trait]] = frozenset({"exact"})
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.asked_again("retrain")
-        start = first_state(case.without, case.remaining, case.seed, case.first)
-        return _train(case, start, case.rounds, progress)
+        state, memory = first_state(case.without, case.remaining, case.seed, case.first)
+        return _train(case, state, memory, case.rounds, progress)
 
 
 @dataclass(frozen=True)
@@ -176,29 +200,31 @@ class FedEraser:
 
     steps: int = 3  # n': local interactions of a client in every stored round, or as many as it has, if fewer
 
+    traits: ClassVar[frozenset[Trait]] = frozenset({"history"})
+
     def __post_init__(self) -> None:
         _at_least_one("steps", self.steps)
 
-    def __call__(self, case: Case, progress: Progress | None = None) -> Unlearned:
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.somebody("fed-eraser")
+        case.plain("fed-eraser")
         history = case.recorded("fed-eraser")
         case.asked_again("fed-eraser")
-        case.plain("fed-eraser")
         remaining = case.remaining
         shorter = replace(remaining, interactions=np.minimum(remaining.interactions, self.steps))
         learner = _Calibrated(case.federation.learner, remaining)
         federation, cohort, seed = replace(case.without, learner=learner), _Cohort(remaining), case.unlearn_seed
-        state = first_state(federation, remaining, case.seed, case.first)
+        state, memory = first_state(federation, remaining, case.seed, case.first)
         way = _Way(case.points, len(history), progress)
         for number, ids, lengths in history.lengths():
             if cohort.takes_part(ids):
                 learner.lengths[cohort.present] = lengths[cohort.places]
                 before = replace(state, round=number - 1)
-                outcome = federated_round(federation, before, shorter, seed, case.threads, journal=cohort)
-                state = outcome.state
+                outcome = federated_round(federation, before, shorter, seed, memory, case.threads, journal=cohort)
+                state, memory = outcome.state, outcome.memory
                 way.interactions += outcome.interactions
             way.went(state.weights)
-        return way.end(replace(state, round=case.rounds))
+        return way.end(replace(state, round=case.rounds), None)
 
 
 @dataclass(frozen=True)
@@ -211,14 +237,16 @@ class FedRemove:
     shaped, and stay as they were.
     """
 
-    def __call__(self, case: Case, progress: Progress | None = None) -> Unlearned:
-        history = case.recorded("fed-remove")
+    traits: ClassVar[frozenset[Trait]] = frozenset({"history"})
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.plain("fed-remove")
+        history = case.recorded("fed-remove")
         remaining = case.remaining
         learner, cohort = _Recorded(case.federation.learner), _Cohort(remaining)
         # What arrived had been attacked and protected already.
-        federation = replace(case.federation, learner=learner, attack=None, mechanism=None)
-        state = first_state(federation, remaining, case.seed, case.first)
+        federation = replace(case.federation, learner=learner, local=None, attack=None, mechanism=None)
+        state, _ = first_state(federation, remaining, case.seed, case.first)
         way = _Way(case.points, case.rounds, progress)
         for stored in history:
             took_part, learner.stored = cohort.takes_part(stored.ids), stored
@@ -230,7 +258,7 @@ class FedRemove:
                     weights, server = federation.server(state.weights, cohort.change, state.server)
                     state = replace(state, weights=weights, server=server)
                 way.went(state.weights)
-        return way.end(replace(state, round=case.rounds))
+        return way.end(replace(state, round=case.rounds), None)
 
 
 @dataclass(frozen=True)
@@ -245,10 +273,10 @@ class FineTune:
     def __post_init__(self) -> None:
         _at_least_one("rounds", self.rounds)
 
-    def __call__(self, case: Case, progress: Progress | None = None) -> Unlearned:
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.somebody("fine-tune")
         case.asked_again("fine-tune")
-        return _train(case, _final_state(case), self.rounds, progress)
+        return _train(case, *_final_state(case), self.rounds, progress)
 
 
 @dataclass(frozen=True)
@@ -271,24 +299,28 @@ class GradientAscent:
         if not 0 < self.radius < np.inf:
             raise ValueError(f"radius = {self.radius} leaves no room to climb; use a positive number such as 0.2")
 
-    def __call__(self, case: Case, progress: Progress | None = None) -> Unlearned:
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.somebody("gradient-ascent")
         case.asked_again("gradient-ascent")
         case.plain("gradient-ascent")
         remaining = case.remaining
         leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
-        final, learner = _final_state(case), case.federation.learner
-        chance = Chance(case.unlearn_seed, 0)
-        around, _ = learner(final.weights, None, remaining, chance, case.threads)
-        reference = final.weights + Mean()(around)
+        (final, memory), learner, local = _final_state(case), case.federation.learner, case.federation.local
+        chance, bend = Chance(case.unlearn_seed, 0), STRAIGHT if local is None else local.bend(None, None)
+
+        def mean(weights: Weights, crowd: Crowd, chance: Chance) -> Change:
+            updates = learner(weights, crowd, chance, bend, case.threads).updates
+            return Mean()(Messages(updates, crowd.interactions, crowd.ids, weights))
+
+        reference = final.weights + mean(final.weights, remaining, chance)
         farthest = self.radius * kernels.sums.length(reference)
         weights = _into_ball(final.weights, reference, farthest)
         for step in range(1, self.steps + 1):
-            taught, _ = learner(weights, None, leaving, chance._replace(round=step), case.threads)
-            weights = _into_ball(weights - Mean()(taught), reference, farthest)
+            taught = mean(weights, leaving, chance._replace(round=step))
+            weights = _into_ball(weights - taught, reference, farthest)
         spent = int(remaining.interactions.sum() + self.steps * leaving.interactions.sum())
         start = replace(final, weights=weights)
-        return _train(case, start, self.rounds, progress, spent)
+        return _train(case, start, memory, self.rounds, progress, spent)
 
 
 UNLEARNERS: dict[str, type[Unlearner]] = {
@@ -311,7 +343,7 @@ class _Way:
 
     points: int
     rounds: int
-    progress: Progress | None
+    progress: Went | None
     interactions: int = 0
     done: int = 0
     curve: list[tuple[int, Weights]] = field(default_factory=list)
@@ -326,15 +358,15 @@ class _Way:
         if self.progress is not None:
             self.progress(self.done, self.rounds)
 
-    def end(self, state: State) -> Unlearned:
-        return Unlearned(state, self.rounds, self.interactions, tuple(self.curve))
+    def end(self, state: State, memory: Memory) -> Unlearned:
+        return Unlearned(state, memory, self.rounds, self.interactions, tuple(self.curve))
 
 
 @dataclass
 class _Cohort:
     """A journal that says who takes part in a repeated round: those who did so in the recorded one, and stay."""
 
-    clients: Clients  # who stay
+    clients: Crowd  # who stay
     ids: NDArray[np.int64] | None = None  # of the recorded round
     present: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of `clients`
     places: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
@@ -362,7 +394,7 @@ class _Calibrated:
     """A learner whose updates get the lengths of stored ones, and count as much as those did."""
 
     learner: Learner
-    clients: Clients  # who stay, with the interactions that they had
+    clients: Crowd  # who stay, with the interactions that they had
     lengths: NDArray[np.float64] = field(init=False)  # [clients]
 
     def __post_init__(self) -> None:
@@ -372,19 +404,26 @@ class _Calibrated:
     def ranker(self) -> Ranker:
         return self.learner.ranker
 
+    @property
+    def traits(self) -> Any:
+        return getattr(self.learner, "traits", ())
+
     def __call__(
-        self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
-    ) -> tuple[Arrivals, Memory]:
-        if clients.ids[0] == SERVER:
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        if crowd.ids[0] == SERVER:
             honest = np.argmin(self.clients.malicious)  # as many interactions as in the run: nobody had to send them
-            server = replace(clients, interactions=self.clients.interactions[honest, None])
-            return self.learner(start, memory, server, chance, threads)
-        arrived, memory = self.learner(start, memory, clients, chance, threads)
-        lengths, sizes = self.lengths, self.clients.interactions
-        if len(clients) < len(self.clients):
-            rows = _places(self.clients.ids, clients.ids)
-            lengths, sizes = lengths[rows], sizes[rows]
-        return replace(arrived, updates=rescaled(arrived.updates, lengths), sizes=sizes), memory
+            server = replace(crowd, interactions=self.clients.interactions[honest, None])
+            return self.learner(start, server, chance, bend, threads)
+        learned = self.learner(start, crowd, chance, bend, threads)
+        rows = slice(None) if len(crowd) == len(self.clients) else _places(self.clients.ids, crowd.ids)
+        sizes = self.clients.interactions[rows]
+        return learned._replace(updates=rescaled(learned.updates, self.lengths[rows]), sizes=sizes)
+
+    def from_impressions(
+        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+    ) -> Learned:
+        raise TypeError("stored lengths belong to a whole table of clients, not to one of them")
 
 
 @dataclass
@@ -399,21 +438,18 @@ class _Recorded:
         return self.learner.ranker
 
     def __call__(
-        self, start: Weights, memory: Memory, clients: Clients, chance: Chance, threads: int = 1
-    ) -> tuple[Arrivals, Memory]:
-        if clients.ids[0] == SERVER:
-            return self.learner(start, memory, clients, chance, threads)
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        if crowd.ids[0] == SERVER:
+            return self.learner(start, crowd, chance, bend, threads)
         assert self.stored is not None
-        updates = self.stored.updates[_places(self.stored.ids, clients.ids)]
-        arrived = Arrivals(
-            updates=updates,
-            sizes=clients.interactions,
-            ids=clients.ids,
-            weights=start,
-            online=np.zeros(len(clients)),
-            round=chance.round,
-        )
-        return arrived, memory
+        updates = self.stored.updates[_places(self.stored.ids, crowd.ids)]
+        return Learned(updates, Observed(np.zeros(len(crowd))))
+
+    def from_impressions(
+        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+    ) -> Learned:
+        raise TypeError("a recorded client learns nothing; its updates are in the history")
 
 
 def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
@@ -423,28 +459,31 @@ def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
     return stretched
 
 
-def _train(case: Case, start: State, rounds: int, progress: Progress | None, spent: int = 0) -> Unlearned:
+def _train(case: Case, state: State, memory: Memory, rounds: int, progress: Went | None, spent: int = 0) -> Unlearned:
     """Plain rounds with those who remain."""
-    way, state = _Way(case.points, rounds, progress, interactions=spent), start
-    last = start.round + rounds
-    for outcome in simulate(case.without, case.remaining, last, case.seed, state=start, threads=case.threads):
-        state = outcome.state
+    way, last = _Way(case.points, rounds, progress, interactions=spent), state.round + rounds
+    for outcome in simulate(
+        case.without, case.remaining, last, case.seed, state=state, memory=memory, threads=case.threads
+    ):
+        state, memory = outcome.state, outcome.memory
         way.interactions += outcome.interactions
-        way.went(state.weights)
-    return way.end(state)
+        way.went(outcome.weights)
+    return way.end(state, memory)
 
 
-def _final_state(case: Case) -> State:
+def _final_state(case: Case) -> tuple[State, Memory]:
     """Where those who remain go on: the final model, what they keep themselves, and a server that begins anew.
 
     Its round is later than any before, also than those of an earlier fine-tuning, so that no chance is used twice.
     """
     final = case.final if isinstance(case.final, State) else State(case.rounds, case.final)
-    state = first_state(case.without, case.remaining, case.seed, final.weights)
-    state = replace(state, round=max(case.rounds, final.round))
-    if final.memory is not None:
-        state = replace(state, memory=final.memory[~np.isin(case.clients.ids, case.leaving)])
-    return state
+    state, memory = first_state(case.without, case.remaining, case.seed)
+    state = replace(state, round=max(case.rounds, final.round), weights=final.weights)
+    if case.memory is not None:
+        memory = case.memory[~np.isin(case.clients.ids, case.leaving)]
+    if has(case.federation.local, "common"):  # the server's own still has something of who leaves
+        state = replace(state, common=case.federation.local.common_of(memory))  # type: ignore[union-attr]
+    return state, memory
 
 
 def _places(all_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,22 +6,23 @@ therefore means something only next to the spread of retrained models over seeds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank import __version__
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import ranking
-from fedrank.types import Offsets, Ranker, Scores, Weights
-from fedrank.unlearn.history import INDEX, History
-from fedrank.unlearn.methods import UNLEARNERS, Case, Unlearned, Unlearner, retraining_interactions
+from fedrank.federate.quality import quality_by_client
+from fedrank.progress import Progress, by_rounds, quiet
+from fedrank.rank.measures import Evaluator, ranking
+from fedrank.types import Offsets, Ranker, Scores, Weights, has
+from fedrank.unlearn.cost import Watch
+from fedrank.unlearn.methods import UNLEARNERS, Case, Retrain, Unlearned, Unlearner, retraining_interactions
 
+MORE_SEEDS = 3  # training seeds besides the run's own, for the spread of retrained models
 SHOWN = 10  # documents that people see
 COMPARED_AT_ONCE = 1 << 20  # pairs of documents x models: as many fit into a processor's own memory
 
@@ -133,22 +134,77 @@ def top_overlap(one: Scores, other: Scores, offsets: Offsets) -> float:
     return _overlap(_shown(one, offsets), _shown(other, offsets))
 
 
-def receipt(
-    case: Case,
-    unlearner: Unlearner,
-    unlearned: Unlearned,
-    parent: Path | str,
-    verification: Verification | None = None,
-    purged: Sequence[str] = (),
+class Retrained(NamedTuple):
+    """Models that never knew the leaving clients; clients and their queries are the same, chance is another."""
+
+    seeds: tuple[int, ...]
+    models: Weights  # [seeds, parameters]
+    cpu_seconds: float  # for one of them, on average
+
+
+def retrain(
+    case: Case, unlearner: Unlearner, first: Callable[[int], Weights], label: str = "", progress: Progress = quiet
+) -> Retrained:
+    """Train again without the leaving clients, with several seeds; `first` gives the model before round 1 for a seed.
+
+    Whoever is exact is the first of the retrained models himself.
+    """
+    seeds = tuple(case.seed + i for i in range(int(has(unlearner, "exact")), MORE_SEEDS + 1))
+    models, watch = [], Watch()
+    for i, seed in enumerate(seeds, 1):
+        again = replace(case, seed=seed, first=first(seed), points=1)
+        told = by_rounds(progress, f"{label}, retraining {i} of {len(seeds)}")
+        models.append(Retrain()(again, told).weights)
+    return Retrained(seeds, np.stack(models), watch.passed[1] / len(seeds))
+
+
+def quality_of(
+    evaluator: Evaluator, ranker: Ranker, parent: Weights, unlearned: Weights, retrained: Weights | None = None
+) -> dict[str, dict[str, Any]]:
+    """By measure, of the last models: a curve's end, not the mean of its last points. A parent may be many models."""
+
+    def values(models: Weights) -> list[list[float | None]]:
+        return [list(map(_plain, row)) for row in evaluator(np.atleast_2d(models), ranker)]
+
+    names = [str(measure) for measure in evaluator.measures]
+    found: dict[str, dict[str, Any]] = {
+        name: {"parent": mean_of(before), "unlearned": after}
+        for name, before, [after] in zip(names, values(parent), values(unlearned), strict=True)
+    }
+    if retrained is not None:
+        for name, row in zip(names, values(retrained), strict=True):
+            found[name]["retrained"] = row
+    return found
+
+
+def quality_for_the_leaving(
+    case: Case, measure: str, ranker: Ranker, parent: Weights, unlearned: Weights, retrained: Weights
 ) -> dict[str, Any]:
-    """What was removed, by which method, at what cost, how that was verified, and what the parent run still holds."""
+    """On the queries that only they may have: a model that served them better knew them."""
+    leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
+
+    def served(model: Weights) -> float | None:
+        values = quality_by_client([measure], model, ranker, leaving)[0]
+        return None if np.isnan(values).all() else float(np.nanmean(values))
+
+    return {"parent": served(parent), "unlearned": served(unlearned), "retrained": list(map(served, retrained))}
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Of those that are defined; None where there is none."""
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None
+
+
+def receipt(
+    case: Case, unlearner: Unlearner, unlearned: Unlearned, verification: Verification | None = None
+) -> dict[str, Any]:
+    """What was removed, by which method, at what cost, and how that was verified."""
     needed = retraining_interactions(case)
     settings = {one.name: getattr(unlearner, one.name) for one in fields(unlearner)}  # type: ignore[arg-type]
     return {
-        "format": 1,
-        "fedrank": __version__,
         "removed": {"clients": list(case.leaving), "remaining": len(case.remaining)},
-        "method": {"name": _name(unlearner), "settings": settings, "exact": _name(unlearner) == "retrain"},
+        "method": {"name": _name(unlearner), "settings": settings, "exact": has(unlearner, "exact")},
         "cost": {
             "rounds": unlearned.rounds,
             "interactions": unlearned.interactions,
@@ -156,57 +212,7 @@ def receipt(
             "share_of_retraining": unlearned.interactions / needed if needed else None,
         },
         "verified": _verified(verification),
-        "parent": str(parent),
-        "purged": list(purged),
-        "remains": what_remains(parent, case.leaving),
     }
-
-
-def what_remains(parent: Path | str, leaving: Sequence[int]) -> list[dict[str, str]]:
-    """Files of a run folder that still hold something of the leaving clients, and what."""
-    folder = Path(parent)
-    remains = [
-        {"file": name, "holds": holds}
-        for name, holds in _TRACES.items()
-        if next(iter(folder.glob(name)), None) is not None
-    ]
-    if (folder / "history" / INDEX).exists():
-        history = History.open(folder / "history")
-        rows = [client for client in leaving if history.holds(client)]
-        if rows:
-            holds = f"every update that clients {', '.join(map(str, rows))} sent at the stored rounds, and the models"
-        else:
-            holds = "no update of the leaving clients; updates of the others, made from models that they had shaped"
-        remains.append({"file": "history/", "holds": holds})
-    return remains
-
-
-def purge_parent(parent: Path | str, leaving: Sequence[int]) -> list[str]:
-    """Delete a run's models and the leaving clients' history; returns what was deleted.
-
-    Curves, privacy card and ledger stay: they say what happened, and a promise about privacy rests on the last two.
-    """
-    folder, purged = Path(parent), []
-    # History first: if this is cut off, the model that is still there shows that purging has to be repeated.
-    if (folder / "history" / INDEX).exists():
-        History.open(folder / "history").forget(leaving)
-        purged.append(f"history/: updates of clients {', '.join(map(str, leaving))}, and models")
-    for name in ("checkpoint.npz", "model.json"):
-        if (folder / name).exists():
-            (folder / name).unlink()
-            purged.append(name)
-    return purged
-
-
-_TRACES = {
-    "model.json": "the model that learned from them",
-    "checkpoint.npz": "the model that learned from them, and what clients keep between rounds",
-    "rounds.csv": "quality after every round, which their updates shaped",
-    "queries.csv": "quality of that model by query",
-    "clients.csv": "a row for each of them: queries, interactions, quality",
-    "privacy.json": "what was promised to everybody, also to them",
-    "ledger/*": "in which rounds they took part",
-}
 
 
 def _name(unlearner: Unlearner) -> str:

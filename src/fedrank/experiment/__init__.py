@@ -1,1 +1,0 @@
-"""Questions put to all of the rest: spec, run, store, statistics, report."""

@@ -1,0 +1,103 @@
+"""Server steps: how the server moves its model by a change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.types import Change, ServerStep, Weights
+
+
+@dataclass(frozen=True)
+class Add:
+    """Add the change, times a rate (FedAvg uses 1)."""
+
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def first(self, size: int) -> NDArray[np.float64]:
+        return np.zeros(0)
+
+    def __call__(
+        self, weights: Weights, change: Change, state: NDArray[np.float64]
+    ) -> tuple[Weights, NDArray[np.float64]]:
+        return weights + self.rate * change, state
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Keep going where earlier changes pointed (Polyak, 1964; as FedAvgM, Hsu et al., 2019)."""
+
+    rate: float = 1.0
+    momentum: float = 0.9  # share of the earlier direction that is kept, from 0 to below 1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        _check_share("momentum", self.momentum)
+
+    def first(self, size: int) -> NDArray[np.float64]:
+        return np.zeros(size)
+
+    def __call__(
+        self, weights: Weights, change: Change, state: NDArray[np.float64]
+    ) -> tuple[Weights, NDArray[np.float64]]:
+        direction = self.momentum * state.reshape(weights.shape) + change
+        return weights + self.rate * direction, direction.ravel()
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Steps of about equal length in every parameter (Kingma and Ba, ICLR 2015), in the direction of the change.
+
+    The change is what improves the ranker, so this climbs where a loss would be descended.
+    """
+
+    rate: float = 0.001  # about the largest step of a parameter
+    beta1: float = 0.9  # share kept of the mean change, from 0 to below 1
+    beta2: float = 0.999  # share kept of the mean squared change, from 0 to below 1
+    epsilon: float = 1e-8  # keeps a parameter that never changes from dividing by zero
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        _check_share("beta1", self.beta1)
+        _check_share("beta2", self.beta2)
+        if not 0 < self.epsilon < np.inf:
+            raise ValueError(f"epsilon = {self.epsilon} could divide by zero; use a small positive number such as 1e-8")
+
+    def first(self, size: int) -> NDArray[np.float64]:
+        """[2 x size + 1]: mean changes, mean squared changes, steps taken."""
+        return np.zeros(2 * size + 1)
+
+    def __call__(
+        self, weights: Weights, change: Change, state: NDArray[np.float64]
+    ) -> tuple[Weights, NDArray[np.float64]]:
+        from fedrank.kernels.elementary import power
+
+        size = weights.size
+        flat = change.ravel()
+        after = np.empty_like(state)
+        mean, square = after[:size], after[size:-1]
+        mean[:] = self.beta1 * state[:size] + (1 - self.beta1) * flat
+        square[:] = self.beta2 * state[size:-1] + (1 - self.beta2) * flat**2
+        steps = after[-1] = state[-1] + 1
+        unbiased_mean = mean / (1 - power(self.beta1, steps))
+        unbiased_square = square / (1 - power(self.beta2, steps))
+        step = self.rate * unbiased_mean / (np.sqrt(unbiased_square) + self.epsilon)
+        return weights + step.reshape(weights.shape), after
+
+
+SERVER_STEPS: dict[str, type[ServerStep]] = {"add": Add, "momentum": Momentum, "adam": Adam}
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 < rate < np.inf:
+        raise ValueError(f"rate = {rate} moves nowhere, or away; use a positive number")
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 <= share < 1:
+        raise ValueError(f"{name} = {share} would never forget; use 0 or more, and less than 1")

@@ -1,0 +1,1 @@
+"""Built-in experiments, and the papers that they reproduce."""

@@ -1,0 +1,123 @@
+"""The demo: a federation learns, is attacked, forgets, and its messages are read; a story with its own numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedrank.attack.audits import READING, Finding
+from fedrank.files import write_whole
+from fedrank.progress import Progress, quiet
+from fedrank.report.answers import findings_table
+from fedrank.report.figures import curves
+from fedrank.report.findings import Findings, VariantRuns, find
+from fedrank.report.html import page
+from fedrank.report.sections import Cell, Drawing, Section, Span, Table, say
+from fedrank.report.tables import heading, spread
+from fedrank.run.audit import audit_experiment
+from fedrank.run.runs import load_runs
+from fedrank.run.schedule import run_experiment
+from fedrank.run.unlearning import unlearn_runs
+from fedrank.spec.families import build
+from fedrank.spec.source import read_experiment
+from fedrank.unlearn.methods import Unlearner
+
+TITLE = "A federation learns, is attacked, and forgets"
+LIARS = (0, 1, 2)  # as in demo.toml
+MESSAGES = 100  # that are attacked; `fedrank audit` takes more
+REPEATS = 4_000
+RUNS = 400
+
+
+class DemoStopped(Exception):
+    """The user asked it to stop; what is finished is kept."""
+
+
+def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progress = quiet) -> None:
+    """Do all of it, or what is left of it, and write the story; `tell` gets its chapters and its last sentences."""
+    column = "ndcg@10"
+    tell("1  Ten people learn one ranker together; three of them lie")
+    results = run_experiment(read_experiment("demo"), "demo", out, workers=os.cpu_count() or 1, progress=progress)
+    if results.interrupted:
+        raise DemoStopped
+    if results.failed:
+        raise RuntimeError(f"{results.failed[0][0].label} failed: {results.failed[0][1]}")
+    tell("2  The three leave, and are forgotten")
+    forget = build(Unlearner, {"name": "fed-eraser"}, "method")
+    unlearn_runs([out / "demo" / "attacked"], LIARS, forget, out, progress=progress)
+    tell("3  What a single message gives away")
+    attacks = audit_experiment(
+        read_experiment("demo-privacy"), messages=MESSAGES, repeats=REPEATS, runs=RUNS, progress=progress
+    )
+    [learned] = find(load_runs(out / "demo"), by_query=False)
+    [forgotten] = find(load_runs(out / "demo-unlearned"), by_query=False)
+    write_whole(report, story(learned, forgotten.variants[0], attacks, column))
+    for line in lines(learned, forgotten.variants[0], attacks, column):
+        tell(line)
+
+
+def lines(learned: Findings, forgotten: VariantRuns, attacks: Sequence[Finding], column: str) -> list[str]:
+    """The story in four sentences."""
+    quality = {variant.name: spread(column, variant.summary(column)) for variant in learned.variants}
+    read = [f"{each.variant.replace('-', ' ')}: {each.shown}" for each in attacks if each.attacked == READING]
+    return [
+        f"Together the ten reach {heading(column)} {quality['together']}; each alone {quality['alone']}.",
+        f"Three liars bring it down to {quality['attacked']}; a rule that expects liars keeps {quality['contained']}.",
+        f"After the three are forgotten: {spread(column, forgotten.summary(column))}.",
+        f"Clicks read from single messages: {'; '.join(read)}.",
+    ]
+
+
+def story(learned: Findings, forgotten: VariantRuns, attacks: Sequence[Finding], column: str) -> str:
+    """The web page: one picture and one paragraph for each chapter."""
+    together, attacked, after, messages = lines(learned, forgotten, attacks, column)
+    rows = [*((variant.label, variant) for variant in learned.variants), ("attacked, then forgotten", forgotten)]
+    table = Table(
+        ["what", heading(column), "repeats"],
+        [
+            [Cell(label), Cell(spread(column, variant.summary(column))), Cell(str(len(variant.repeats)))]
+            for label, variant in rows
+        ],
+        notes=[
+            "Mean ± standard deviation over seeds, on test queries; final values are means of the last ten evaluations."
+        ],
+    )
+    about = f"{MESSAGES} messages; fedrank audit demo-privacy attacks more of them, and says what each verdict means."
+    verdicts = findings_table(attacks)
+    verdicts = Table(
+        ["messages", *verdicts.header],
+        [[Cell(each.variant.replace("-", " ")), *row] for each, row in zip(attacks, verdicts.rows, strict=True)],
+        6,
+        [about],
+    )
+    first = (
+        "Ten people search. Everybody learns from their own clicks and sends only a change of the ranker. All data are "
+        "made up; all numbers were computed when this page was written."
+    )
+    drawing = Drawing(lambda: curves(learned, column, heading(column)), f"{heading(column)} by round, mean over seeds.")
+    forgetting = say(
+        f"{after} Forgetting replays what was recorded of the others, in a fraction of the work of training again; ",
+        Span("fedrank unlearn --verify", "code"),
+        " compares the two.",
+    )
+    noise = (
+        f"{messages} The published noise protects only the sum of all messages; noise on the client protects each, at "
+        "a price in quality."
+    )
+    following = say(
+        Span("fedrank run quickstart", "code"),
+        ", then the tutorial in docs/. (After ",
+        Span("make demo", "code"),
+        " that is ",
+        Span(".venv/bin/fedrank", "code"),
+        ".)",
+    )
+    chapters = (
+        Section("They learn", (say(together),)),
+        Section("Three of them lie", (say(f"They click on what is not relevant. {attacked}"), drawing)),
+        Section("They leave", (forgetting, table)),
+        Section("What a message gives away", (say(noise), verdicts)),
+        Section("Next", (following,)),
+    )
+    return page(TITLE, [Section(TITLE, (say(first, tone="lead"), *chapters))])

@@ -1,0 +1,798 @@
+"""What the finished runs of one experiment say: values, comparisons, curves, costs and weights, without any layout."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.federate.aggregate import Mean
+from fedrank.files import told
+from fedrank.names import nearest
+from fedrank.rank.measures import average
+from fedrank.report.claims import Stated, Verdict, judge_all
+from fedrank.report.statistics import (
+    Paired,
+    Summary,
+    bonferroni,
+    half_width,
+    pair,
+    paired_t,
+    randomisation_test,
+    summarise,
+)
+from fedrank.run.folder import LAST, Card, Receipt
+from fedrank.run.runs import DISCOUNT, Run, Runs
+from fedrank.spec.experiment import Experiment
+from fedrank.spec.families import describe
+from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.grid import NOTHING, About, Grid, read_tables
+from fedrank.spec.kinds import KINDS
+from fedrank.spec.toml import TomlTable, parse_toml, readable
+from fedrank.types import has
+
+LEVEL = 0.05  # corrected p below which a difference is called significant
+POINTS = 240  # of a drawn curve; more cannot be seen
+MOST_NAMED = 4  # variants of one warning
+FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
+REPEATED = re.compile(r"^(?:folds|seeds) = \[\d+\]$", re.MULTILINE)  # which repeat of a variant a spec is
+COSTS = ("interactions", "bytes_up", "bytes_down", "seconds", "cpu_seconds")
+
+Repeat = tuple[int, int]  # fold, seed
+Line = tuple[NDArray[np.int64], NDArray[np.float64]]  # rounds, values
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A column over rounds, averaged over repeats."""
+
+    rounds: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    half: NDArray[np.float64]  # half the 95% confidence interval; NaN for one repeat
+    repeats: int
+    window: int = 1  # rounds of the running mean; 1 where nothing was smoothed
+
+
+@dataclass(frozen=True)
+class Threat:
+    """Who attacked a run, what defended it, and what else it was."""
+
+    attack: TomlTable  # as a table; empty where none is set
+    malicious: int
+    clients: int
+    rule: TomlTable  # likewise
+    rest: str  # the spec without all that; runs with the same rest can be compared
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a report keeps of one run: little enough that a thousand runs fit into memory."""
+
+    values: dict[str, float]
+    curves: dict[str, Line]
+    window: int
+    costs: dict[str, float]
+    query_ids: NDArray[np.str_]
+    queries: dict[str, NDArray[np.float64]]
+    clients: dict[str, NDArray[np.float64]]  # measure -> [clients], on their own queries; empty where all are alike
+    weights: NDArray[np.float64] | None  # of a linear model
+    feature_names: tuple[str, ...]
+    card: Card | None = None  # what may be claimed for its model
+    threat: Threat | None = None  # who attacked, and what defended
+    receipt: Receipt | None = None  # of unlearning
+    promotion: float | None = None  # share of the documents to be promoted that reach the top ten
+    problem: str = ""  # why its spec cannot be read, so that it is not known who attacked
+    given: str = ""  # the order that users have without the model; empty where it was not measured
+    nothing: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [queries] in that order
+
+
+@dataclass(frozen=True)
+class VariantRuns:
+    """All finished repeats of one variant."""
+
+    name: str
+    label: str  # short and unique within the experiment
+    settings: dict[str, Any]
+    repeats: dict[Repeat, Reading]
+
+    def values(self, column: str) -> dict[Hashable, float]:
+        return {repeat: reading.values.get(column, math.nan) for repeat, reading in self.repeats.items()}
+
+    def summary(self, column: str) -> Summary:
+        return summarise(list(self.values(column).values()))
+
+    def cost(self, name: str) -> float:
+        return summarise([reading.costs.get(name, math.nan) for reading in self.repeats.values()]).mean
+
+    def curve(self, column: str) -> Curve | None:
+        """Mean over repeats at the rounds that all of them have."""
+        lines = [reading.curves[column] for reading in self.repeats.values() if column in reading.curves]
+        if not lines:
+            return None
+        rounds = lines[0][0]
+        if all(np.array_equal(rounds, line[0]) for line in lines):
+            values = np.array([line[1] for line in lines])
+        else:
+            rounds = reduce(np.intersect1d, [line[0] for line in lines])
+            if not len(rounds):  # forests that stopped at different sizes may share none
+                return None
+            values = np.array([line[1][np.isin(line[0], rounds)] for line in lines])
+        window = next(iter(self.repeats.values())).window if column == "online" else 1
+        return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window)
+
+    def weights(self) -> NDArray[np.float64] | None:
+        """[repeats, features] of linear models; None where there are none, or of different lengths."""
+        rows = [reading.weights for reading in self.repeats.values() if reading.weights is not None]
+        return np.array(rows) if rows and len({len(weights) for weights in rows}) == 1 else None
+
+    @property
+    def threat(self) -> Threat | None:
+        return next(iter(self.repeats.values())).threat
+
+    @property
+    def card(self) -> Card | None:
+        """The card of the repeat that spent most; None where no run of this variant has one."""
+        cards = [reading.card for reading in self.repeats.values() if reading.card]
+        return max(cards, key=lambda card: card.spent) if cards else None
+
+    @property
+    def is_protected(self) -> bool:
+        return self.card is not None and self.card.mechanism is not None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One variant against the baseline, or against doing nothing, in one column."""
+
+    paired: Paired  # over (fold, seed), or over queries
+    p: float  # Bonferroni over all comparisons of the column
+    queries: int = 0  # tested on
+    p_queries: float = math.nan  # randomisation test over queries, raw
+    p_queries_corrected: float = math.nan
+
+    @property
+    def verdict(self) -> str:
+        """Better or worse if significant, else empty."""
+        if not self.p < LEVEL:
+            return ""
+        return "better" if self.paired.difference > 0 else "worse"
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """What users have without learning, next to the variants that were tested on the same queries."""
+
+    order: str  # by which documents come to them
+    values: VariantRuns  # as if it were a variant
+    comparisons: dict[str, dict[str, Comparison]]  # column -> variant name -> comparison, over queries
+
+    def below(self, column: str) -> list[str]:
+        """Variants that are significantly worse than doing nothing."""
+        return [name for name, found in self.comparisons.get(column, {}).items() if found.verdict == "worse"]
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A value from a paper next to ours."""
+
+    column: str
+    variant: VariantRuns
+    value: float
+    spread: float | None
+    source: str
+    measured: Summary
+
+    @property
+    def verdict(self) -> str:
+        ours = self.measured
+        if ours.n < 2:
+            return "cannot say: one repeat has no spread"
+        if ours.smallest <= self.value <= ours.largest or abs(self.value - ours.mean) <= 2 * ours.sd:
+            return "within the spread of our repeats"
+        return "outside"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything a report says about one experiment."""
+
+    name: str
+    title: str
+    folder: Path
+    grid: Grid[Any] | None  # what was asked; None where that cannot be read
+    text: str  # what was asked, as TOML
+    measures: tuple[str, ...]
+    variants: tuple[VariantRuns, ...]
+    baseline: VariantRuns | None
+    baseline_why: str
+    comparisons: dict[str, dict[str, Comparison]]  # column -> variant name -> comparison
+    published: tuple[Reproduced, ...]
+    claims: tuple[Verdict, ...]
+    runs: Runs  # all of them, finished or not
+    expected: int | None  # repeats asked of every variant
+    notes: tuple[str, ...]
+    nothing: tuple[Nothing, ...] = ()  # one, or several where variants differ in their data; none in older folders
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.measures, "online", "online_sum") if self.served else self.measures
+
+    @property
+    def served(self) -> bool:
+        """Whether users were shown lists while the models learned."""
+        readings = (reading for variant in self.variants for reading in variant.repeats.values())
+        return any(not math.isnan(reading.values.get("online", math.nan)) for reading in readings)
+
+    @property
+    def kind(self) -> str:
+        """Empty where it is not known."""
+        return "" if self.grid is None else self.grid.kind
+
+    @property
+    def axis(self) -> str:
+        """What grows from left to right in a learning curve."""
+        return KINDS[self.kind or "federated"].axis
+
+    @property
+    def about(self) -> About:
+        """What was said about all variants together."""
+        return About() if self.grid is None else self.grid.about
+
+    @property
+    def main(self) -> str:
+        """The column that decides which variant is best: the first measure."""
+        return self.columns[0]
+
+    @property
+    def best(self) -> VariantRuns:
+        return max(self.variants, key=lambda variant: _or_least(variant.summary(self.main).mean))
+
+    @property
+    def rows(self) -> tuple[VariantRuns, ...]:
+        """What a table of final values has a row for: every variant, and doing nothing."""
+        return (*self.variants, *(each.values for each in self.nothing))
+
+    def nothing_for(self, variant: VariantRuns) -> Nothing | None:
+        """What its users would have without it."""
+        return next((each for each in self.nothing if variant.name in each.comparisons[self.main]), None)
+
+    @property
+    def unfinished(self) -> Runs:
+        return Runs(tuple(run for run in self.runs if run.status != "finished"))
+
+
+def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list[Findings]:
+    """One entry for each experiment with a finished run; ValueError if there is none.
+
+    `by_query` adds the randomisation test over queries, which takes the longest.
+    """
+    readings: dict[Path, Reading] = {}
+    each = []
+    threats: dict[str, Threat | None] = {}
+    for run in runs:  # one by one, while its files are still in memory
+        if run.status == "finished":
+            try:
+                readings[run.path] = _read(run, threats)
+            except KeyError as missing:
+                run = run.broken(f"one of its files lacks {missing}")
+            except (OSError, ValueError, TypeError) as problem:  # damaged, or changed or deleted meanwhile
+                run = run.broken(told(problem))
+        each.append(run)
+    checked = Runs(tuple(each))
+    if not len(checked.finished):
+        if not len(checked):
+            raise ValueError("no runs to report on; give the folder that `fedrank run` wrote to")
+        first = next(run for run in checked if run.status != "finished")
+        raise ValueError(
+            f"none of {len(checked)} runs is finished, so there is nothing to report; the first is {first.status}: "
+            f"{first.reason} ({first.path})"
+        )
+    groups = [group for group in checked.group("folder").values() if len(group.finished)]
+    names = {run.variant for run in checked}
+    if (
+        baseline is not None
+        and baseline != NOTHING
+        and baseline not in names
+        and not any(baseline in _labels(group) for group in groups)
+    ):
+        raise ValueError(f"no variant {baseline!r} to compare with{nearest(baseline, names)}")
+    return [_find(group, readings, baseline, by_query) for group in groups]
+
+
+def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by_query: bool) -> Findings:
+    first = runs.finished[0]
+    grid, text, notes = _asked(first)
+    labels = {name: label for label, name in _labels(runs).items()}
+    groups = runs.finished.group("variant")
+    names = [] if grid is None else grid.names  # variants appear in the order in which they were asked for
+    places = {name: place for place, name in enumerate(names)}
+    variants = tuple(
+        VariantRuns(name, labels[name], group[0].settings, {run.repeat: readings[run.path] for run in group})
+        for (name,), group in sorted(groups.items(), key=lambda item: places.get(item[0][0], len(names)))
+    )
+    recorded = dict.fromkeys(name for run in runs.finished for name in readings[run.path].values)
+    measures = tuple(name for name in recorded if name not in ("online", "online_sum"))
+    nothing = _nothing(variants, measures)
+    named = None if grid is None else grid.about.baseline
+    chosen, why = _baseline(variants, nothing, baseline, named, labels)
+    if chosen is None and why:
+        notes.append(why)
+    threats = [variant.threat for variant in variants if variant.threat is not None]
+    if any(threat.attack for threat in threats) and not any(threat.malicious for threat in threats):
+        notes.append("An attack is set, but nobody is malicious, so nobody attacked; set clients.malicious.")
+    problems = [problem for run in runs.finished if (problem := readings[run.path].problem)]
+    if problems:
+        notes.append(f"Who attacked is not known of {len(problems)} runs: their specs cannot be read ({problems[0]}).")
+    counts = {len(variant.repeats) for variant in variants}
+    if len(counts) > 1:
+        notes.append(
+            "Variants have different numbers of finished repeats, so their means cover different folds and seeds; "
+            "differences from the baseline use only the repeats that both have."
+        )
+    findings = Findings(
+        name=first.experiment,
+        title=(grid and grid.title) or first.title or first.experiment,
+        folder=first.folder,
+        grid=grid,
+        text=text,
+        measures=measures,
+        variants=variants,
+        baseline=chosen,
+        baseline_why=why,
+        comparisons={},
+        published=(),
+        claims=(),
+        runs=runs,
+        expected=_expected(grid),
+        notes=(),
+        nothing=nothing,
+    )
+    comparisons = {column: _compare(findings, column, by_query, notes) for column in findings.columns} if chosen else {}
+    published = _published(findings, notes)
+    notes += _better_alone(findings)
+    return replace(
+        findings,
+        comparisons=comparisons,
+        published=published,
+        claims=_claims(findings),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _asked(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
+    """What the runs were made for: as it lies next to them, or as one of them says."""
+    for file in (run.folder / "experiment.toml", run.path / "spec.toml"):
+        if file.exists():
+            try:
+                text = file.read_text(encoding="utf-8")
+                return read_tables(parse_toml(text), here=False), text, []
+            except ValueError as problem:
+                why = "; ".join(str(problem).splitlines())
+                return None, "", [f"{file} cannot be read, so what was asked is known from the runs alone: {why}"]
+    return None, "", ["There is no experiment.toml next to the runs: what was asked is known from the runs alone."]
+
+
+def _read(run: Run, threats: dict[str, Threat | None]) -> Reading:
+    rounds, measures = run.rounds, run.measures
+    values = {name: run.final(name) for name in measures}
+    if "online" in rounds:
+        values |= {"online": run.final("online"), "online_sum": run.online_sum()}
+    number = rounds["round"].astype(np.int64)
+    curves: dict[str, Line] = {}
+    for name in measures:
+        rows = np.flatnonzero(np.isfinite(rounds[name]))
+        rows = rows[_thinned(len(rows))]
+        if len(rows):
+            curves[name] = number[rows], rounds[name][rows]
+    window = max(1, len(number) // 50)
+    # A model trained in one place serves nobody on the way.
+    served = np.flatnonzero(np.isfinite(rounds.get("online", np.full(len(number), np.nan))))
+    if len(served):
+        rows = _thinned(len(served))
+        curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
+    costs = {name: run.total(name) for name in COSTS[:3] if name in rounds}
+    costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
+    by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
+    weights, names = _linear(run.model)
+    threat, problem = None, ""
+    try:
+        threat = _threat(run, threats)
+    except (OSError, ValueError) as unreadable:
+        problem = "; ".join(str(unreadable).splitlines())
+    return Reading(
+        values,
+        curves,
+        window,
+        costs,
+        *by_query,
+        run.clients[1],
+        weights,
+        names,
+        run.card,
+        threat,
+        run.receipt,
+        run.promotion,
+        problem,
+        run.given or "",
+        run.nothing,
+    )
+
+
+def _threat(run: Run, known: dict[str, Threat | None]) -> Threat | None:
+    """None where nobody can have attacked: other kinds, or a run that unlearned who did.
+
+    Repeats of a variant differ in fold and seed alone, which matter to nobody here: one of them is read for all.
+    """
+    if run.unlearned is not None:
+        return None
+    text = REPEATED.sub("", (run.path / "spec.toml").read_text(encoding="utf-8"))
+    if text not in known:
+        known[text] = _threat_in(run.spec)
+    return known[text]
+
+
+def _threat_in(spec: Experiment) -> Threat | None:
+    if not isinstance(spec, FederatedExperiment):
+        return None
+    clients, rule = spec.clients, describe(spec.aggregator)
+    attack = {} if spec.attack is None else describe(spec.attack)
+    # What an attack knows of the rule and the ranker that it attacks is no setting of its own.
+    attack = {key: value for key, value in attack.items() if key not in ("aggregator", "ranker")}
+    rest = replace(
+        spec,
+        aggregator=Mean(),
+        attack=None,
+        seeds=(),
+        clients=replace(clients, malicious=0),
+        data=replace(spec.data, folds=()),
+    )
+    return Threat(attack, clients.malicious, clients.count, rule, repr(rest))
+
+
+def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Mean of the last `window` values up to each, or of as many as there are yet.
+
+    >>> running_mean(np.array([1.0, 3.0, 5.0]), 2).tolist()
+    [1.0, 2.0, 4.0]
+    """
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def _thinned(n: int) -> NDArray[np.int64]:
+    if n <= POINTS:
+        return np.arange(n)
+    return np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(np.int64))
+
+
+def _linear(model: dict[str, Any] | None) -> tuple[NDArray[np.float64] | None, tuple[str, ...]]:
+    if model is None or not isinstance(model.get("ranker"), dict) or model["ranker"].get("name") != "linear":
+        return None, ()
+    try:
+        weights = np.asarray(model.get("weights", []), dtype=np.float64)
+    except (TypeError, ValueError):
+        return None, ()
+    names = tuple(str(name) for name in model.get("feature_names") or ())
+    if weights.ndim != 1 or not len(weights) or not np.isfinite(weights).all():
+        return None, ()
+    if len(names) != len(weights):
+        names = tuple(f"feature {i + 1}" for i in range(len(weights)))
+    return weights, names
+
+
+def _labels(runs: Runs) -> dict[str, str]:
+    """Short label -> variant name. Settings called "name" need no key: "krum, malicious=1"."""
+    named = {run.variant: run.settings for run in runs}
+    keys = list(dict.fromkeys(key for settings in named.values() for key in settings))
+    ends = [key.rsplit(".", 1)[-1] for key in keys]
+    short = {key: end if ends.count(end) == 1 or end == "name" else key for key, end in zip(keys, ends, strict=True)}
+    labels = {}
+    for name, settings in named.items():
+        if "=" not in name or not settings:
+            labels[name] = name
+            continue
+        labels[name] = ", ".join(
+            readable(value) if short[key] == "name" else f"{short[key]}={readable(value)}"
+            for key, value in settings.items()
+        )
+    if len(set(labels.values())) < len(labels):
+        labels = {name: name for name in labels}
+    return {label: name for name, label in labels.items()}
+
+
+def _nothing(variants: Sequence[VariantRuns], measures: Sequence[str]) -> tuple[Nothing, ...]:
+    """What users have without learning: one for all variants that were tested on the same queries in the same order."""
+    groups: list[tuple[dict[Repeat, Reading], list[VariantRuns]]] = []
+    for variant in variants:
+        found = {repeat: _without_model(each) for repeat, each in variant.repeats.items() if each.nothing}
+        if not found:
+            continue
+        for repeats, members in groups:
+            shared = repeats.keys() & found.keys()
+            if shared and all(_same(repeats[repeat], found[repeat]) for repeat in shared):
+                repeats |= found
+                members.append(variant)
+                break
+        else:
+            groups.append((found, [variant]))
+    several = len(groups) > 1
+    made = []
+    for repeats, members in groups:
+        order = ", ".join(sorted({reading.given for reading in repeats.values()}))
+        name, label = (f" (as for {members[0].name})", f" (as for {members[0].label})") if several else ("", "")
+        values = VariantRuns(f"{NOTHING}{name}", f"do nothing{label}", {}, dict(sorted(repeats.items())))
+        columns = [column for column in measures if all(column in reading.values for reading in repeats.values())]
+        made.append(Nothing(order, values, {column: _beside(values, members, column) for column in columns}))
+    return tuple(made)
+
+
+def _without_model(reading: Reading) -> Reading:
+    """The same run as if nobody had learned."""
+    values = {name: average(per_query).item() for name, per_query in reading.nothing.items()}
+    return Reading(
+        values,
+        {},
+        1,
+        {},
+        reading.query_ids,
+        reading.nothing,
+        {},
+        None,
+        (),
+        given=reading.given,
+        nothing=reading.nothing,
+    )
+
+
+def _same(one: Reading, other: Reading) -> bool:
+    """Whether two runs were tested on the same queries, whose documents were given in the same order."""
+    return np.array_equal(one.query_ids, other.query_ids) and all(
+        np.array_equal(one.queries[name], other.queries[name], equal_nan=True)
+        for name in one.queries.keys() & other.queries.keys()
+    )
+
+
+def _beside(nothing: VariantRuns, variants: Sequence[VariantRuns], column: str) -> dict[str, Comparison]:
+    """Every variant against doing nothing, by a paired t-test over queries: the given order has no luck to average."""
+    rows = [_gains(variant, nothing, column) for variant in variants]
+    tests = [paired_t(row, np.zeros_like(row)) for row in rows]
+    corrected = bonferroni([test.p for test in tests])
+    return {
+        variant.name: Comparison(test, p, test.pairs)
+        for variant, test, p in zip(variants, tests, corrected, strict=True)
+    }
+
+
+def _gains(variant: VariantRuns, nothing: VariantRuns, column: str) -> NDArray[np.float64]:
+    """What a variant gives every query beyond doing nothing, averaged over the seeds that have it.
+
+    Silos of another seed have other test queries, so that a query need not be in every repeat.
+    """
+    folds: dict[int, list[tuple[NDArray[np.str_], NDArray[np.float64]]]] = {}
+    for repeat, reading in variant.repeats.items():
+        without = nothing.repeats.get(repeat)
+        if without is not None and column in reading.queries and column in without.queries:
+            gains = reading.queries[column] - without.queries[column]
+            known = ~np.isnan(gains)
+            folds.setdefault(repeat[0], []).append((reading.query_ids[known], gains[known]))
+    means = [np.empty(0)]
+    for parts in folds.values():
+        _, place = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
+        means.append(np.bincount(place, np.concatenate([gains for _, gains in parts])) / np.bincount(place))
+    return np.concatenate(means)
+
+
+def below_nothing(findings: Findings) -> list[str]:
+    """A warning for models that rank worse than what users have without them."""
+    lines, told = [], set[str]()
+    labels = {variant.name: variant.label for variant in findings.variants}
+    for column in findings.measures:
+        for each in findings.nothing:
+            below = [name for name in each.below(column) if name not in told]
+            told.update(below)
+            if not below:
+                continue
+            found = each.comparisons[column]
+            texts = [
+                f"{labels[name]} by {-found[name].paired.difference:.4f} (p {'<' if found[name].p < 0.001 else '='} "
+                f"{max(found[name].p, 0.001):.3f} over {found[name].queries:,} queries)"
+                for name in below[:MOST_NAMED]
+            ]
+            more = f", and {len(below) - MOST_NAMED} more" if len(below) > MOST_NAMED else ""
+            lines.append(
+                f"Worse than doing nothing: in {column}, what users have without learning ({each.order}) is "
+                f"significantly better than {', '.join(texts)}{more}."
+            )
+    return lines
+
+
+def _baseline(
+    variants: Sequence[VariantRuns],
+    nothing: Sequence[Nothing],
+    wanted: str | None,
+    named: str | None,
+    labels: Mapping[str, str],
+) -> tuple[VariantRuns | None, str]:
+    choices = [*variants, *(each.values for each in nothing)]
+    if len(variants) < 2 and NOTHING not in (wanted, named):
+        return None, ""
+    for name, why in ((wanted, "as chosen"), (named, "as the experiment says")):
+        if not name:
+            continue
+        for variant in choices:
+            if name in (variant.name, variant.label):
+                return variant, why
+        if name == NOTHING:
+            few = "was not measured by these runs" if not nothing else "differs between the variants"
+            return None, f"What users have without learning {few}, so nothing is compared with it."
+        if name in labels or name in labels.values():
+            return None, f"The baseline {name!r} has no finished run yet, so nothing is compared with it."
+        if name == named:
+            return None, f"The experiment names the baseline {name!r}, but no variant is called that."
+    for variant in variants:
+        if variant.settings.get("method.name") == "retrain":
+            return variant, "retraining is what unlearning should come to"
+    return variants[0], "the first variant, because no baseline was named"
+
+
+def _compare(findings: Findings, column: str, by_query: bool, notes: list[str]) -> dict[str, Comparison]:
+    base = findings.baseline
+    assert base is not None
+    others = [variant for variant in findings.variants if variant is not base and _has(variant, column)]
+    if not others or not _has(base, column):
+        return {}
+    tests = [paired_t(*pair(variant.values(column), base.values(column))) for variant in others]
+    corrected = bonferroni([test.p for test in tests])
+    raw, counts = [math.nan] * len(others), [0] * len(others)
+    if by_query and column in findings.measures:
+        rows = [_query_differences(variant, base, column, notes) for variant in others]
+        counts = [int(np.sum(~np.isnan(row))) for row in rows]
+        table = np.full((len(rows), max(len(row) for row in rows)), np.nan)
+        for i, row in enumerate(rows):
+            table[i, : len(row)] = row
+        raw = [float(p) for p in randomisation_test(table, np.zeros_like(table))]
+    corrected_queries = bonferroni(raw)
+    untested: dict[str, list[str]] = {}
+    for variant, test in zip(others, tests, strict=True):
+        if test.note.startswith("only"):
+            notes.append(f"Comparisons rest on {test.note}. Add seeds to be surer.")
+        elif test.note.startswith(("one pair", "no repeat", "all repeats")):
+            untested.setdefault(test.note, []).append(variant.label)
+    for note, labels in untested.items():
+        which = f"{len(labels)} variants" if len(labels) > 4 else "; ".join(labels)
+        notes.append(f"{which} against the baseline: {note}.")
+    return {
+        variant.name: Comparison(test, p, count, p_raw, p_corrected)
+        for variant, test, p, count, p_raw, p_corrected in zip(
+            others, tests, corrected, counts, raw, corrected_queries, strict=True
+        )
+    }
+
+
+def _has(variant: VariantRuns, column: str) -> bool:
+    """Whether there is anything to compare: a learner that shows nobody a list has no online quality."""
+    return any(not math.isnan(value) for value in variant.values(column).values())
+
+
+def _query_differences(variant: VariantRuns, base: VariantRuns, column: str, notes: list[str]) -> NDArray[np.float64]:
+    """Difference for every query of every fold, averaged over the seeds that both have."""
+    shared = [repeat for repeat in variant.repeats if repeat in base.repeats]
+    parts = []
+    for fold in sorted({fold for fold, _ in shared}):
+        readings = [(variant.repeats[repeat], base.repeats[repeat]) for repeat in shared if repeat[0] == fold]
+        ids = readings[0][1].query_ids
+        if any(not np.array_equal(ids, reading.query_ids) for both in readings for reading in both):
+            notes.append(
+                f"{variant.label} and the baseline were tested on different queries: there is no test over queries, "
+                "and differences mix the effect of the data with that of the method."
+            )
+            return np.array([])
+        if any(column not in reading.queries for both in readings for reading in both):
+            continue
+        parts.append(np.mean([ours.queries[column] - theirs.queries[column] for ours, theirs in readings], axis=0))
+    return np.concatenate(parts) if parts else np.array([])
+
+
+def _better_alone(findings: Findings) -> list[str]:
+    """Which variants spend privacy on a model that is worse than what clients learn where nothing leaves them."""
+    if findings.grid is None:
+        return []
+    asked = {each.name: each.experiment for each in findings.grid.variants}
+    apart = [each for each in findings.variants if has(getattr(asked.get(each.name), "aggregator", None), "apart")]
+    protected = [each for each in findings.variants if each.is_protected]
+    column, found = findings.main, []
+    for variant, alone in itertools.product(protected, apart):
+        test = paired_t(*pair(variant.values(column), alone.values(column)))
+        if test.p * len(protected) * len(apart) < LEVEL and test.difference < 0:
+            ours, theirs = variant.summary(column).mean, alone.summary(column).mean
+            found.append(
+                f"{variant.label}: do not federate at this ε. With {column} of {ours:.3f} it ends significantly below "
+                f"{alone.label} ({theirs:.3f}), where nothing leaves a client; it takes more people, or a larger ε."
+            )
+    return found
+
+
+def _published(findings: Findings, notes: list[str]) -> tuple[Reproduced, ...]:
+    values = []
+    for row in findings.about.published:
+        # A mean nDCG never exceeds 1: papers print the discounted sum.
+        column = "online_sum" if row.measure == "online" and row.value > 1 else row.measure
+        variant: VariantRuns | None = findings.baseline or findings.variants[0]
+        if row.variant is not None:
+            variant = next((each for each in findings.variants if row.variant in (each.name, each.label)), None)
+        if variant is None or column not in findings.columns:
+            what = f"variant {row.variant!r}" if variant is None else f"measure {column!r}"
+            notes.append(f"A published value of {row.value:g} has no counterpart: no finished run has the {what}.")
+            continue
+        values.append(Reproduced(column, variant, row.value, row.spread, row.source, variant.summary(column)))
+    return tuple(values)
+
+
+def _claims(findings: Findings) -> tuple[Verdict, ...]:
+    named = {variant.name: variant for variant in findings.variants}
+
+    def spoken_of(name: str, other: str) -> VariantRuns | None:
+        if name == NOTHING and name not in named and other in named:
+            beside = findings.nothing_for(named[other])
+            return None if beside is None else beside.values
+        return named.get(name)
+
+    stated = []
+    for claim in findings.about.claims:
+        column = claim.measure or findings.main
+        higher, lower = spoken_of(claim.higher, claim.lower), spoken_of(claim.lower, claim.higher)
+        ours, theirs = ({} if variant is None else variant.values(column) for variant in (higher, lower))
+        queries = None
+        # Forests are grown with little luck, so one of them can be judged by its queries; other rankers are not.
+        if findings.kind == "trees" and higher is not None and lower is not None and column in findings.measures:
+            rows = _query_differences(higher, lower, column, [])
+            queries = rows[~np.isnan(rows)]
+        stated.append(Stated(claim.says, column, ours, theirs, claim.within, queries))
+    return judge_all(stated)
+
+
+def _expected(grid: Grid[Any] | None) -> int | None:
+    if grid is None or "data.name" in grid.about.vary:
+        return None
+    return len(grid.repeats())
+
+
+def what_final_means(findings: Findings) -> list[str]:
+    """Sentences that hold for every report, and those on online quality and comparisons where there are any."""
+    behind = {run.behind_final for run in findings.runs.finished}
+    sentences = ["A final value is that of a run's last model." if behind == {1} else _FINAL]
+    if findings.served:
+        sentences += [
+            "Online is the mean online nDCG@10 in the same rounds.",
+            "Round r is the model after the aggregation of round r.",
+            f"The discounted online sum adds {DISCOUNT}^(r - 1) x the online nDCG@10 of round r over all rounds; lists "
+            "without a relevant document count as 0.",
+        ]
+    sentences += [
+        "± is the sample standard deviation over repeats (folds x seeds); intervals are 95% confidence intervals of "
+        "the mean by Student's t, which take repeats as independent although repeats of one fold share their data.",
+    ]
+    tests = [
+        "Differences from the baseline are paired over the (fold, seed) that both have: two-tailed Student's t-test, "
+        "p multiplied by the number of comparisons in the column (Bonferroni). The test over queries flips the signs "
+        "of per-query differences of the final models (averaged over seeds, queries of all folds) 10,000 times, "
+        "corrected in the same way. The effect is Cohen's d of the paired differences.",
+    ]
+    return sentences if findings.baseline is None else sentences + tests
+
+
+_FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."
+
+
+def _or_least(value: float) -> float:
+    return -math.inf if math.isnan(value) else value

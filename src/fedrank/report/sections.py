@@ -1,0 +1,134 @@
+"""What there is to say, without any layout: sections of paragraphs, tables and figures.
+
+Whoever has something to say makes a list of sections; `terminal`, `markdown` and `html` render any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+Tone = str  # "", "better", "worse", "warn", "quiet", "note", "name" or "lead"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A few words within a paragraph that stand out."""
+
+    text: str
+    style: str = ""  # "strong" or "code"
+    link: str = ""  # where they lead
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Words."""
+
+    shape: ClassVar[str] = "paragraph"
+
+    spans: tuple[Span, ...]
+    tone: Tone = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)
+
+
+def say(*parts: str | Span, tone: Tone = "") -> Paragraph:
+    """A paragraph of plain words, and of some that stand out."""
+    return Paragraph(tuple(Span(part) if isinstance(part, str) else part for part in parts), tone)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Sentences, each by itself."""
+
+    shape: ClassVar[str] = "points"
+
+    points: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Names, and what each is."""
+
+    shape: ClassVar[str] = "pairs"
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table."""
+
+    text: str
+    strong: bool = False  # the best of its column
+    hint: str = ""  # more, where there is room for it
+    tone: Tone = ""
+    mark: str | None = None  # ▲ or ▼, "" where there could be one, None where there cannot
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.mark}" if self.mark else self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under their headings, and what to know about them."""
+
+    shape: ClassVar[str] = "table"
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    words: int = 1  # leading columns that hold words; the others hold numbers
+    notes: Sequence[str] = ()
+    whole: int | None = None  # the column whose words are to be typed, so that they must not be broken
+    bare: bool = False  # the headings would say nothing, and are left out where a table can do without
+
+    def is_words(self, column: int) -> bool:
+        return column < self.words or self.header[column] in ("verdict", "reason", "meaning")
+
+    @staticmethod
+    def is_baseline(row: Sequence[Cell]) -> bool:
+        return any(cell.text.endswith("(baseline)") for cell in row)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A drawing, for those who can show one."""
+
+    shape: ClassVar[str] = "figure"
+
+    draw: Callable[[], str]  # as SVG; drawing takes its time, and not everybody can show it
+    caption: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Text that stays as it is, such as a spec."""
+
+    shape: ClassVar[str] = "listing"
+
+    text: str
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it; a section within a section is one level down."""
+
+    shape: ClassVar[str] = "section"
+
+    heading: str
+    parts: tuple[Part, ...] = ()
+    over: str = ""  # a quiet line that belongs to the heading
+    anchor: str = ""  # by which it can be found
+    link: str = ""  # where the heading leads
+    folded: bool = False  # behind a click, for those who can fold
+
+    @property
+    def tables(self) -> list[Table]:
+        return [part for part in self.parts if isinstance(part, Table)]
+
+
+Part = Paragraph | Points | Pairs | Table | Drawing | Listing | Section

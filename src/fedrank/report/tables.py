@@ -1,0 +1,621 @@
+"""The tables of a report, for the page, for Markdown and for the terminal alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from fedrank.protect.promises import up
+from fedrank.report.claims import BLOCKS, FAILS, HOLDS, OPEN, SMALL, UNTESTED
+from fedrank.report.findings import COSTS, Findings, Threat, VariantRuns
+from fedrank.report.sections import Cell, Table
+from fedrank.report.statistics import Summary, summarise
+from fedrank.run.cards import about_population
+from fedrank.run.folder import Card, Json
+from fedrank.run.privacy import together
+from fedrank.run.runs import Runs
+from fedrank.spec.experiment import to_tables
+from fedrank.spec.families import SpecSection, name_of
+from fedrank.spec.grid import Grid
+from fedrank.spec.toml import TomlTable, readable
+
+ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
+
+HEADINGS = {
+    "online": "online nDCG@10",
+    "online_sum": "online, discounted sum",
+    "interactions": "interactions",
+    "bytes_up": "sent by clients",
+    "bytes_down": "sent to clients",
+    "seconds": "time",
+    "cpu_seconds": "processor time",
+}
+
+
+def heading(column: str) -> str:
+    return HEADINGS.get(column, column)
+
+
+def final_table(findings: Findings) -> Table:
+    """Final quality of each variant; ▲ and ▼ mark significant differences from the baseline."""
+    names, words = _variant_columns(findings)
+    best = {column: _best(findings, column) for column in findings.columns}
+    several = len(findings.variants) + len(findings.nothing) > 1
+    rows = []
+    for variant in findings.variants:
+        n = len(variant.repeats)
+        short = findings.expected is not None and n < findings.expected
+        repeats = Cell(f"{n} of {findings.expected}" if short else str(n), tone="worse" if short else "")
+        row = [*_variant_cells(findings, variant, words), repeats]
+        for column in findings.columns:
+            summary = variant.summary(column)
+            comparison = findings.comparisons.get(column, {}).get(variant.name)
+            mark = {"better": "▲", "worse": "▼", "": ""}[comparison.verdict if comparison else ""]
+            hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}" if n > 1 else ""
+            row.append(
+                Cell(
+                    spread(column, summary),
+                    strong=several and variant.name in best[column],
+                    hint=hint,
+                    mark=mark if findings.baseline is not None else None,
+                )
+            )
+        rows.append(row)
+    for nothing in findings.nothing:
+        values = nothing.values
+        row = [*_variant_cells(findings, values, words), Cell(str(len(values.repeats)))]
+        for column in findings.columns:
+            strong = several and values.name in best[column]
+            row.append(Cell(spread(column, values.summary(column)), strong, tone="quiet"))
+        rows.append(row)
+    notes = []
+    if several:
+        notes.append("Bold: highest mean of its column.")
+    if findings.nothing:
+        orders = ", ".join(dict.fromkeys(nothing.order for nothing in findings.nothing))
+        notes.append(f"Do nothing: the order that users have without learning ({orders}).")
+    if findings.baseline is not None:
+        notes.append(
+            f"▲ ▼: significantly above or below the baseline, {findings.baseline.label} ({findings.baseline_why}): "
+            "paired t-test over fold and seed, Bonferroni-corrected p < 0.05."
+        )
+    return Table([*names, "repeats", *(heading(column) for column in findings.columns)], rows, len(names), notes)
+
+
+def interval_table(findings: Findings, column: str) -> Table:
+    """Mean with its confidence interval and range."""
+    names, words = _variant_columns(findings)
+    rows = []
+    for variant in findings.rows:
+        summary = variant.summary(column)
+        values = (summary.mean, summary.sd, summary.low, summary.high, summary.smallest, summary.largest)
+        rows.append([*_variant_cells(findings, variant, words), *(Cell(number(column, value)) for value in values)])
+    return Table([*names, "mean", "sd", "95% from", "to", "lowest", "highest"], rows, len(names))
+
+
+def comparison_table(findings: Findings, column: str) -> Table:
+    """Each variant against the baseline in one column."""
+    names, words = _variant_columns(findings)
+    by_query = column in findings.measures
+    rows = []
+    for variant in findings.variants:
+        comparison = findings.comparisons.get(column, {}).get(variant.name)
+        if comparison is None:
+            continue
+        paired = comparison.paired
+        row = [
+            *_variant_cells(findings, variant, words),
+            Cell(signed(column, paired.difference), tone=comparison.verdict),
+            Cell(str(paired.pairs)),
+            Cell(probability(comparison.p), hint=f"uncorrected p {probability(paired.p)}", tone=comparison.verdict),
+        ]
+        if by_query:
+            hint = f"uncorrected p {probability(comparison.p_queries)} over {comparison.queries:,} queries"
+            row.append(Cell(probability(comparison.p_queries_corrected), hint=hint))
+        row.append(Cell("-" if math.isnan(paired.effect) else f"{paired.effect:+.2f}"))
+        rows.append(row)
+    header = [*names, "difference", "pairs", "p, t-test"]
+    return Table([*header, *(["p, over queries"] if by_query else []), "effect (d)"], rows, len(names))
+
+
+def nothing_table(findings: Findings, column: str) -> Table:
+    """Each variant against what users have without it."""
+    names, words = _variant_columns(findings)
+    several, rows = len(findings.nothing) > 1, []
+    for nothing in findings.nothing:
+        for variant in findings.variants:
+            found = nothing.comparisons.get(column, {}).get(variant.name)
+            if found is None:
+                continue
+            verdict = found.verdict or ("cannot be told" if found.queries > 1 else "not tested: too few queries")
+            row = [*_variant_cells(findings, variant, words), *([Cell(nothing.order)] if several else [])]
+            row += [Cell(signed(column, found.paired.difference), tone=found.verdict), Cell(f"{found.queries:,}")]
+            row.append(Cell(probability(found.p), hint=f"uncorrected p {probability(found.paired.p)}"))
+            rows.append([*row, Cell(verdict, tone=found.verdict or "quiet")])
+    header = [*names, *(["order"] if several else []), "difference", "queries", "p, over queries", "verdict"]
+    return Table(header, rows, len(names) + several)
+
+
+def published_table(findings: Findings) -> Table:
+    """Values from papers next to ours."""
+    rows = []
+    for entry in findings.published:
+        value = number(entry.column, entry.value)
+        published = value if entry.spread is None else f"{value} ± {number(entry.column, entry.spread)}"
+        ours = entry.measured
+        tone = "better" if entry.verdict.startswith("within") else "worse" if entry.verdict == "outside" else "quiet"
+        rows.append(
+            [
+                Cell(entry.variant.label),
+                Cell(heading(entry.column)),
+                Cell(entry.source),
+                Cell(published),
+                Cell(spread(entry.column, ours), hint=_range(entry.column, ours)),
+                Cell(str(ours.n)),
+                Cell(signed(entry.column, ours.mean - entry.value)),
+                Cell(entry.verdict, tone=tone),
+            ]
+        )
+    note = (
+        "Rule: a published value is within the spread of our repeats if it lies between their lowest and highest "
+        "value, or at most two of their standard deviations from their mean."
+    )
+    header = ["variant", "measure", "source", "published", "measured", "repeats", "ours - theirs", "verdict"]
+    return Table(header, rows, 3, [note])
+
+
+def claims_table(findings: Findings) -> Table:
+    """What the paper found, and whether it holds here."""
+    tones = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
+    rows = []
+    for claim in findings.claims:
+        difference = signed(claim.column, claim.difference)
+        if not math.isnan(claim.low):
+            difference += f" ({signed(claim.column, claim.low)} to {signed(claim.column, claim.high)})"
+        verdict = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
+        counted = str(claim.pairs) if claim.unit == "repeats" else f"{claim.pairs} ({claim.counted:,} {claim.unit})"
+        effect = "-" if math.isnan(claim.effect) else f"{claim.effect:+.1f}"
+        texts = heading(claim.column), difference, effect, counted
+        rows.append([Cell(claim.says), Cell(verdict, tone=tones[claim.verdict]), *map(Cell, texts)])
+    note = (
+        "Difference with a confidence interval at the level 0.05 that the claims of the experiment share (Holm). From "
+        f"{BLOCKS} folds on a fold counts once, with the mean over its seeds; of forests that were grown once, test "
+        "queries are counted, which says nothing about luck in training. The effect is Cohen's d. A claim that "
+        f"something is better holds above 0, and does not hold below 0 or within ±{SMALL}; a claim that two are alike "
+        "holds inside its margin."
+    )
+    return Table(["claim", "verdict", "measure", "difference", "effect", "repeats"], rows, 3, [note])
+
+
+def clients_table(findings: Findings) -> Table | None:
+    """How well the final models serve clients, from the average one to the worst; None where all are alike."""
+    if findings.kind == "trees":
+        return _merged_table(findings)
+    names, words = _variant_columns(findings)
+    rows = []
+    for variant in findings.variants:
+        readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
+        for column in dict.fromkeys(name for reading in readings for name in reading if name not in ABOUT_CLIENTS):
+            values = [reading[column][~np.isnan(reading[column])] for reading in readings if column in reading]
+            values = [each for each in values if len(each)]
+            if not values:
+                continue
+            shown = (
+                float(np.mean([each.mean() for each in values])),
+                float(np.mean([np.percentile(each, 10) for each in values])),
+                float(np.mean([each.min() for each in values])),
+            )
+            cells = [Cell(column), Cell(str(max(map(len, values)))), *(Cell(f"{value:.4f}") for value in shown)]
+            rows.append([*_variant_cells(findings, variant, words), *cells])
+    if not rows:
+        return None
+    if findings.kind == "silo":
+        note = "Each client's final model on its own test queries; means over repeats."
+    else:
+        note = (
+            "Each client's final model on the queries that it searches with, by its own grades; means over repeats. "
+            "They learned from these queries: compare variants here, not with the tables above."
+        )
+    return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
+
+
+def _merged_table(findings: Findings) -> Table | None:
+    """Every client before and after merging: who gains, and who loses."""
+    names, words = _variant_columns(findings)
+    columns = [f"{where} {when}" for where in ("own", "others", "all") for when in ("before", "after")]
+    rows = []
+    for variant in findings.variants:
+        readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
+        for measure in findings.measures if readings else ():
+            tables = [np.array([reading[f"{measure} {column}"] for column in columns]) for reading in readings]
+            for client in range(min(table.shape[1] for table in tables)):
+                values = np.array([table[:, client] for table in tables]).T  # [columns, repeats]
+                means = [float(known.mean()) if len(known := row[~np.isnan(row)]) else math.nan for row in values]
+                cells = [Cell(measure), Cell(str(client + 1)), *(Cell(number(measure, mean)) for mean in means)]
+                rows.append([*_variant_cells(findings, variant, words), *cells])
+    if not rows:
+        return None
+    note = (
+        "Each client's model as it trained it (before) and as it became (after), on test queries of its own kind, of "
+        "the other clients' kinds, and on all of them; means over repeats."
+    )
+    return Table([*names, "measure", "client", *columns], rows, len(names) + 2, [note])
+
+
+def cost_table(findings: Findings) -> Table:
+    """What a run of each variant cost, on average over repeats."""
+    names, words = _variant_columns(findings)
+    rows = []
+    # Nobody searches while trees grow, and what travels is not counted.
+    costs = [name for name in COSTS if findings.kind != "trees" or name.endswith("seconds")]
+    for variant in findings.variants:
+        cells = [Cell(amount(name, variant.cost(name))) for name in costs]
+        rows.append([*_variant_cells(findings, variant, words), *cells])
+    note = "Means over repeats, each for a whole run. Times depend on the machine and on what else it was doing."
+    return Table([*names, *(heading(name) for name in costs)], rows, len(names), [note])
+
+
+def unfinished_table(runs: Runs) -> Table:
+    """Runs that no table counts, each with its reason."""
+    rows = [
+        [
+            Cell(run.variant),
+            Cell(f"fold {run.fold}, seed {run.seed}"),
+            Cell(run.status, tone="worse" if run.status in ("failed", "broken") else ""),
+            Cell(f"{run.round:,} of {run.asked:,}" if run.asked else "-"),
+            Cell(run.reason),
+        ]
+        for run in runs
+    ]
+    return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
+
+
+def robustness_table(findings: Findings) -> Table | None:
+    """Quality without attack next to quality under attack, rule by rule; None where nobody attacks.
+
+    A row is a rule and an attack, everything else being the same.
+    """
+    threats = [(variant, variant.threat) for variant in findings.variants]
+    known = [(variant, threat) for variant, threat in threats if threat is not None]
+    if not any(threat.malicious for _, threat in known):
+        return None
+    named = _settings_that_differ([threat for _, threat in known])
+    quiet: dict[tuple[str, str], float] = {}
+    cells: dict[tuple[str, str, str], dict[tuple[int, int], float]] = {}
+    labels: dict[tuple[str, str, str], str] = {}  # of a row's first variant
+    settings: dict[str, dict[str, object]] = {}
+    for variant, threat in known:
+        settings[threat.rest] = variant.settings
+        rule, mean = _called(threat.rule, named), variant.summary(findings.main).mean
+        if not threat.malicious:
+            quiet[rule, threat.rest] = mean
+            continue
+        place = threat.rest, rule, _called(threat.attack, named | {"knowledge", "scale"})
+        cells.setdefault(place, {})[threat.malicious, threat.clients] = mean
+        labels.setdefault(place, variant.label)
+    for rule, rest in quiet:
+        if not any(place[:2] == (rest, rule) for place in cells):
+            cells[rest, rule, "none"] = {}
+    order = list(settings)
+    shares = sorted({share for values in cells.values() for share in values})
+    varied = list(dict.fromkeys(key for each in settings.values() for key in each if not _is_threat(key)))
+    words = {place: [*(readable(settings[place[0]].get(key, "")) for key in varied), *place[1:]] for place in cells}
+    alike = len(set(map(tuple, words.values()))) < len(words)  # only the names of variants tell them apart
+    rows = []
+    for (rest, rule, attack), values in sorted(cells.items(), key=lambda item: order.index(item[0][0])):
+        before, plain = quiet.get((rule, rest), math.nan), quiet.get(("mean", rest), math.nan)
+        row = [Cell(labels.get((rest, rule, attack), ""))] if alike else []
+        row += [Cell(text) for text in words[rest, rule, attack]]
+        row.append(Cell(number(findings.main, before)))
+        row.append(Cell("" if rule == "mean" or math.isnan(before - plain) else f"{before - plain:+.4f}"))
+        for share in shares:
+            value = values.get(share, math.nan)
+            lost = f" ({value - before:+.4f})" if not math.isnan(value - before) else ""
+            row.append(Cell("" if math.isnan(value) else f"{number(findings.main, value)}{lost}"))
+        rows.append(row)
+    header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence alone"]
+    header += [f"{malicious} of {count}" for malicious, count in shares]
+    note = (
+        f"Mean {heading(findings.main)}; in brackets, what the attack took from the same rule without attack. "
+        "“Defence alone”: the rule against the mean when nobody attacks."
+    )
+    return Table(header, rows, len(header) - len(shares) - 2, [note])
+
+
+def unlearned_table(findings: Findings) -> Table | None:
+    """Quality before and after unlearning, what it cost, and how near it came; None where nobody was forgotten."""
+    names, words = _variant_columns(findings)
+    rows, main = [], findings.main
+    for variant in findings.variants:
+        receipts = [reading.receipt for reading in variant.repeats.values() if reading.receipt]
+        qualities = [receipt.quality[main] for receipt in receipts if main in receipt.quality]
+        if not qualities:
+            continue
+        shares = [receipt.cost["share_of_retraining"] for receipt in receipts]
+        near = [receipt.verified["within_spread"] for receipt in receipts if "within_spread" in receipt.verified]
+        before, after = (summarise([quality[when] for quality in qualities]) for when in ("parent", "unlearned"))
+        cells = [spread(main, before), spread(main, after), f"{np.mean(shares):.2f}"]
+        cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else "not verified")
+        rows.append([*_variant_cells(findings, variant, words), Cell(str(len(qualities))), *map(Cell, cells)])
+    if not rows:
+        return None
+    header = [*names, "repeats", "parent", "unlearned", "steps, of retraining", "within the spread of retrained"]
+    note = f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting."
+    return Table(header, rows, len(names), [note])
+
+
+def promotion_table(findings: Findings) -> Table | None:
+    """How many of the documents that an attack promotes reach the top ten; None where nothing is promoted."""
+    names, words = _variant_columns(findings)
+    rows = []
+    for variant in findings.variants:
+        reached = [reading.promotion for reading in variant.repeats.values() if reading.promotion is not None]
+        if reached:
+            promoted = summarise(reached)
+            rows.append(
+                [*_variant_cells(findings, variant, words), Cell(str(promoted.n)), Cell(spread("promotion", promoted))]
+            )
+    if not rows:
+        return None
+    note = "Compare with the same rule without attack: some of these documents deserve their place."
+    return Table([*names, "repeats", "promoted documents in the top ten"], rows, len(names), [note])
+
+
+def _is_threat(setting: str) -> bool:
+    """Whether a setting is told by the rule, the attack and the share of attackers."""
+    return setting.partition(".")[0] in ("variants", "attack", "aggregator") or setting == "clients.malicious"
+
+
+def _settings_that_differ(threats: list[Threat]) -> set[str]:
+    """Settings of rules and attacks without which two variants would have the same cell of the table."""
+    groups: dict[tuple[object, ...], list[TomlTable]] = {}
+    for threat in threats:
+        attack = threat.attack if threat.malicious else {}
+        place = threat.rest, threat.malicious, threat.rule.get("name"), attack.get("name")
+        groups.setdefault((*place, "rule"), []).append(threat.rule)
+        groups.setdefault((*place, "attack"), []).append(attack)
+    return {
+        key
+        for tables in groups.values()
+        for key in {key for table in tables for key in table}
+        if any(table.get(key) != tables[0].get(key) for table in tables)
+    }
+
+
+def _called(method: TomlTable, named: set[str]) -> str:
+    """A method by its name, and by settings that must be named: "fang, partial", "sign-flip, scale = 3"."""
+    texts = (f"{'' if key == 'knowledge' else f'{key} = '}{readable(method[key])}" for key in method if key in named)
+    return ", ".join([str(method.get("name", "none")), *texts])
+
+
+def privacy_table(findings: Findings) -> Table | None:
+    """What may be claimed for each variant's model, against whom; None where nothing was protected."""
+    if not any(variant.is_protected for variant in findings.variants):
+        return None
+    names, words = _variant_columns(findings)
+    rows = []
+    cards = [card for variant in findings.variants if (card := variant.card) is not None]
+    for variant in findings.variants:
+        if variant.card is None:
+            continue
+        first = _variant_cells(findings, variant, words)
+        rows += [[*first, *map(Cell, cells)] for cells in _claimed(variant.card)]
+    about = "What is stated is what the client that took part most often has spent."
+    notes = [*dict.fromkeys(card.summary for card in cards), about, *_together(findings)]
+    return Table([*names, "mechanism", "against", "ε", "δ", "for"], rows, len(names) + 2, notes)
+
+
+def _claimed(card: Card) -> list[tuple[str, ...]]:
+    """Cells for every promise of a card."""
+    if card.mechanism is None or not card.promises:
+        return [("none", "everybody", "none", "", "")]
+    name = card.mechanism["name"]
+    return [
+        (name, row.against, "none", "", "")
+        if row.epsilon is None
+        else (name, row.against, up(row.epsilon), f"{row.delta:g}", row.often)
+        for row in card.promises
+    ]
+
+
+def _together(findings: Findings) -> list[str]:
+    """What the runs of an experiment would cost the same people together, where each is priced alone."""
+    line = together(findings.runs)
+    return [] if line is None else [f"{line}."]
+
+
+def privacy_lines(findings: Findings) -> list[str]:
+    """What each protected variant has spent, and where a budget ended a run, a line each."""
+    by_text: dict[str, list[str]] = {}
+    for variant in findings.variants:
+        card = variant.card
+        if card is None or card.mechanism is None:
+            continue
+        by_claim: dict[str, list[str]] = {}
+        for row in card.promises:
+            claim = "nothing can be claimed"
+            if row.epsilon is not None:
+                claim = f"ε = {up(row.epsilon)} at δ = {row.delta:g} is spent"
+            by_claim.setdefault(claim, []).append(row.against)
+        text = "; ".join(f"{claim} against {', '.join(whom)}" for claim, whom in by_claim.items())
+        by_text.setdefault(text, []).append(variant.label)
+    lines = []
+    for text, labels in by_text.items():
+        lines.append(f"{labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {text}")
+    lines += [
+        f"{run.label}: {note}" for run in findings.runs.finished for note in run.notes if "privacy budget" in note
+    ]
+    populations = {card.population["name"]: card.population for card in _cards(findings) if card.population}
+    return [*lines, *map(about_population, populations.values()), *_together(findings)]
+
+
+def _cards(findings: Findings) -> list[Card]:
+    """Of all repeats, the latest last."""
+    cards = [reading.card for variant in findings.variants for reading in variant.repeats.values() if reading.card]
+    return sorted(cards, key=lambda card: card.issued)
+
+
+def asked_rows(findings: Findings) -> list[tuple[str, str]]:
+    """What was asked, one line per part of the experiment."""
+    facts, about = findings.runs.finished[0].data, findings.about
+    tables = {} if findings.grid is None else _as_asked(findings.grid)
+    first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
+    rows = []
+    for key in [*(key for key in first if key in tables), *(key for key in tables if key not in first)]:
+        more = _data_facts(facts) if key == "data" else []
+        rows.append((key.replace("_", " "), "; ".join([readable(tables[key]), *more])))
+    if "data" not in tables and facts:
+        rows.insert(0, ("data", "; ".join([str(facts.get("name", "")), *_data_facts(facts)])))
+    varies = [f"{key}: {readable(values)}" for key, values in about.vary.items()]
+    varies += [", ".join(about.variants)] if about.variants else []
+    if varies:
+        rows.append(("varies", "; ".join(varies)))
+    folds = sorted({run.fold for run in findings.runs})
+    seeds = sorted({run.seed for run in findings.runs})
+    each = "" if findings.expected is None else f", {findings.expected} for each variant"
+    rows.append(("repeats", f"{_count(len(folds), 'fold')} x {_count(len(seeds), 'seed')}{each}"))
+    return rows
+
+
+def _as_asked(grid: Grid[Any]) -> TomlTable:
+    """What all variants have in common: methods as they were asked for, sections with what was left unsaid."""
+    tables: TomlTable = {}
+    for key, value in to_tables(grid.base).items():
+        part, given = getattr(grid.base, key), grid.tables.get(key)
+        if isinstance(part, SpecSection) and isinstance(given, dict):
+            value = {inner: given.get(inner, default) for inner, default in value.items()}
+        elif dataclasses.is_dataclass(part):
+            value = given or {"name": name_of(part)}
+        tables[key] = value
+    return {key: value for key, value in tables.items() if key not in ("kind", "title", "seeds")}
+
+
+def headline(findings: Findings) -> str:
+    """The result in one or two sentences."""
+    best, column = findings.best, findings.main
+    value = f"{heading(column)} {spread(column, best.summary(column))}"
+    repeats = _count(len(best.repeats), "repeat")
+    without = ""
+    if (nothing := findings.nothing_for(best)) is not None:
+        mean = number(column, nothing.values.summary(column).mean)
+        without = f" What users have without learning, {nothing.order}, has {mean}."
+    if len(findings.variants) == 1:
+        return f"{value} over {repeats}.{without}"
+    text = f"Highest {heading(column)}: {best.label}, {spread(column, best.summary(column))} over {repeats}."
+    if findings.baseline is not None:
+        verdicts = [comparison.verdict for comparison in findings.comparisons[column].values()]
+        better, worse = verdicts.count("better"), verdicts.count("worse")
+        text += (
+            f" Of {_count(len(verdicts), 'variant')} compared with {findings.baseline.label}, {better} {_is(better)} "
+            f"significantly better and {worse} significantly worse."
+        )
+    return text + without
+
+
+def number(column: str, value: float) -> str:
+    """A value with the digits that its column deserves."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.2f}" if column == "online_sum" else f"{value:.4f}"
+
+
+def signed(column: str, value: float) -> str:
+    return "-" if math.isnan(value) else f"{'+' if value >= 0 else '-'}{number(column, abs(value))}"
+
+
+def spread(column: str, summary: Summary) -> str:
+    if math.isnan(summary.sd):
+        return number(column, summary.mean)
+    return f"{number(column, summary.mean)} ± {number(column, summary.sd)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min.
+
+    >>> duration(185)
+    '3 min 05 s'
+    """
+    if math.isnan(seconds):
+        return "-"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def probability(p: float) -> str:
+    if math.isnan(p):
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def amount(name: str, value: float) -> str:
+    """Bytes, seconds and counts for people.
+
+    >>> amount("bytes_up", 73_600.0)
+    '73.6 kB'
+    """
+    if math.isnan(value):
+        return "-"
+    if name.endswith("seconds"):
+        return duration(value)
+    if not name.startswith("bytes"):
+        return f"{value:,.0f}"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def _variant_columns(findings: Findings) -> tuple[list[str], list[str]]:
+    """Headings, and the settings behind them: one column a setting where every variant has the same few."""
+    keys = list(findings.variants[0].settings)
+    regular = all(list(variant.settings) == keys and "=" in variant.name for variant in findings.variants)
+    return (keys, keys) if regular and 1 <= len(keys) <= 4 else (["variant"], [])
+
+
+def _variant_cells(findings: Findings, variant: VariantRuns, keys: list[str]) -> list[Cell]:
+    if keys and not variant.settings:  # doing nothing
+        texts = [variant.label, *[""] * (len(keys) - 1)]
+    else:
+        texts = [readable(variant.settings[key]) for key in keys] or [variant.label]
+    hint = "" if variant.label == variant.name else variant.name
+    cells = [Cell(text, hint=hint) for text in texts]
+    if variant is findings.baseline:
+        place = max(i for i, text in enumerate(texts) if text or i == 0)
+        cells[place] = Cell(f"{texts[place]} (baseline)", hint=hint)
+    return cells
+
+
+def _best(findings: Findings, column: str) -> set[str]:
+    means = {variant.name: variant.summary(column).mean for variant in findings.rows}
+    known = [mean for mean in means.values() if not math.isnan(mean)]
+    return {name for name, mean in means.items() if known and mean == max(known)}
+
+
+def _range(column: str, summary: Summary) -> str:
+    return f"{number(column, summary.smallest)} to {number(column, summary.largest)}" if summary.n else ""
+
+
+def _data_facts(facts: Json) -> list[str]:
+    sentences = []
+    if "train_queries" in facts and "test_queries" in facts:
+        train, test = (readable(facts[f"{part}_queries"]) for part in ("train", "test"))
+        sentences.append(f"{train} training and {test} test queries in one fold")
+    if "features" in facts:
+        sentences.append(f"{readable(facts['features'])} features, normalised: {facts.get('normalised', 'unknown')}")
+    if "top_grade" in facts:
+        sentences.append(f"grades 0 to {facts['top_grade']}")
+    return sentences
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def _is(n: int) -> str:
+    return "is" if n == 1 else "are"

@@ -1,0 +1,96 @@
+"""Reports on runs, as files: a web page, Markdown, or a table of numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedrank.files import write_whole
+from fedrank.report.compose import left_out, whole
+from fedrank.report.findings import Findings, find
+from fedrank.report.html import page
+from fedrank.report.markdown import markdown
+from fedrank.report.sections import Section, say
+from fedrank.run.folder import table
+from fedrank.run.runs import Runs
+from fedrank.spec.toml import readable
+
+NUMBERS = (
+    *("repeats", "mean", "sd", "low95", "high95", "lowest", "highest", "baseline", "pairs", "difference", "p_t"),
+    *("p_t_bonferroni", "queries", "p_queries", "p_queries_bonferroni", "cohens_d"),
+    *("published", "published_spread", "published_verdict", "unfinished_runs"),
+)
+
+
+def write_report(runs: Runs, out: str | os.PathLike[str], baseline: str | None = None) -> Path:
+    """Write a report on the finished runs: a web page (.html), Markdown (.md) or a table of numbers (.csv).
+
+    Runs that are not finished are listed and not counted; ValueError if none is. Without a name, the baseline is the
+    one that the experiment names, or its first variant.
+    """
+    file = Path(out)
+    if file.suffix not in (".html", ".md", ".csv"):
+        raise ValueError(f"{file} ends in {file.suffix!r}, which is no kind of report; use .html, .md or .csv")
+    reported = find(runs, baseline)
+    if file.suffix == ".csv":
+        write_whole(file, numbers(reported))
+        return file
+    sections = [whole(findings, f"experiment-{i}") for i, findings in enumerate(reported, 1)]
+    missing = left_out(runs, reported)
+    last = [say(missing, tone="warn")] if missing else []
+    title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
+    write_whole(file, page(title, sections, last) if file.suffix == ".html" else markdown([*sections, *last]))
+    return file
+
+
+def answer_files(out: Path | None, name: str) -> list[Path]:
+    """Where an answer is to be written: a file of numbers (.json) or of what is printed (.md); in a folder, both."""
+    if out is None:
+        return []
+    if out.suffix not in ("", ".json", ".md"):
+        raise ValueError(f"--out {out} ends in {out.suffix!r}; use .json, .md, or a folder for both")
+    return [out] if out.suffix else [out / f"{name}.json", out / f"{name}.md"]
+
+
+def write_answer(files: Sequence[Path], sections: Sequence[Section], facts: Callable[[], Mapping[str, Any]]) -> None:
+    """Write what a command answers to each of the `answer_files`; `facts` gives all numbers."""
+    for file in files:
+        if file.suffix == ".md":
+            write_whole(file, markdown(sections))
+        else:
+            write_whole(file, json.dumps(facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def numbers(reported: Sequence[Findings]) -> str:
+    """One row for each variant and column, in full precision, as CSV. Missing numbers are empty."""
+    settings = list(dict.fromkeys(key for findings in reported for v in findings.variants for key in v.settings))
+    rows: list[list[object]] = []
+    for findings in reported:
+        for variant in findings.rows:
+            unfinished = len(findings.unfinished.filter(variant=variant.name))
+            for column in findings.columns:
+                summary = variant.summary(column)
+                values: list[object] = [summary.n, summary.mean, summary.sd, summary.low, summary.high]
+                values += [summary.smallest, summary.largest, findings.baseline.name if findings.baseline else ""]
+                comparison = findings.comparisons.get(column, {}).get(variant.name)
+                if comparison is None:
+                    values += [""] * 8
+                else:
+                    paired = comparison.paired
+                    values += [paired.pairs, paired.difference, paired.p, comparison.p, comparison.queries]
+                    values += [comparison.p_queries, comparison.p_queries_corrected, paired.effect]
+                published = [
+                    entry for entry in findings.published if entry.variant is variant and entry.column == column
+                ]
+                for value in (
+                    [";".join(str(entry.value) for entry in published)],
+                    [";".join("" if entry.spread is None else str(entry.spread) for entry in published)],
+                    [";".join(entry.verdict for entry in published)],
+                ):
+                    values += value
+                own = [readable(variant.settings[key]) if key in variant.settings else "" for key in settings]
+                rows.append([findings.name, variant.name, *own, column, *values, unfinished])
+    return table(["experiment", "variant", *settings, "column", *NUMBERS], rows)

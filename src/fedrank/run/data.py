@@ -1,0 +1,65 @@
+"""The data and the clients of an experiment."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from fedrank.data.catalog import Fold, load, load_files
+from fedrank.data.log_fold import TEST_SHARE, log_fold
+from fedrank.data.ranking import RankingData
+from fedrank.federate.clients import make_clients
+from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.sections import DataSpec
+from fedrank.types import Crowd
+
+
+def load_fold(data: DataSpec, fold: int) -> Fold:
+    """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
+    if data.log is not None:
+        share = TEST_SHARE if data.test_share is None else data.test_share
+        return _load_log(data.log, data.users, share, data.normalise or "query")
+    if data.name is not None:
+        return _load_named(data.name, fold, data.normalise)
+    return _load_files(data.train, data.test, data.validation, data.normalise or "none", features=data.features)
+
+
+_load_named = lru_cache(maxsize=2)(load)
+_load_files = lru_cache(maxsize=2)(load_files)
+_load_log = lru_cache(maxsize=2)(log_fold)
+
+
+def judged(fold: Fold, data: DataSpec) -> RankingData:
+    """The queries by which models are judged."""
+    queries = fold.test if data.evaluate_on == "test" else fold.validation
+    if queries is None:
+        raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
+    return queries
+
+
+def described(name: str, train_queries: int, test_queries: int, data: RankingData) -> dict[str, Any]:
+    """What a run says about its data."""
+    return {
+        "name": name,
+        "train_queries": train_queries,
+        "test_queries": test_queries,
+        "features": data.features.shape[1],
+        "normalised": data.normalised,
+        "top_grade": data.top_grade,
+    }
+
+
+def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> Crowd:
+    """The clients of an experiment."""
+    return make_clients(
+        load_fold(experiment.data, fold).train,
+        experiment.clients.count,
+        partition=experiment.clients.partition,
+        user=experiment.clients.users,
+        interactions=experiment.clients.interactions,
+        user_per=experiment.clients.user_per,
+        malicious=experiment.clients.malicious,
+        malicious_user=getattr(experiment.attack, "user", None),
+        people=experiment.clients.people,
+        seed=seed,
+    )

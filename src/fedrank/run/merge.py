@@ -1,0 +1,81 @@
+"""One run in which several clients train forests apart and merge them: local models go in, merged ones come out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.catalog import Fold
+from fedrank.files import private_folder
+from fedrank.rank.given import Given
+from fedrank.rank.measures import average
+from fedrank.run.cards import forest_card
+from fedrank.run.writer import RunWriter
+from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.model_files import save_any, with_notes
+from fedrank.trees.training import Merging, train_and_merge
+from fedrank.trees.tuning import Studies
+
+CONVENTIONS = {
+    "rounds": "one round: clients train their models and merge them; values are those of the merged models, mean over "
+    "clients",
+    "final": "the only evaluation",
+}
+
+
+def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, nothing: Given) -> None:
+    """Split, train, merge, measure and save."""
+    assert experiment.split is not None
+    assert experiment.merge is not None
+    writer.know(conventions=CONVENTIONS)
+    kept = writer.begin()
+
+    def turn(step: str = "") -> None:
+        writer.turn(0, 1, lambda: {"forests": [asdict(grown) for grown in forestry.forests]})
+
+    studies = Studies(experiment.tune, writer.folder, lambda done, best: writer.say(0, 1, best.quality), turn)
+    forestry = Forestry(
+        experiment.booster,
+        studies if experiment.tune else None,
+        turn,
+        [] if kept is None else [Grown(**grown) for grown in kept["forests"]],
+    )
+    outcome = train_and_merge(
+        fold, experiment.split, forestry, experiment.merge, experiment.measures, writer.task.seed, writer.threads, turn
+    )
+    per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
+    writer.add(1, values=average(per_query).tolist())
+    _save(outcome, writer, fold)
+    writer.say(1, 1)
+    writer.finish(
+        1,
+        queries=(fold.test.query_ids.tolist(), per_query),
+        nothing=nothing,
+        clients=_by_client(outcome),
+        card=forest_card(len(outcome.portions)),
+        tuned=[{"trials": experiment.tune, **best.settings} for best in studies.best] or None,
+    )
+
+
+def _by_client(outcome: Merging) -> dict[str, Any]:
+    columns = {
+        "client": [portion.name for portion in outcome.portions],
+        "queries": [portion.train.queries for portion in outcome.portions],
+        "interactions": [0] * len(outcome.portions),
+    }
+    return columns | outcome.by_client()
+
+
+def _save(outcome: Merging, writer: RunWriter, fold: Fold) -> None:
+    """`model.json` where all clients have the same model; otherwise one folder for each, and every local model."""
+    origin = writer.origin(fold.name)
+    if len({id(model) for model in outcome.merged}) == 1:
+        save_any(with_notes(outcome.merged[0], origin), writer.folder / "model.json")
+    for number, (local, merged) in enumerate(zip(outcome.local, outcome.merged, strict=True), start=1):
+        for kind, model in (("local", local), ("merged", merged)):
+            folder = private_folder(writer.folder / "clients") / str(number) / kind
+            folder.mkdir(parents=True, exist_ok=True)
+            save_any(with_notes(model, origin), folder / "model.json")

@@ -1,0 +1,363 @@
+"""What a spec would spend, what a run has spent, and the card that says so next to every model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedrank.data.catalog import describe as describe_data
+from fedrank.federate.arrival import schedule
+from fedrank.federate.round import Outcome
+from fedrank.protect.ledger import Ledger, LedgerError
+from fedrank.protect.mechanisms import PricedMechanism
+from fedrank.protect.population import (
+    FOLDER,
+    LEDGER,
+    SIMULATED,
+    Account,
+    Population,
+    Terms,
+    forgotten,
+    open_ledger,
+    spent_together,
+    totals,
+)
+from fedrank.protect.promises import OBSERVERS, Promise, Setting, noise_for, up
+from fedrank.protect.spending import BudgetSpentError, SharedSpending, Spending
+from fedrank.run.data import clients_of, load_fold
+from fedrank.run.folder import Card, Paid, paid_for
+from fedrank.run.runs import Run, kept_ledgers
+from fedrank.run.writer import Stopped, Task
+from fedrank.spec.experiment import to_toml
+from fedrank.spec.families import describe
+from fedrank.spec.federated import FederatedExperiment, promised_in
+from fedrank.types import has
+
+UNPROTECTED = (
+    "No mechanism: updates leave clients as they are, and clicks can be read from an update. Nothing can be claimed "
+    "against anybody who sees one."
+)
+UNLIKELY = 1e-3  # that anybody takes part more often than was planned for
+TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which people ask what noise they need
+NOT_COVERED = (
+    "who takes part, and when, is not hidden from the server",
+    "people who belong together, or one person with several devices, count as several clients",
+    "online quality, rewards, traffic, how many took part in a round, quality by client and the curves of a report are "
+    "measured in simulation only; "
+    "a deployment must not collect them",
+    "settings that were chosen by looking at results of the same people are not counted, nor are runs on them outside "
+    "their population",
+)
+
+
+@dataclass(frozen=True)
+class Price:
+    """One promise with what it costs."""
+
+    promise: Promise
+    times: int  # how often the client that pays most has paid
+    each: float  # ε of one time
+    total: float  # ε of all of them
+    delta: float
+
+    @property
+    def paid(self) -> Paid:
+        """As it stands on a card, which knows no infinity."""
+        promise = self.promise
+        return Paid(
+            against=promise.against,
+            epsilon=None if math.isinf(self.total) else self.total,
+            epsilon_each_time=None if math.isinf(self.each) else self.each,
+            times=self.times,
+            paid_per=promise.paid,
+            delta=self.delta,
+            unit=promise.unit,
+            neighbours=promise.neighbours,
+            because=promise.because,
+        )
+
+
+def setting_of(experiment: FederatedExperiment, features: int | None = None) -> Setting:
+    """What the promises of an experiment depend on."""
+    features = _features(experiment) if features is None else features
+    return promised_in(experiment, experiment.learner.ranker.size(features))
+
+
+def promises_of(experiment: FederatedExperiment, features: int | None = None) -> list[Promise]:
+    """What a concrete experiment promises; nothing without a mechanism."""
+    mechanism = experiment.mechanism
+    return [] if mechanism is None else mechanism.promises(setting_of(experiment, features))
+
+
+def prices(promises: Sequence[Promise], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
+    """What the client that took part most often has paid, against each observer; `lost` rounds were done again."""
+    rows = []
+    for promise in promises:
+        times = promise.times(participations, rounds, lost)
+        rows.append(Price(promise, times, promise.epsilon(1, delta), promise.epsilon(times, delta), delta))
+    return rows
+
+
+def planned(experiment: FederatedExperiment) -> list[Price]:
+    """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
+    from scipy.stats import binom
+
+    clients, rounds = experiment.clients, experiment.rounds
+    # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
+    share = experiment.federation(attacked=False).cohort(clients.count) / clients.count
+    often = rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share))
+    if experiment.arrival is not None:
+        often, rounds = _arrivals(experiment)
+    return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
+
+
+def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TARGETS) -> dict[str, list[float]]:
+    """For those against whom something can be promised: the noise that keeps each target ε."""
+    mechanism = experiment.mechanism
+    if mechanism is None or not hasattr(mechanism, "noise"):
+        return {}
+    setting, delta = setting_of(experiment), experiment.privacy.delta
+    found = {}
+    for against, row in alike_rows(planned(experiment)).items():
+        if row.promise.event is None:
+            continue
+
+        def with_noise(noise: float, against: str = row.promise.against) -> Promise:
+            changed: PricedMechanism = replace(mechanism, noise=noise)  # type: ignore[type-var]
+            return next(each for each in changed.promises(setting) if each.against == against)
+
+        found[against] = [noise_for(with_noise, row.times, delta, target) for target in targets]
+    return found
+
+
+class Spent:
+    """What a run under way has spent: its ledger, where there is a mechanism, and that of its people."""
+
+    def __init__(
+        self,
+        experiment: FederatedExperiment,
+        promises: list[Promise],
+        ledger: Ledger | None,
+        journal: Spending | None,
+        population: Population | None = None,
+    ) -> None:
+        self._experiment, self._promises, self._ledger = experiment, promises, ledger
+        self.journal, self._population = journal, population
+        self._done = 0  # rounds that are safe
+
+    @classmethod
+    @contextmanager
+    def open(cls, experiment: FederatedExperiment, task: Task, features: int) -> Iterator[Spent]:
+        promises = promises_of(experiment, features)
+        if not promises:
+            yield cls(experiment, promises, None, None)
+            return
+        privacy, rounds = experiment.privacy, experiment.rounds
+        spec = hashlib.sha256(to_toml(task.experiment).encode()).hexdigest()
+        terms = Terms(experiment.clients.count, privacy.delta, tuple(promises), spec)
+        place, population = task.folder / LEDGER, None
+        if experiment.population != SIMULATED:
+            assert privacy.budget is not None
+            folder = task.home / FOLDER / experiment.population
+            population = Population.open(folder, terms.people, privacy.delta, privacy.budget)
+            place = folder / task.folder.absolute().relative_to(task.home) / LEDGER
+        with open_ledger(place, terms) as ledger:
+            if population is None:
+                journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget)
+            else:
+                journal = SharedSpending(ledger, terms, rounds, population, place)
+            try:
+                yield cls(experiment, promises, ledger, journal, population)
+            except Stopped:
+                ledger.give_back()
+                raise
+
+    def forget(self, round: int) -> None:
+        """All rounds up to this one are safe in the checkpoint."""
+        self._done = round
+        if self._ledger is not None:
+            self._ledger.forget(round)
+
+    def stop(self, round: int) -> None:
+        """No round is under way, and all up to this one are safe: what was reserved for later ones is given back."""
+        self.forget(round)
+        if self._ledger is not None:
+            self._ledger.give_back()
+
+    def card(self) -> Card:
+        """The privacy card of the model as it is now."""
+        often, rounds = 0, 0
+        if self._ledger is not None:
+            often, rounds = int(self._ledger.participations().max()), self._ledger.rounds()
+        lost = max(0, rounds - self._done)
+        rows = prices(self._promises, often, rounds, self._experiment.privacy.delta, lost)
+        return replace(card(self._experiment, rows, often, rounds), population=self._together())
+
+    def _together(self) -> dict[str, Any] | None:
+        """What all runs on the same people have spent by now; None where people are simulated."""
+        if self._population is None:
+            return None
+        people, accounts = self._population, self._population.accounts()
+        return {
+            "name": people.name,
+            "limit": people.limit,
+            "runs": len(accounts),
+            **totals(accounts),
+            "forgotten": forgotten(people.folder),
+        }
+
+
+def together(runs: Iterable[Run]) -> str | None:
+    """What some runs, each priced alone because people are simulated, would have cost real people; None for one run."""
+    try:
+        accounts = [found for run in runs for ledger in kept_ledgers(run.path) if (found := Account.read(ledger))]
+    except LedgerError as problem:
+        return f"What all runs together would cost real people is not known: {problem}"
+    if len(accounts) < 2:
+        return None
+    delta = min(account.terms.delta for account in accounts)
+    groups = [[one for one in accounts if one.terms.people == n] for n in {one.terms.people for one in accounts}]
+    spent = [spent_together(group, delta) for group in groups]
+    most = {
+        against: max(each.get(against, 0.0) for each in spent)
+        for against in OBSERVERS
+        if any(against in each for each in spent)
+    }
+    costs: dict[str, list[str]] = {}
+    for against, cost in most.items():
+        costs.setdefault("no ε at all" if math.isinf(cost) else f"ε = {up(cost)}", []).append(against)
+    said = "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items())
+    return (
+        f"People are simulated, and each run is priced alone. To real people, all {len(accounts):,} runs together "
+        f"would cost {said or 'nothing'}, at δ = {delta:g}; tuning and other experiments on them come on top"
+    )
+
+
+def until_spent(outcomes: Iterator[Outcome], rounds: int, budget: float | None) -> Iterator[tuple[Outcome, bool]]:
+    """Rounds until the last one or until the budget ends, and whether each is the last.
+
+    Whether a budget pays for another round is known only when that is tried, so rounds come one later then.
+    """
+    if budget is None:
+        yield from ((outcome, outcome.round == rounds) for outcome in outcomes)
+        return
+    before = None
+    with suppress(BudgetSpentError):
+        for outcome in outcomes:
+            if before is not None:
+                yield before, False
+            before = outcome
+    if before is not None:
+        yield before, True
+
+
+def card(experiment: FederatedExperiment, rows: Sequence[Price], participations: int, rounds: int) -> Card:
+    """The privacy card of a model."""
+    mechanism = experiment.mechanism
+    not_covered = list(NOT_COVERED)
+    if experiment.start is not None:
+        not_covered.append("what the model cost from which the run went on")
+    secret = has(mechanism, "hides cohort") and experiment.clients.participation < 1
+    if secret:
+        not_covered.append("ledger/ and history/ tell who took part: they stay with the server")
+    if hasattr(experiment.aggregator, "queries"):
+        not_covered.append("the queries that the server learns from itself, which are training queries here")
+    if hasattr(experiment.clients.partition, "warm_up"):
+        not_covered.append("queries that the partition shares with everybody are not protected at all")
+    if experiment.data.normalise == "global":
+        not_covered.append("the smallest and largest value of each feature of all clients, which are in model.json")
+    if experiment.arrival is not None:
+        not_covered.append(
+            "when a client sends, or says that it could, tells when it searched; times are not protected"
+        )
+    kept = None
+    if experiment.record_every:
+        kept = f"every client's update of every {experiment.record_every}. round, in history/"
+        not_covered.append("recorded updates in history/ are as the server received them; guard them like it")
+    made = Card(
+        mechanism=None if mechanism is None else describe(mechanism),
+        who_sees_what="the server sees every update as it is" if mechanism is None else mechanism.sees,
+        delta=experiment.privacy.delta,
+        budget=experiment.privacy.budget,
+        rounds_charged=rounds,
+        participations_charged=None if secret else participations,  # who took part how often is the server's secret
+        promises=tuple(row.paid for row in rows),
+        not_covered=tuple(not_covered),
+        kept_updates=kept,
+        clients=experiment.clients.count,
+    )
+    return replace(made, summary=summary(made))
+
+
+def summary(card: Card) -> str:
+    """The card as a paragraph."""
+    if card.mechanism is None:
+        return UNPROTECTED
+    parts = [f"Mechanism {card.mechanism['name']}: {card.who_sees_what}."]
+    for row in card.promises:
+        if row.epsilon is None:
+            parts.append(f"Against the {row.against}: nothing can be claimed ({row.because}).")
+        else:
+            claim = f"ε = {up(row.epsilon)} at δ = {row.delta:g}, paid {row.often}"
+            parts.append(f"Against the {row.against}: {claim} ({row.because}).")
+    return " ".join(parts)
+
+
+def alike_rows(rows: Sequence[Price]) -> dict[str, Price]:
+    """Rows by those against whom they hold, with those that say the same together."""
+    if all(_same(row.promise, rows[0].promise) for row in rows):
+        return {"everybody": rows[0]} if rows else {}
+    found: dict[str, Price] = {}
+    for row in rows:
+        key = next((key for key, other in found.items() if _same(other.promise, row.promise)), None)
+        if key is None:
+            found[row.promise.against] = row
+        else:
+            found[f"{key}, {row.promise.against}"] = found.pop(key)
+    return found
+
+
+def _same(one: Promise, other: Promise) -> bool:
+    return replace(one, against=other.against) == other
+
+
+def budget_lines(rows: Sequence[Price], budget: float | None) -> list[str]:
+    """Where a budget will end a run before its last round."""
+    lines = []
+    for row in rows:
+        if budget is None or row.promise.event is None or row.total <= budget:
+            continue
+        times = row.promise.affordable(row.delta, budget, row.times)
+        lines.append(
+            f"The budget of ε = {budget:g} pays for {paid_for(row.promise.paid, times)} of {row.times:,}: the run will "
+            "stop by itself then."
+        )
+    return list(dict.fromkeys(lines))
+
+
+def enough(noise: float) -> str:
+    """Noise, rounded up to three digits: less would not keep the target.
+
+    >>> enough(18.61), enough(118.04), enough(0.51234), enough(2.0)
+    ('18.7', '119', '0.513', '2')
+    """
+    unit = 10.0 ** (math.floor(math.log10(noise)) - 2)
+    return f"{math.ceil(noise / unit - 1e-9) * unit:.3g}"
+
+
+def _features(experiment: FederatedExperiment) -> int:
+    if experiment.data.name is not None:
+        return describe_data(experiment.data.name).features
+    return int(load_fold(experiment.data, experiment.data.folds[0]).train.features.shape[1])
+
+
+def _arrivals(experiment: FederatedExperiment) -> tuple[int, int]:
+    """Of kind "async": how often the busiest client sends, which the log decides, and how many rounds there are."""
+    assert experiment.arrival is not None
+    clients = clients_of(experiment, experiment.data.folds[0], experiment.seeds[0])
+    plan = schedule(clients, experiment.arrival)
+    return int(plan.participations(experiment.rounds, len(clients)).max()), min(experiment.rounds, plan.rounds)

@@ -1,0 +1,568 @@
+"""Runs as they are found on disk: read, filtered, grouped, and cleared away where they are not finished.
+
+Large files are read when asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.files import is_alive, is_locked, locked, told
+from fedrank.names import nearest
+from fedrank.protect.ledger import CHANGED, PARTICIPANTS
+from fedrank.protect.population import FORGOTTEN, LEDGER
+from fedrank.rank.model import check_content
+from fedrank.run.cards import read_card
+from fedrank.run.folder import FORMAT, STATES, Card, Facts, Receipt, read_json, round_kept
+from fedrank.spec.experiment import Experiment
+from fedrank.spec.grid import read_tables
+from fedrank.spec.toml import parse_toml
+
+Column = NDArray[np.float64]
+
+DISCOUNT = 0.9995  # of online quality, per round
+LOCK = "lock"  # held while a process works on a run
+BOOKKEEPING = ("round", "online", "interactions", "bytes_up", "bytes_down")  # all other columns are measures
+OURS = ("run.json", "rounds.csv", "spec.toml")  # a folder without any of these is none of our business
+REPEAT = re.compile(r"fold-(\d+)-seed-(\d+)")
+DIGITS = re.compile(r"(\d+)")
+END = 8192  # bytes that hold the last rows of a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Facts):
+    """One variant of an experiment on one fold with one seed, as found on disk."""
+
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the whole experiment, with its experiment.toml."""
+        return self.path.parent.parent
+
+    @property
+    def repeat(self) -> tuple[int, int]:
+        """(fold, seed): what pairs this run with those of other variants."""
+        return self.fold, self.seed
+
+    @property
+    def label(self) -> str:
+        return f"{self.variant}, fold {self.fold}, seed {self.seed}"
+
+    @property
+    def rounds(self) -> dict[str, Column]:
+        """Columns of rounds.csv; NaN where a round was not evaluated."""
+        return _read_rounds(*_version_of(self._file("rounds.csv")), self.status == "finished")
+
+    @property
+    def queries(self) -> tuple[NDArray[np.str_], dict[str, Column]]:
+        """Query ids of the test set, and each measure per query; NaN where the measure skips a query."""
+        return _read_queries(*_version_of(self._file("queries.csv")))
+
+    @property
+    def nothing(self) -> dict[str, Column]:
+        """Each measure per query, in the order of `queries`, for what users have without the model; else empty."""
+        file = self._file("nothing.csv")
+        return _read_queries(*_version_of(file))[1] if os.path.exists(file) else {}
+
+    @property
+    def clients(self) -> tuple[NDArray[np.str_], dict[str, Column]]:
+        """Client ids, and how well the final model serves each on its own queries; empty where all are alike."""
+        file = self._file("clients.csv")
+        return _read_queries(*_version_of(file)) if os.path.exists(file) else (np.array([], dtype=np.str_), {})
+
+    @property
+    def model(self) -> dict[str, Any] | None:
+        """Contents of model.json, or None where there is none."""
+        file = self.path / "model.json"
+        if not file.exists():
+            return None
+        content = read_json(file)
+        check_content(content, file.name)
+        return content
+
+    @property
+    def card(self) -> Card | None:
+        """The privacy card of the model, or None where there is none."""
+        return read_card(self.path)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What unlearning did, where this run is the result of it."""
+        return Receipt.read(self.path)
+
+    @property
+    def spec(self) -> Experiment:
+        """What was run. Its data may be gone by now, and code from outside the package is not imported."""
+        grid = read_tables(read_toml(self.path / "spec.toml"), here=False)
+        spec: Experiment = grid.base
+        return spec
+
+    @property
+    def seconds(self) -> float:
+        """Time on the clock up to the last entry of timing.csv; NaN where there is none."""
+        return self._time("seconds")
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time up to the last entry of timing.csv; NaN where there is none."""
+        return self._time("cpu_seconds")
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Offline measures that were recorded, in the order of rounds.csv."""
+        return _measures(self.rounds)
+
+    @property
+    def evaluated(self) -> NDArray[np.int64]:
+        """Rows of rounds.csv that were evaluated offline; all of them where nothing was measured."""
+        return _evaluated(self.rounds)
+
+    def final(self, column: str) -> float:
+        """Mean of the last ten evaluations: the noise of single rounds should not decide a comparison.
+
+        Online quality is taken from the same rounds. Where training chose its own end, the last evaluation counts.
+        """
+        rounds = self.rounds
+        values = self._column(column, rounds)[_evaluated(rounds)]
+        values = values[~np.isnan(values)][-self.behind_final :]
+        return float(values.mean()) if len(values) else float("nan")
+
+    @property
+    def so_far(self) -> tuple[str, float]:
+        """The first measure, or online quality where nothing is measured, and its final value up to now.
+
+        Only the end of rounds.csv is read, unless evaluations are rare.
+        """
+        file = self._file("rounds.csv")
+        for size in (END, None):
+            names, lines = _last_lines(file, size)
+            column = next((name for name in names if name not in BOOKKEEPING), "online")
+            if column not in names:
+                return column, float("nan")
+            values: list[float] = []
+            for line in reversed(lines):
+                value = _cell(file, names, line, column)
+                if not np.isnan(value):
+                    values.append(value)
+                if len(values) == self.behind_final:
+                    return column, float(np.mean(values[::-1]))
+        return column, float(np.mean(values[::-1])) if values else float("nan")
+
+    def total(self, column: str) -> float:
+        """Last value of a cumulative column: interactions, bytes_up or bytes_down."""
+        values = self._column(column)
+        return float(values[-1]) if len(values) else float("nan")
+
+    def online_sum(self, discount: float = DISCOUNT) -> float:
+        """Online quality of the whole run: early rounds count more, because those users were served first."""
+        online = self._column("online")
+        return float(np.sum(discount ** np.arange(len(online)) * online))
+
+    def checked(self) -> Run:
+        """The same run, marked as broken if it is said to be finished and its files turn out to be unreadable."""
+        if self.status != "finished":
+            return self
+        try:
+            self.rounds  # noqa: B018
+            if os.path.exists(self._file("queries.csv")):
+                self.queries  # noqa: B018
+            self.nothing, self.model, self.seconds  # noqa: B018
+        except (OSError, ValueError) as problem:
+            return self.broken(told(problem))
+        return self
+
+    def broken(self, why: str) -> Run:
+        """The same run, which cannot be understood."""
+        return replace(self, status="broken", error={"message": why, "round": None, "client": None})
+
+    @property
+    def reason(self) -> str:
+        """Why the run is not finished, in one line; empty if it is."""
+        if self.status == "finished":
+            return ""
+        if self.error is None:
+            return f"stopped after round {self.round} of {self.asked}" if self.status != "running" else "still running"
+        where = [f"{name} {self.error[name]}" for name in ("round", "client") if self.error.get(name) is not None]
+        message = str(self.error.get("message", "unknown"))
+        return f"{message} ({', '.join(where)})" if where else message
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)  # a path of many is made faster than a Path
+
+    def _column(self, name: str, rounds: dict[str, Column] | None = None) -> Column:
+        rounds = self.rounds if rounds is None else rounds
+        if name not in rounds:
+            raise KeyError(f"no column {name!r} in {self.path / 'rounds.csv'}; it has {', '.join(rounds)}")
+        return rounds[name]
+
+    def _time(self, column: str) -> float:
+        file = self._file("timing.csv")
+        try:
+            names, lines = _last_lines(file, END)
+        except FileNotFoundError:
+            return float("nan")
+        return _cell(file, names, lines[-1], column) if lines and column in names else float("nan")
+
+
+@dataclass(frozen=True, repr=False)
+class Runs:
+    """A small table of runs: iterate over it, filter it, group it, or turn it into rows."""
+
+    runs: tuple[Run, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    def __getitem__(self, index: int) -> Run:
+        return self.runs[index]
+
+    def __repr__(self) -> str:
+        states = Counter(run.status for run in self)
+        tally = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        lines = [f"Runs({len(self)}{': ' + tally if tally else ''})"]
+        for (_, name), group in self.group("folder", "experiment").items():
+            variants = group.group("variant")
+            lines.append(f"  {name}: {len(variants)} variant{'s' if len(variants) != 1 else ''}")
+            for (variant,), some in list(variants.items())[:8]:
+                done = sum(run.status == "finished" for run in some)
+                lines.append(f"    {variant}: {done} of {len(some)} finished")
+            if len(variants) > 8:
+                lines.append(f"    ... and {len(variants) - 8} more")
+        return "\n".join(lines)
+
+    @property
+    def finished(self) -> Runs:
+        """Those that ran to their last round: the only ones a report counts."""
+        return Runs(tuple(run for run in self if run.status == "finished"))
+
+    def filter(self, **wanted: Any) -> Runs:
+        """Runs that match every keyword, a field of `Run` or a varied setting; a list, tuple or set means "any of".
+
+        `runs.filter(status="finished", fold=[1, 2], **{"aggregator.name": "krum"})`
+        """
+        for name in wanted:
+            known = {*Run.__dataclass_fields__, *(setting for run in self for setting in run.settings)}
+            if len(self) and name not in known:
+                raise KeyError(f"no field or setting {name!r} to filter by{nearest(name, sorted(known))}")
+        return Runs(tuple(run for run in self if all(_matches(run, name, value) for name, value in wanted.items())))
+
+    def group(self, *fields: str) -> dict[tuple[Any, ...], Runs]:
+        """Runs by the values of some fields, in order of appearance."""
+        groups: dict[tuple[Any, ...], list[Run]] = {}
+        for run in self:
+            groups.setdefault(tuple(getattr(run, name) for name in fields), []).append(run)
+        return {key: Runs(tuple(some)) for key, some in groups.items()}
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per run, with final values where it finished."""
+        rows = []
+        for run in self.checked():
+            row = {"experiment": run.experiment, "variant": run.variant, **run.settings}
+            row |= {"fold": run.fold, "seed": run.seed, "status": run.status}
+            row |= {"round": run.round, "rounds": run.asked}
+            if run.status == "finished":
+                row |= {name: run.final(name) for name in run.measures}
+                if "online" in run.rounds:
+                    row |= {"online": run.final("online"), "online_sum": run.online_sum()}
+            rows.append(row)
+        return rows
+
+    def to_pandas(self) -> Any:
+        """The same rows as a data frame."""
+        try:
+            import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        except ImportError:
+            raise ImportError(
+                "to_pandas needs pandas, which is not installed; run `pip install pandas`, or use table(), "
+                "which gives the same rows as a list"
+            ) from None
+        return pandas.DataFrame(self.table())
+
+    def checked(self) -> Runs:
+        """The same runs, with finished ones whose files turn out to be unreadable marked as broken."""
+        return Runs(tuple(run.checked() for run in self))
+
+
+def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Runs:
+    """Every run at or below one or several folders. A damaged run comes back as "broken" and says why."""
+    if isinstance(folders, (str, os.PathLike)):
+        folders = [folders]
+    paths: dict[Path, None] = {}  # keeps order, drops doubles
+    for folder in folders:
+        root = Path(folder)
+        if not root.is_dir():
+            raise FileNotFoundError(f"no folder {root}; give a folder of runs, or one run folder")
+        paths.update(dict.fromkeys(map(Path, _run_folders(str(root.resolve())))))
+    runs: list[Run] = []
+    seen: dict[tuple[Any, ...], Path] = {}
+    for path in paths:
+        run = _load(path)
+        first = seen.setdefault((run.folder, run.variant, run.repeat), path)
+        if first != path and run.status != "broken":
+            # Counting a copied folder as another repeat would make a result look surer than it is.
+            run = run.broken(f"same variant, fold and seed as {first}; delete one of them")
+        runs.append(run)
+    return Runs(tuple(runs))
+
+
+def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:
+    """Delete the folders of interrupted, failed and broken runs, except those to keep; returns what was deleted.
+
+    Each folder is looked at again first: a run that was resumed or finished in the meantime stays, and so does
+    anything that does not hold a file of ours. Ledgers stay in any case: what people have spent is not unspent when
+    a run is deleted.
+    """
+    deleted = []
+    for run in runs:
+        if run.status not in ("interrupted", "failed", "broken") or (keep is not None and keep(run)):
+            continue
+        if not _may_delete(run.path):
+            continue
+        now = _load(run.path)
+        # Broken ones may look fine by themselves: copies of another run, or files that only a full reading found bad.
+        if now.status == "running" or (now.status == "finished" and run.status != "broken"):
+            continue
+        _delete_but_ledgers(run.path)
+        deleted.append(run.path)
+    return deleted
+
+
+def _delete_but_ledgers(folder: Path) -> None:
+    kept = kept_ledgers(folder)
+    for ledger in kept:
+        # Changes of a run that is gone must not get into another one. Who took part stays.
+        (ledger / CHANGED).unlink(missing_ok=True)
+    spared = {*kept, folder / FORGOTTEN}
+    for each in list(folder.iterdir()) if any(map(Path.exists, spared)) else ():
+        if each.is_dir() and not each.is_symlink() and each not in spared:
+            shutil.rmtree(each)
+        elif each not in spared:
+            each.unlink()
+    if not any(map(Path.exists, spared)):
+        shutil.rmtree(folder)
+
+
+def kept_ledgers(folder: Path) -> list[Path]:
+    """Ledgers of a run, which stay when it is deleted."""
+    return sorted(each for each in folder.glob(f"{LEDGER}*") if (each / PARTICIPANTS).is_file())
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary; an error names the file."""
+    try:
+        return parse_toml(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read as TOML: {error}") from None
+
+
+def _run_folders(root: str) -> Iterator[str]:
+    try:
+        with os.scandir(root) as entries:
+            inside = list(entries)
+    except FileNotFoundError:  # deleted while we looked
+        return
+    except OSError:  # reported as broken, rather than passed over
+        yield root
+        return
+    if _holds_run(root, {entry.name for entry in inside}):
+        yield root
+        return
+    for below in sorted(inside, key=_natural):
+        if below.is_dir(follow_symlinks=False) and not below.name.startswith("."):
+            yield from _run_folders(below.path)
+
+
+def _is_run_folder(path: Path) -> bool:
+    return _holds_run(str(path), set(os.listdir(path)))
+
+
+def _holds_run(path: str, names: set[str]) -> bool:
+    if "run.json" in names:
+        return True
+    return bool(REPEAT.fullmatch(os.path.basename(path))) and (not names or any(name in names for name in OURS))
+
+
+def _may_delete(path: Path) -> bool:
+    try:
+        if not path.is_dir() or path.is_symlink() or not _is_run_folder(path):
+            return False
+        file = path / "run.json"
+        # What a newer fedrank wrote is only broken to us.
+        return not file.exists() or not read_json(file).get("format", FORMAT) > FORMAT
+    except (OSError, TypeError):
+        return False
+    except ValueError:
+        return bool(REPEAT.fullmatch(path.name))  # an unreadable run.json: ours if its folder is named like ours
+
+
+def _natural(entry: os.DirEntry[str]) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in DIGITS.split(entry.name)]
+
+
+def _load(path: Path) -> Run:
+    """One run folder, judged by its small files and the last line of rounds.csv."""
+    repeat = REPEAT.fullmatch(path.name)
+    fold, seed = (int(repeat[1]), int(repeat[2])) if repeat else (0, 0)
+    run = Run(
+        path=path, experiment=path.parent.parent.name, variant=path.parent.name, fold=fold, seed=seed, status="broken"
+    )
+    try:
+        if not (path / "run.json").exists():
+            return run.broken("no run.json: stopped before its first round")
+        run = Run(path=path, **Facts.values(path))
+        if run.status not in STATES:
+            return run.broken(f"run.json has status {run.status!r}, which is none of {', '.join(STATES)}")
+        if run.status == "running":
+            # run.json was written when the run began, or was taken up again.
+            status = "running" if _worked_on(path, run.pid) else "interrupted"
+            return replace(run, status=status, round=_round_reached(path, run.round))
+        if run.status == "finished":
+            _check_end(run._file("rounds.csv"), run.round)
+    except KeyError as missing:
+        return run.broken(f"run.json lacks {missing}")
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        return run.broken(told(problem))
+    return run
+
+
+def _round_reached(path: Path, begun: int) -> int:
+    """Up to which round a run is safe; where it keeps no checkpoint yet, the last round that has a row."""
+    kept = round_kept(path)
+    if kept is not None:
+        return kept
+    try:
+        file = os.path.join(path, "rounds.csv")
+        names, lines = _last_lines(file, END)
+        return int(_cell(file, names, lines[-1], "round")) if lines else begun
+    except (OSError, ValueError):
+        return begun
+
+
+def _check_end(file: str, round: int) -> None:
+    with open(file, "rb") as lines:
+        cells = lines.readline().count(b",")
+        lines.seek(max(0, os.fstat(lines.fileno()).st_size - END))
+        end = lines.read()
+    last = (end.splitlines() or [b""])[-1]
+    if last.count(b",") != cells or last.split(b",")[0] != str(round).encode() or not end.endswith(b"\n"):
+        raise ValueError(
+            f"rounds.csv ends with {last[:40].decode(errors='replace')!r}, not with a whole row of round {round}"
+        )
+
+
+def _last_lines(file: str, size: int | None) -> tuple[list[str], list[str]]:
+    """Names of the columns of a table, and its rows within the last `size` bytes (None: all); whole ones only."""
+    with open(file, "rb") as table:
+        names = table.readline().decode().strip().split(",")
+        end = os.fstat(table.fileno()).st_size
+        if size is not None and end - table.tell() > size:
+            table.seek(end - size)
+            table.readline()  # the rest of a row
+        return names, table.read().decode().split("\n")[:-1]  # behind the last line end a row is being written
+
+
+def _cell(file: str, names: list[str], line: str, column: str) -> float:
+    cells = line.split(",")
+    if len(cells) != len(names):
+        name = os.path.basename(file)
+        raise ValueError(f"{name} has a row of {len(cells)} cells where the header has {len(names)}")
+    return float(cells[names.index(column)] or "nan")
+
+
+def working_on(folder: Path) -> AbstractContextManager[None]:
+    """Mark a run folder as worked on by this process, in a way that ends with it however it ends.
+
+    A number of a process alone would not do: after a restart, another may have it.
+    """
+    return locked(folder / LOCK, str(folder))
+
+
+def _worked_on(folder: Path, pid: int) -> bool:
+    held = is_locked(folder / LOCK)
+    return pid > 0 and is_alive(pid) if held is None else held
+
+
+def _matches(run: Run, name: str, wanted: Any) -> bool:
+    value = run.settings.get(name) if name in run.settings else getattr(run, name, None)
+    if isinstance(wanted, (list, tuple, set, frozenset)) and not isinstance(value, (list, tuple)):
+        return value in wanted
+    return bool(value == wanted)
+
+
+def _version_of(file: str) -> tuple[str, int, int, int]:
+    # A running experiment appends to its files: the cached text of an older state must not be used.
+    # The inode as well: where a clock jumps back, a new file may bear the time of the old one.
+    state = os.stat(file)
+    return file, state.st_ino, state.st_mtime_ns, state.st_size
+
+
+def _measures(rounds: dict[str, Column]) -> tuple[str, ...]:
+    return tuple(name for name in rounds if name not in BOOKKEEPING)
+
+
+def _evaluated(rounds: dict[str, Column]) -> NDArray[np.int64]:
+    measures = _measures(rounds)
+    if not measures:
+        return np.arange(len(rounds["round"]))
+    return np.flatnonzero(np.any([~np.isnan(rounds[name]) for name in measures], axis=0))
+
+
+# Bounded, because a thousand long runs would not fit into memory together.
+@functools.lru_cache(maxsize=64)
+def _read_rounds(file: str, _inode: int, _changed: int, _size: int, finished: bool) -> dict[str, Column]:
+    with open(file, encoding="utf-8") as text:
+        header, _, body = text.read().partition("\n")
+    names = header.strip().split(",")
+    lines = (body if finished else body[: body.rfind("\n") + 1]).splitlines()  # a row may still be being written
+    cells = [line.count(",") + 1 for line in lines]
+    if not {*cells} <= {len(names)}:
+        bad = next(i for i, number in enumerate(cells) if number != len(names))
+        name = os.path.basename(file)
+        raise ValueError(f"{name} line {bad + 2} has {cells[bad]} cells where the header has {len(names)}")
+    if "round" not in names:
+        raise ValueError(f"{os.path.basename(file)} lacks the column 'round'")
+    flat = ",".join(lines).split(",") if lines else []
+    return {name: _numbers(file, name, flat[i :: len(names)]) for i, name in enumerate(names)}
+
+
+@functools.lru_cache(maxsize=64)
+def _read_queries(file: str, _inode: int, _changed: int, _size: int) -> tuple[NDArray[np.str_], dict[str, Column]]:
+    try:
+        with open(file, encoding="utf-8", newline="") as lines:
+            names, *rows = list(csv.reader(lines, strict=True)) or [[]]
+    except csv.Error as error:
+        raise ValueError(f"{os.path.basename(file)} cannot be read as CSV: {error}") from None
+    if not names or not {*map(len, rows)} <= {len(names)}:
+        raise ValueError(
+            f"{os.path.basename(file)} has rows with more or fewer than the {len(names)} cells of its header"
+        )
+    cells = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+    ids = np.array(cells[0], dtype=np.str_)
+    return ids, {name: _numbers(file, name, column) for name, column in zip(names[1:], cells[1:], strict=True)}
+
+
+def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
+    try:
+        known = [cell or "nan" for cell in cells] if "" in cells else cells
+        values = np.fromiter(map(float, known), np.float64, len(known))
+    except ValueError as error:
+        raise ValueError(f"{os.path.basename(file)} column {name!r}: {error}") from None
+    values.setflags(write=False)
+    return values

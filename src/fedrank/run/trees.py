@@ -1,0 +1,186 @@
+"""One run of kind "trees".
+
+Without a split, one organisation grows one forest: a round is a tree, and row r of `rounds.csv` is the forest of the
+first r trees, up to the size that the validation queries chose. With one, every client trains its own forest and they
+merge: there is one round. A run can be stopped at any tree; its checkpoint holds all trees so far.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.catalog import Fold
+from fedrank.data.ranking import RankingData
+from fedrank.files import write_whole
+from fedrank.rank.given import Given, given_order
+from fedrank.rank.measures import Evaluator, average
+from fedrank.run.cards import forest_card
+from fedrank.run.data import described, judged, load_fold
+from fedrank.run.folder import table
+from fedrank.run.merge import perform_merge
+from fedrank.run.writer import RunWriter
+from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.arrays import Trees
+from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, Past, Step, best_size
+from fedrank.trees.forest import lightgbm, planted, save_forest
+from fedrank.trees.selection import Selected
+from fedrank.trees.tuning import best_of, tune
+
+CONVENTIONS = {
+    "rounds": "row r is the forest of the first r trees; the last row is the model, of the size that ranks the "
+    "validation queries best",
+    "final": "the last evaluation, which is that of the model",
+    "stopping": f"by {MEASURE} of the validation queries under fedrank's convention: those without a relevant document "
+    "do not count, where LightGBM counts them as 1",
+}
+
+
+def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
+    """Grow the trees that are left, and judge the model that comes out."""
+    # Trees read raw features as well as scaled ones, and raw ones are what a search engine has.
+    asked = replace(experiment.data, normalise=experiment.data.normalise or "none")
+    fold, engine = load_fold(asked, writer.task.fold), _engine()
+    writer.know(
+        notes=fold.notes,
+        conventions=CONVENTIONS | {"engine": engine},
+        data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
+        engine=engine,
+        behind_final=1,
+    )
+    evaluator = Evaluator(judged(fold, asked), experiment.measures)
+    nothing = given_order(evaluator, asked.given)
+    if experiment.split is not None:
+        perform_merge(experiment, writer, fold, nothing)
+    else:
+        _perform_forest(experiment, writer, fold, evaluator, nothing)
+
+
+def _perform_forest(
+    experiment: TreesExperiment, writer: RunWriter, fold: Fold, evaluator: Evaluator, nothing: Given
+) -> None:
+    seed, threads, last = writer.task.seed, writer.threads, experiment.booster.trees
+    booster, tuned = experiment.booster, None
+    if experiment.tune:
+        if fold.validation is None:
+            raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
+        booster, trials = tune(
+            booster, fold.train, fold.validation, experiment.tune, writer.folder / "study.db", seed, threads,
+            lambda done, best: writer.say(0, last, best.quality), writer.check,
+        )  # fmt: skip
+        tuned = {"trials": len(trials), **best_of(trials).settings}
+    forest = _Growing(fold.train, evaluator, writer.begin())
+    for step in booster.grow(fold.train, fold.validation, seed, threads, forest.past):
+        forest.add(step, evaluate=(len(forest.trees) + 1) % experiment.evaluate_every == 0)
+        writer.quality = forest.quality
+        writer.turn(len(forest.trees), last, forest.parts)
+    size, values = forest.best, forest.per_query()
+    measured = forest.values | {size: average(values).tolist()}
+    for number in range(1, size + 1):
+        writer.add(number, values=measured.get(number))
+    write_whole(writer.folder / "validation.csv", table(["tree", MEASURE], enumerate(forest.validation, start=1)))
+    if forest.selected is not None:
+        content = io.BytesIO()
+        np.savez_compressed(content, **forest.selected.arrays())  # type: ignore[arg-type]
+        write_whole(writer.folder / "selected.npz", content.getvalue(), private=True)
+    origin = writer.origin(fold.name)
+    save_forest(planted(forest.trees[:size], fold.train, origin), writer.folder / "model.json")
+    writer.say(size, last)
+    notes = _notes(fold, booster, forest)
+    ids = evaluator.data.query_ids.tolist()
+    card = forest_card(None)
+    writer.finish(size, queries=(ids, values), nothing=nothing, card=card, notes=notes, asked=size, tuned=tuned)
+
+
+class _Growing:
+    """A forest that grows, and how well it ranks the queries that it is judged by."""
+
+    def __init__(self, train: RankingData, evaluator: Evaluator, kept: Mapping[str, Any] | None) -> None:
+        self.train, self.evaluator = train, evaluator
+        self.trees: list[str] = []
+        self.validation: list[float] = []  # [trees]: nDCG@10
+        self.values: dict[int, list[float]] = {}  # size of the forest -> measures on the judged queries
+        self.selected: Selected | None = None
+        self._scores = np.zeros(evaluator.data.documents)
+        self._best: tuple[float, NDArray[np.float64]] = (-np.inf, self._scores)
+        if kept is not None:
+            self._take_up(kept)
+
+    @property
+    def past(self) -> Past:
+        return Past(tuple(self.trees), tuple(self.validation))
+
+    @property
+    def best(self) -> int:
+        """The size that the validation queries choose."""
+        return best_size(self.validation)
+
+    @property
+    def quality(self) -> float:
+        """The last value of the first measure."""
+        return self.values[max(self.values)][0] if self.values else float("nan")
+
+    def per_query(self) -> NDArray[np.float64]:
+        """[measures, queries] of the forest of the best size."""
+        return self.evaluator.per_query_of_scores(self._best[1])
+
+    def add(self, step: Step, evaluate: bool) -> None:
+        """One more tree."""
+        number = len(self.trees) + 1
+        if step.kept is not None:
+            if self.selected is None:
+                self.selected = Selected(np.zeros(self.train.documents, dtype=np.int32))
+            self.selected.add(number, step.kept, self.train)
+        step.grown.add(self.evaluator.data.features, self._scores)
+        self._append(step.tree, step.validation)
+        if evaluate:
+            self.values[number] = average(self.evaluator.per_query_of_scores(self._scores)).tolist()
+
+    def _append(self, tree: str, quality: float) -> None:
+        self.trees.append(tree)
+        self.validation.append(quality)
+        if np.isnan(quality) or quality > self._best[0]:  # the model may turn out to end here
+            self._best = (quality, self._scores.copy())
+
+    def parts(self) -> dict[str, Any]:
+        """All of it, for a checkpoint."""
+        chosen = {} if self.selected is None else self.selected.arrays()
+        grown = {"trees": self.trees, "validation": self.validation, "values": self.values}
+        return {"grown": grown} | {f"selected.{name}": array for name, array in chosen.items()}
+
+    def _take_up(self, kept: Mapping[str, Any]) -> None:
+        chosen = {name.removeprefix("selected."): part for name, part in kept.items() if name.startswith("selected.")}
+        self.selected = Selected.of(chosen) if chosen else None
+        grown = kept["grown"]
+        self.values = {int(size): values for size, values in grown["values"].items()}
+        for tree, quality in zip(grown["trees"], grown["validation"], strict=True):
+            Trees.read([tree]).add(self.evaluator.data.features, self._scores)
+            self._append(tree, quality)
+
+
+def _notes(fold: Fold, booster: Booster, forest: _Growing) -> list[str]:
+    """What is worth knowing about the size of a forest."""
+    grown, size, notes = len(forest.trees), forest.best, []
+    if fold.validation is None:
+        notes.append("no validation queries: it stops at the last tree, not at the best one")
+    if grown < booster.trees and not (isinstance(booster, Lambdamart) and booster.is_over(forest.validation)):
+        notes.append(
+            f"it ended after {grown:,} of {booster.trees:,} trees, because the documents that were left to it could "
+            "not be split; lower booster.min_data_in_leaf or keep more of them"
+        )
+    if size < grown:
+        notes.append(f"{grown:,} trees were grown; the first {size:,} rank the validation queries best")
+    return notes
+
+
+def _engine() -> str:
+    """What grows the trees: figures of other engines are not comparable."""
+    return (
+        f"LightGBM {lightgbm().__version__}, objective lambdarank: splits and leaf values by gradients and hessians; "
+        "another version or processor may grow slightly different trees"
+    )

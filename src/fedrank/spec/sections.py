@@ -1,0 +1,86 @@
+"""Sections of a spec that several kinds of experiments share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fedrank.data.catalog import describe, require
+from fedrank.data.logs import load_log
+from fedrank.data.normalise import NORMALISATIONS
+from fedrank.names import nearest
+from fedrank.spec.families import SpecSection
+from fedrank.spec.values import Filled, Positive, less_than, more_than
+
+
+@dataclass(frozen=True)
+class DataSpec(SpecSection):
+    """Which data: a name of the catalog, files, or a search log."""
+
+    name: str | None = None
+    train: str | None = None  # LETOR file
+    test: str | None = None
+    validation: str | None = None
+    features: Positive | None = None  # of files: how many there are; None: the highest index counts, up to 10,000
+    folds: Filled[Positive] = (1,)
+    log: str | None = None  # a folder that `fedrank logs build` made
+    users: Positive | None = None  # of a log: only so many, those with most entries; None: all
+    test_share: Annotated[float, more_than(0), less_than(1)] | None = None  # of a log: the latest entries; None: 0.2
+    normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, "none" for files, or "query"
+    evaluate_on: Literal["test", "validation"] = "test"  # validation: for choosing settings
+    given: str | None = None  # what users have now: "file", "random", "feature 7" or a feature's name; None: as known
+
+    def require(self) -> None:
+        """Refuse data that are not here; files were looked for when the spec was read."""
+        if self.name is not None:
+            require(self.name)
+        if self.log is not None:
+            load_log(self.log)
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.normalise is not None and self.normalise not in NORMALISATIONS:
+            found.append(f"data.normalise: no {self.normalise!r}{nearest(self.normalise, NORMALISATIONS)}")
+        if self.log is not None:
+            return found + self._problems_of_log()
+        for name in ("users", "test_share"):
+            if getattr(self, name) is not None:
+                found.append(
+                    f"data.{name}: is a setting of a search log, and there is none; set data.log, or leave it out"
+                )
+        if self.features is not None and self.train is None:
+            found.append("data.features: is a setting of files, and a set of the catalog knows its own; leave it out")
+        named = {"train": self.train, "test": self.test, "validation": self.validation}
+        files = {place: file for place, file in named.items() if file is not None}
+        if self.name is not None and files:
+            found.append(f"data: has both a name and files; leave out name, or {' and '.join(files)}")
+        elif self.name is not None:
+            try:
+                folds = describe(self.name).folds
+            except ValueError as problem:
+                return [*found, f"data.name: {problem}"]
+            has = "only fold 1" if folds == 1 else f"folds 1 to {folds}"
+            found += [f"data.folds: no fold {fold}; {self.name} has {has}" for fold in self.folds if fold > folds]
+        elif self.train is None or self.test is None:
+            found.append("data: give a name of the catalog (`fedrank data list`), files: train and test, or a log")
+        else:
+            found += [f"data.{place}: no file {file}" for place, file in files.items() if not Path(file).is_file()]
+            found += [f"data.folds: no fold {fold}; files are fold 1" for fold in self.folds if fold != 1]
+        return found
+
+    def _problems_of_log(self) -> list[str]:
+        found = []
+        if any(value is not None for value in (self.name, self.train, self.test, self.validation)):
+            found.append("data: has a log and something else; leave out log, or name and files")
+        if self.evaluate_on == "validation":
+            found.append("data.evaluate_on: a log has no validation queries; use test")
+        return found + [f"data.folds: no fold {fold}; a log is fold 1" for fold in self.folds if fold != 1]
+
+
+@dataclass(frozen=True)
+class PrivacySpec(SpecSection):
+    """How privacy is counted, and where it ends."""
+
+    delta: Annotated[float, more_than(0), less_than(1)] = 1e-5  # δ: probability with which ε may fail; << 1 / clients
+    budget: Annotated[float, more_than(0)] | None = None  # ε at which a run stops by itself

@@ -1,0 +1,71 @@
+"""The spec of an experiment of kind "silo": organisations with raw documents that train one ranker through sketches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fedrank.data.collection import find_collection
+from fedrank.silo.training import SiloMethod
+from fedrank.spec.experiment import Experiment
+from fedrank.spec.families import SpecSection
+from fedrank.spec.sections import PrivacySpec
+from fedrank.spec.values import Filled, Positive, at_least
+
+
+@dataclass(frozen=True)
+class SiloData(SpecSection):
+    """Which documents, queries and judgements: a known collection, or a folder with files of the same layout."""
+
+    name: str | None = None  # "synthetic-silos", or a folder below FEDRANK_DATA
+    folder: str | None = None  # with corpus.jsonl, queries.jsonl and qrels.tsv; each may be .gz or .xz
+    folds: Filled[Positive] = (1,)  # a collection is fold 1
+
+    @property
+    def source(self) -> str:
+        return self.folder or self.name or ""
+
+    def require(self) -> None:
+        find_collection(self.source)
+
+    def problems(self) -> list[str]:
+        found = [f"data.folds: no fold {fold}; a collection is fold 1" for fold in self.folds if fold != 1]
+        if (self.name is None) == (self.folder is None):
+            found.append("data: give either a name or a folder with corpus.jsonl, queries.jsonl and qrels.tsv")
+        elif self.folder is not None and not Path(self.folder).is_dir():
+            found.append(f"data.folder: no folder {self.folder}")
+        return found
+
+
+@dataclass(frozen=True)
+class SilosSpec(SpecSection):
+    """Who holds which documents and asks which queries."""
+
+    count: Annotated[int, at_least(2)] = 4
+    split: Literal["random", "topics"] = "random"  # topics: each holds documents that are alike
+    queries: Positive | None = None  # for each silo to train on; None: all; one in four is kept for the test
+    labels: Literal["judgements", "ranks"] = "judgements"  # grades by people; or, as in the paper, by rank of BM25
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiloExperiment(Experiment):
+    """A question to organisations that keep their documents."""
+
+    rounds: Positive = field(metadata={"example": "rounds = 20"})  # passes of the model over all silos
+    data: SiloData = field(metadata={"example": '[data] with name = "synthetic-silos"'})
+    method: SiloMethod = field(metadata={"example": '[method] with name = "cross-silo"'})
+    silos: SilosSpec = field(default_factory=SilosSpec)
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    kind: Literal["silo"] = "silo"
+    evaluate_every: Positive = 1  # rounds
+
+    sections = ("data", "silos", "privacy")
+
+    @property
+    def extent(self) -> str:
+        return f"{self.rounds:,} passes over {self.silos.count} silos"
+
+    @property
+    def rounds_asked(self) -> int:
+        return self.rounds

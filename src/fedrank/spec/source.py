@@ -1,0 +1,173 @@
+"""Where a spec comes from: a TOML file or a built-in one, its quick form, and single keys that somebody sets."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedrank.names import nearest
+from fedrank.spec.experiment import SpecError
+from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.grid import ABOUT, NOTHING, Grid, advised, measured, read_tables, refuse_code_from_outside, rows_of
+from fedrank.spec.toml import TomlTable, flat, parse_override, parse_toml, put, shown
+
+# Keys that name files.
+_FILES = re.compile(r"start|data\.(train|test|validation|log|folder)|clients(\.partition)+\.(file|over)|split\.file")
+
+
+def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = False, trust: bool = True) -> Grid[Any]:
+    """A question of any kind from its TOML; `overrides` such as "rounds=100" change single keys.
+
+    `quick` asks for its small form, which takes minutes. Without `trust`, code from outside the package that it names
+    is an error rather than imported.
+    """
+    text, folder = _text(source)
+    changes = [parse_override(override) for override in overrides]
+    try:
+        tables = parse_toml(text)
+    except ValueError as problem:
+        raise SpecError([f"is not TOML: {problem}"], str(source)) from None
+    if not tables:
+        raise SpecError(["is empty; `fedrank run quickstart` leaves an example in its results"], str(source))
+    try:
+        _resolve(tables, folder)
+        if quick:
+            tables = _quick_form(tables)
+        for keys, value in changes:
+            key = ".".join(keys)
+            if isinstance(tables.get("vary"), dict) and key in flat(tables["vary"]):
+                raise ValueError(f"{key}: is varied, so setting it would change nothing; set vary.{key}=[...] instead")
+            varied = keys[0] == "vary" and len(keys) > 1  # in [vary], dotted keys are single keys
+            put(tables, ["vary", ".".join(keys[1:])] if varied else keys, value)
+        if any(keys[0] in ("vary", "measures") and isinstance(value, list) for keys, value in changes):
+            _leave_out(tables)
+        _resolve(tables, Path())
+        if not trust:
+            refuse_code_from_outside(tables)
+        return read_tables(tables)
+    except ValueError as problem:
+        set_ = {".".join(keys): value for keys, value in changes}
+        raise SpecError([advised(line, set_) for line in str(problem).splitlines()], str(source)) from None
+
+
+def read_experiment(source: str | Path, overrides: Sequence[str] = (), trust: bool = True) -> Grid[FederatedExperiment]:
+    """A TOML file, or a built-in experiment by its name, about a federation of clients."""
+    grid = read_spec(source, overrides, trust=trust)
+    if not all(isinstance(variant.experiment, FederatedExperiment) for variant in grid.variants):
+        raise SpecError(
+            [f'kind: "{grid.kind}" has no federation of clients to look at; `fedrank run` does it'], str(source)
+        )
+    return grid
+
+
+def builtin_names() -> list[str]:
+    """Names of the experiments that come with fedrank."""
+
+    def below(folder: Any, prefix: str) -> Iterable[str]:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                yield from below(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".toml") and entry.name != "paper.toml":
+                yield prefix + entry.name.removesuffix(".toml")
+
+    return sorted(below(_builtin_folder(), ""))
+
+
+def _builtin_folder() -> Any:
+    return resources.files("fedrank").joinpath("papers")
+
+
+def _text(source: str | Path) -> tuple[str, Path]:
+    """A spec, and the folder from which its files are named."""
+    path = Path(source)
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8-sig"), path.parent
+        except UnicodeDecodeError:
+            raise SpecError(["is not text in UTF-8; a spec is a TOML file"], str(source)) from None
+    names = builtin_names()
+    if str(source) in names:
+        return _builtin_folder().joinpath(f"{source}.toml").read_text(encoding="utf-8"), Path()
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give a TOML file, or one of {', '.join(names)}")
+    if path.suffix == ".toml":
+        raise FileNotFoundError(f"no spec at {path}; give a TOML file, or one of {', '.join(names)}")
+    raise FileNotFoundError(f"no file and no built-in experiment '{source}'{nearest(str(source), names)}")
+
+
+def _quick_form(tables: TomlTable) -> TomlTable:
+    """The small form of an experiment: its [quick] values in place of its own.
+
+    `variants` lists the named variants that stay. Claims about others are left out, and so are published values: they
+    belong to runs that are far longer.
+    """
+    quick = tables.pop("quick", None)
+    if quick is not None and not isinstance(quick, dict):
+        raise ValueError(f"quick: {shown(quick)} is not a table; write [quick]")
+    if not quick:
+        raise ValueError("quick: this experiment has no quick form; run it as it is, or give it a [quick] table")
+    for key, value in flat(quick, lambda key, table: "name" in table).items():
+        section, _, rest = key.partition(".")
+        if key == "variants":
+            known = tables.get("variants", {})
+            if not isinstance(value, list):
+                raise ValueError(f"quick.variants: {shown(value)} is no list; name the variants that stay, in brackets")
+            if unknown := [name for name in value if name not in known]:
+                raise ValueError(f"quick.variants: no {unknown[0]!r}{nearest(unknown[0], known)}")
+            tables["variants"] = {name: known[name] for name in value}
+        else:
+            put(tables, [section, rest] if section == "vary" else key.split("."), value)
+    _leave_out(tables)
+    tables.pop("published", None)
+    tables["title"] = f"{tables.get('title', '')} (quick form)".strip()
+    return tables
+
+
+def _leave_out(tables: TomlTable) -> None:
+    """Leave out claims about variants or measures that are not asked for, and a baseline that is none of them."""
+    vary, variants, claims = tables.get("vary", {}), tables.get("variants", {}), tables.get("claims", [])
+    lists = claims, tables.get("measures", [])
+    if not isinstance(vary, dict) or not isinstance(variants, dict) or not all(isinstance(one, list) for one in lists):
+        return  # which is told when they are read, as is a claim that is no table
+    names = {NOTHING, *(row.folder for row in rows_of(flat(vary), variants))}
+    measures = [*measured(tables), None]
+    tables["claims"] = [
+        row
+        for row in claims
+        if not isinstance(row, dict)
+        or ({row.get("higher"), row.get("lower")} <= names and row.get("measure") in measures)
+    ]
+    if tables.get("baseline") not in names:
+        tables.pop("baseline", None)
+
+
+def _resolve(tables: TomlTable, folder: Path) -> None:
+    """Name files in full: those of a spec lie where the spec lies, those of overrides where the user is."""
+
+    def full(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {inner: full(f"{key}.{inner}", below) for inner, below in value.items()}
+        return os.path.abspath(folder / value) if _FILES.fullmatch(key) and _is_path(key, value) else value
+
+    for table in (tables, *_tables_in(tables.get("variants"))):
+        for key, value in table.items():
+            if key not in ABOUT:
+                table[key] = full(key, value)
+    if isinstance(tables.get("vary"), dict):
+        varied = flat(tables["vary"])
+        tables["vary"] = {
+            key: [full(key, value) for value in values] if isinstance(values, list) else values
+            for key, values in varied.items()
+        }
+
+
+def _is_path(key: str, value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and not (key.endswith(".over") and value == "grade")
+
+
+def _tables_in(tables: Any) -> list[TomlTable]:
+    return [table for table in tables.values() if isinstance(table, dict)] if isinstance(tables, dict) else []

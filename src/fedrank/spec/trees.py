@@ -1,0 +1,50 @@
+"""The spec of an experiment of kind "trees": forests of one organisation, or of several that merge theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fedrank.spec.experiment import Experiment
+from fedrank.spec.sections import DataSpec
+from fedrank.spec.values import Positive, at_least
+from fedrank.trees.boosters import Booster
+from fedrank.trees.mergers import Merger
+from fedrank.trees.splits import Splitter
+from fedrank.trees.together import Bagged, Cyclic
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreesExperiment(Experiment):
+    """A question to tree models."""
+
+    data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-istella-x"'})
+    booster: Booster = field(metadata={"example": '[booster] with name = "lambdamart"'})
+    split: Splitter | None = None  # who holds which queries; None: one organisation holds them all
+    merge: Merger | None = None  # how those who hold them come to one model
+    tune: Annotated[int, at_least(0)] = 0  # settings tried on validation queries, for every forest; 0: none
+    kind: Literal["trees"] = "trees"
+    evaluate_every: Positive = 10  # trees
+
+    sections = ("data",)
+
+    @property
+    def extent(self) -> str:
+        return f"at most {self.booster.trees:,} trees"
+
+    @property
+    def rounds_asked(self) -> int:
+        return int(self.booster.trees) if self.split is None else 1
+
+    @classmethod
+    def problems(cls, spec: Any) -> list[str]:
+        found = super().problems(spec)
+        if spec.data is not None and spec.data.log is not None:
+            found.append("data.log: trees learn from grades, and a log has clicks only; give a name or files")
+        if (spec.split is None) != (spec.merge is None):
+            found.append("split: who holds which queries and merge, what becomes of their models, go together")
+        if spec.tune and isinstance(spec.merge, (Bagged, Cyclic)):
+            found.append("tune: clients that grow one forest together share its settings; use 0, or another merge")
+        if spec.split is not None and spec.data is not None and spec.data.evaluate_on == "validation":
+            found.append("data.evaluate_on: merge sets may come from the validation queries; use test with a split")
+        return found

@@ -1,0 +1,1 @@
+"""Forests: boosters, selection, splits, merging, growing together; and the files of models of any kind."""

@@ -1,0 +1,253 @@
+"""Trees as flat arrays: read from LightGBM's text with every index checked, and scored by a compiled loop of our own.
+
+A text model may come from anybody, and LightGBM's parser believes what it is told: where to read, how much, and that a
+walk down a tree ends. Here nothing is believed. What is read scores documents as LightGBM does, to the last bit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Reals = NDArray[np.float64]
+
+ZERO = float(np.float32(1e-35))  # LightGBM takes values from -ZERO to ZERO for zero
+UNDER_ZERO = float(np.nextafter(-ZERO, -np.inf))
+NAN_IS_MISSING, NOTHING_IS_MISSING, ZERO_IS_MISSING, BY_CATEGORY = range(4)  # kinds of splits
+SMALLEST_SHARE = 50_000  # documents; a thread with less to do costs more than it saves
+
+# Lines of a tree that matter to nobody's score, and of what they hold one each.
+_OF_SPLITS = ("split_gain", "internal_value", "internal_weight", "internal_count")
+_OF_LEAVES = ("leaf_weight", "leaf_count", "leaf_parent")
+_KNOWN = {
+    *_OF_SPLITS, *_OF_LEAVES, "num_leaves", "num_cat", "split_feature", "threshold", "decision_type", "left_child",
+    "right_child", "leaf_value", "cat_boundaries", "cat_threshold", "is_linear", "leaf_const", "num_features",
+    "leaf_features", "leaf_coeff", "shrinkage", "has_categorical",
+}  # fmt: skip
+_NUMBERS = re.compile(r"[-+.0-9eE ]*")  # Python would also read 1_000, nan, and digits of other scripts
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Regression trees whose outputs add up, one after the other in flat arrays.
+
+    A child of 0 or more is a split, one below 0 is the leaf ~child; likewise a root. Children come after their parents.
+    """
+
+    roots: NDArray[np.int32]  # [trees]
+    feature: NDArray[np.int32]  # [splits]
+    threshold: Reals  # [splits]: values up to it go left; of a split by category: the number of its set
+    missing_left: NDArray[np.bool_]  # [splits]: where a value goes that is missing
+    kind: NDArray[np.uint8]  # [splits]: what is missing, or BY_CATEGORY
+    child: NDArray[np.int32]  # [splits, 2]: left and right
+    value: Reals  # [leaves]
+    set_start: NDArray[np.int64]  # [sets of categories + 1]: where each begins in `set_bits`
+    set_bits: NDArray[np.uint32]  # 32 categories each
+    is_linear: NDArray[np.bool_]  # [leaves]: whether it adds base + slopes * features rather than its value
+    base: Reals  # [leaves]
+    slope_start: NDArray[np.int64]  # [leaves + 1]: where the slopes of each begin
+    slope_feature: NDArray[np.int32]  # [slopes]
+    slope: Reals  # [slopes]
+
+    @staticmethod
+    def read(texts: Iterable[str]) -> Trees:
+        """From the lines of each in a text model; ValueError where anything does not fit together."""
+        return _joined([_read(text, number) for number, text in enumerate(texts)])
+
+    @property
+    def reaches(self) -> int:
+        """How many features a document must have to be scored."""
+        return 1 + max((int(one.max()) for one in (self.feature, self.slope_feature) if len(one)), default=-1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all splits compare with a threshold, and all leaves hold a number."""
+        return not (np.any(self.kind >= ZERO_IS_MISSING) or self.is_linear.any())
+
+    def add(self, features: NDArray[np.floating[Any]], scores: Reals, threads: int = 1) -> None:
+        """Add what they say about every document [documents, features] to the scores [documents], in place."""
+        from fedrank.kernels.trees import add_trees
+
+        if features.shape[1] < self.reaches or len(features) != len(scores):
+            raise ValueError(
+                f"the trees read {self.reaches} features of {len(scores)} documents, and these are "
+                f"{features.shape[1]} of {len(features)}; use data with the features that they were grown on"
+            )
+
+        plain, arrays = self.is_plain, [getattr(self, each.name) for each in fields(self)]
+
+        def some(first: int, last: int) -> None:
+            add_trees(features, first, last, scores, plain, *arrays)
+
+        parts = max(1, min(threads, len(features) // SMALLEST_SHARE))
+        if parts == 1:
+            return some(0, len(features))
+        limits = np.linspace(0, len(features), parts + 1).astype(int)
+        with ThreadPoolExecutor(parts) as pool:
+            list(pool.map(some, limits[:-1], limits[1:]))
+        return None
+
+
+def _joined(trees: Sequence[Trees]) -> Trees:
+    if len(trees) == 1:
+        return trees[0]
+
+    def begins(name: str) -> NDArray[np.int64]:
+        """How many there are before each tree."""
+        sizes = np.array([0, *(len(getattr(tree, name)) for tree in trees)], dtype=np.int64)
+        return np.asarray(np.cumsum(sizes)[:-1])
+
+    splits, leaves = begins("feature"), begins("value")
+    sets = np.cumsum([0, *(len(tree.set_start) - 1 for tree in trees)])
+    bits, slopes = begins("set_bits"), begins("slope")
+
+    def every(name: str, parts: Sequence[NDArray[Any]] | None = None) -> NDArray[Any]:
+        kind = _EMPTY[name]
+        return np.concatenate([kind, *(parts or [getattr(tree, name) for tree in trees])]).astype(kind.dtype)
+
+    def moved(nodes: NDArray[np.int32], number: int) -> NDArray[np.int64]:
+        return np.asarray(np.where(nodes >= 0, nodes + splits[number], nodes - leaves[number]))
+
+    values = {name: every(name) for name in _EMPTY}
+    by_category = [tree.threshold + sets[i] * (tree.kind == BY_CATEGORY) for i, tree in enumerate(trees)]
+    return Trees(**values | {
+        "roots": every("roots", [moved(tree.roots, i) for i, tree in enumerate(trees)]),
+        "child": every("child", [moved(tree.child, i) for i, tree in enumerate(trees)]),
+        "threshold": every("threshold", by_category),
+        "set_start": every("set_start", [tree.set_start[1:] + bits[i] for i, tree in enumerate(trees)]),
+        "slope_start": every("slope_start", [tree.slope_start[1:] + slopes[i] for i, tree in enumerate(trees)]),
+    })  # fmt: skip
+
+
+_EMPTY: dict[str, NDArray[Any]] = {
+    "roots": np.empty(0, np.int32), "feature": np.empty(0, np.int32), "threshold": np.empty(0),
+    "missing_left": np.empty(0, np.bool_), "kind": np.empty(0, np.uint8), "child": np.empty((0, 2), np.int32),
+    "value": np.empty(0), "set_start": np.zeros(1, np.int64), "set_bits": np.empty(0, np.uint32),
+    "is_linear": np.empty(0, np.bool_), "base": np.empty(0), "slope_start": np.zeros(1, np.int64),
+    "slope_feature": np.empty(0, np.int32), "slope": np.empty(0),
+}  # fmt: skip
+
+
+def _read(text: str, number: int) -> Trees:
+    """One tree, each index within bounds and each child reached once."""
+    try:
+        return _checked(_lines(text))
+    except ValueError as problem:
+        raise ValueError(f"tree {number}: {problem}; the file is damaged, copy or train it again") from None
+
+
+def _lines(text: str) -> dict[str, str]:
+    lines: dict[str, str] = {}
+    for line in text.split("\n"):
+        key, equals, values = line.partition("=")
+        if not equals or key not in _KNOWN or key in lines:
+            why = "stands there twice" if key in lines else "is none of a tree"
+            raise ValueError(f"its line {line[:40]!r} {why}")
+        lines[key] = values
+    return lines
+
+
+def _checked(lines: dict[str, str]) -> Trees:
+    leaves = _one(lines, "num_leaves", 1)
+    splits = leaves - 1
+    for keys, count in ((_OF_SPLITS, splits), (_OF_LEAVES, leaves)):
+        for key in keys:
+            if key in lines and len(lines[key].split()) not in (0, count):
+                raise ValueError(f"it has {len(lines[key].split())} {key} where {count} are needed")
+    value = _column(lines, "leaf_value", leaves)
+    empty = _EMPTY | {"value": value, "is_linear": np.zeros(leaves, np.bool_), "base": value}
+    empty["slope_start"] = np.zeros(leaves + 1, np.int64)
+    if _one(lines, "is_linear", 0, 1) if "is_linear" in lines else False:
+        empty |= _slopes(lines, leaves)
+    if not splits:
+        return Trees(**empty | {"roots": np.array([~0], np.int32)})
+    # Bit 0: by category. Bit 1: what is missing goes left. Bits 2 and 3: what is missing (0 nothing, 1 zero, 2 NaN).
+    flags = _column(lines, "decision_type", splits, 0, 11).astype(np.int64)
+    missing, by_category = flags >> 2, (flags & 1) > 0
+    threshold = _column(lines, "threshold", splits)
+    # LightGBM reads tiny values as 0, so that no threshold can come between them.
+    tiny = (np.abs(threshold) <= ZERO) & ~by_category
+    threshold = np.where(tiny, np.where(threshold >= 0, ZERO, UNDER_ZERO), threshold)
+    # Where nothing is known to be missing, NaN counts as 0; no set of categories has it.
+    missing_left = np.where(missing > 0, (flags & 2) > 0, threshold >= 0) & ~by_category
+    kinds = np.array([NOTHING_IS_MISSING, ZERO_IS_MISSING, NAN_IS_MISSING], np.uint8)
+    kind = np.where(by_category, np.uint8(BY_CATEGORY), kinds[missing])
+    sides = [_column(lines, f"{side}_child", splits, -leaves, splits - 1) for side in ("left", "right")]
+    child = np.ascontiguousarray(np.stack(sides, axis=1).astype(np.int32))
+    _check_walks_end(child, splits)
+    return Trees(**empty | _sets(lines, threshold[by_category]) | {
+        "roots": np.zeros(1, np.int32),
+        "feature": _column(lines, "split_feature", splits, 0, 2**31 - 2).astype(np.int32),
+        "threshold": threshold,
+        "missing_left": missing_left,
+        "kind": kind,
+        "child": child,
+    })  # fmt: skip
+
+
+def _check_walks_end(child: NDArray[np.int32], splits: int) -> None:
+    """Every split but the first, and every leaf, is the child of one split, which comes before it: so no walk turns."""
+    everybody = np.arange(-splits - 1, splits)
+    if not np.array_equal(np.sort(child, axis=None), everybody[everybody != 0]):
+        raise ValueError("its children are not every split and every leaf once")
+    if np.any((child >= 0) & (child <= np.arange(splits)[:, None])):
+        raise ValueError("a split comes before its parent, which LightGBM never writes")
+
+
+def _sets(lines: dict[str, str], chosen: Reals) -> dict[str, Any]:
+    """Sets of categories, which splits choose by number."""
+    count = _one(lines, "num_cat", 0)
+    if not count:
+        if len(chosen):
+            raise ValueError("it splits by categories and has no set of them")
+        return {}
+    start = _column(lines, "cat_boundaries", count + 1, 0, 2**31).astype(np.int64)
+    if start[0] != 0 or np.any(np.diff(start) < 0) or np.any((chosen < 0) | (chosen >= count) | (chosen % 1 != 0)):
+        raise ValueError(f"its splits choose from {count} sets of categories that are not in order, or not there")
+    return {
+        "set_start": start,
+        "set_bits": _column(lines, "cat_threshold", int(start[-1]), 0, 2**32 - 1).astype(np.uint32),
+    }
+
+
+def _slopes(lines: dict[str, str], leaves: int) -> dict[str, Any]:
+    """Linear models of leaves."""
+    counts = _column(lines, "num_features", leaves, 0, 2**31).astype(np.int64)
+    total = int(counts.sum())
+    return {
+        "is_linear": np.ones(leaves, np.bool_),
+        "base": _column(lines, "leaf_const", leaves),
+        "slope_start": np.concatenate([[0], np.cumsum(counts)]),
+        "slope_feature": _column(lines, "leaf_features", total, 0, 2**31 - 2).astype(np.int32),
+        "slope": _column(lines, "leaf_coeff", total),
+    }
+
+
+def _one(lines: dict[str, str], key: str, low: int, high: int = 2**31) -> int:
+    return int(_column(lines, key, 1, low, high)[0])
+
+
+def _column(lines: dict[str, str], key: str, count: int, low: int | None = None, high: int = 0) -> Reals:
+    """So many finite numbers, or whole numbers from low to high."""
+    if key not in lines:
+        raise ValueError(f"it has no line {key}=")
+    words = lines[key].split()
+    if len(words) != count:
+        raise ValueError(f"it has {len(words)} {key} where {count} are needed")
+    try:
+        if not _NUMBERS.fullmatch(lines[key]):
+            raise ValueError
+        values = np.array(list(map(float, words)), dtype=np.float64)
+    except ValueError:
+        raise ValueError(f"its {key} holds what is no number") from None
+    if low is not None and not np.all((values >= low) & (values <= high) & (values % 1 == 0)):
+        raise ValueError(f"its {key} holds numbers that are not whole, or not from {low} to {high}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"its {key} holds numbers that are not finite")
+    return values

@@ -1,0 +1,396 @@
+"""Boosters: forests of regression trees that learn to rank, through LightGBM.
+
+All of them are LambdaMART (Burges, 2010); they differ in the rows that a tree is grown on. Training stops when nDCG@10
+on the validation queries, under fedrank's convention, has not improved for `patience` trees, and the forest is cut back
+to its best size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.rank.measures import Evaluator, average
+from fedrank.seeds import key_for, rng_for
+from fedrank.trees.arrays import Trees
+from fedrank.trees.forest import Forest, planted
+from fedrank.trees.growing import STUMP, Plot, Reals
+
+MEASURE = "ndcg@10"  # by which training stops
+Rows = NDArray[np.bool_]  # [documents]: whether a tree is grown on it
+
+
+@dataclass(frozen=True)
+class Step:
+    """The forest after one more tree."""
+
+    tree: str  # as it stands in a text model
+    grown: Trees  # the same as arrays
+    validation: float  # nDCG@10 on the validation queries; NaN without any
+    kept: Rows | None  # the rows that were chosen before this tree; None: no new choice
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a resumed training has behind it."""
+
+    trees: tuple[str, ...] = ()
+    validation: tuple[float, ...] = ()  # [trees]
+
+
+class NothingToSplit(ValueError):
+    """Not even a first tree could be grown with these settings on these data."""
+
+
+class Booster(Protocol):
+    """Grows a forest on graded documents."""
+
+    @property
+    def trees(self) -> int:
+        """How many trees it grows at most."""
+
+    def grow(
+        self, train: RankingData, validation: RankingData | None, seed: int, threads: int = 1, past: Past = ...
+    ) -> Iterator[Step]: ...
+
+    def __call__(
+        self, train: RankingData, validation: RankingData | None = None, seed: int = 0, threads: int = 1
+    ) -> Forest: ...
+
+
+@dataclass(frozen=True)
+class Lambdamart:
+    """Trees on all rows, which weigh a swap of two documents by what it changes in nDCG (LambdaMART; Burges, 2010)."""
+
+    trees: int = 1000  # at most
+    leaves: int = 64  # of a tree, at most
+    rate: float = 0.05  # what a tree's output is multiplied by
+    min_data_in_leaf: int = 20  # documents
+    min_sum_hessian: float = 0.001  # of a leaf
+    patience: int = 100  # trees without a better nDCG@10 on the validation queries before it stops; 0: never
+
+    def __post_init__(self) -> None:
+        if self.trees < 1 or self.leaves < 2:
+            raise ValueError(f"trees = {self.trees}, leaves = {self.leaves}: give at least 1 tree of 2 leaves")
+        if not 0 < self.rate < np.inf:
+            raise ValueError(f"rate = {self.rate} learns nothing; use a positive number, such as 0.05")
+        if self.min_data_in_leaf < 1 or self.min_sum_hessian < 0 or self.patience < 0:
+            raise ValueError(
+                f"min_data_in_leaf = {self.min_data_in_leaf}, min_sum_hessian = {self.min_sum_hessian}, patience = "
+                f"{self.patience}: give at least 1, 0 and 0"
+            )
+
+    def __call__(
+        self, train: RankingData, validation: RankingData | None = None, seed: int = 0, threads: int = 1
+    ) -> Forest:
+        """Grow the whole forest; with validation queries, cut back to its best size."""
+        steps = list(self.grow(train, validation, seed, threads))
+        best = best_size([step.validation for step in steps])
+        return planted([step.tree for step in steps[:best]], train)
+
+    def grow(
+        self,
+        train: RankingData,
+        validation: RankingData | None,
+        seed: int,
+        threads: int = 1,
+        past: Past = Past(),  # noqa: B008 (frozen)
+    ) -> Iterator[Step]:
+        """The forest tree by tree; a resumed one goes on with the tree after its past."""
+        self.check(train)
+        judge = None if validation is None else _Judge(validation)
+        curve, scores = list(past.validation), np.zeros(train.documents)
+        if self.is_over(curve):
+            return
+        known = self.restart(len(past.trees))
+        for before in past.trees[:known]:
+            tree = Trees.read([before])
+            tree.add(train.features, scores, threads)
+            if judge is not None:
+                judge.add(tree, threads)
+        plot, more, rows = Plot(train, self.engine(seed, threads)), None, None
+        for number in range(known, self.trees):
+            choice = self.choice(number, train, scores, seed)
+            if choice is not None or more is None:
+                rows = self.standing(train) if choice is None else choice
+                more = plot.trees(scores, rows)
+            text = next(more)
+            if text is None:
+                if number == 0:
+                    raise NothingToSplit(
+                        f"no split improves on giving all documents of {train.name or 'the training set'} the same "
+                        f"score; lower min_data_in_leaf = {self.min_data_in_leaf} or min_sum_hessian = "
+                        f"{self.min_sum_hessian}, or look whether the features tell documents apart"
+                    )
+                if not self.is_random():
+                    return
+                more, text = plot.trees(scores, rows), STUMP
+            tree = Trees.read([text])
+            tree.add(train.features, scores, threads)
+            quality = float("nan") if judge is None else judge.add(tree, threads)
+            if number < len(past.trees):
+                continue  # grown again, because LightGBM cannot begin in the middle
+            curve.append(quality)
+            yield Step(text, tree, quality, choice)
+            if self.is_over(curve):
+                return
+
+    def is_over(self, curve: list[float]) -> bool:
+        """Whether the last `patience` trees brought nothing."""
+        return bool(self.patience and len(curve) - best_size(curve) >= self.patience)
+
+    def engine(self, seed: int, threads: int) -> dict[str, Any]:
+        """LightGBM's own names for the settings."""
+        return {
+            "objective": "lambdarank",
+            "metric": "none",
+            "num_leaves": self.leaves,
+            "learning_rate": self.rate,
+            "min_data_in_leaf": self.min_data_in_leaf,
+            "min_sum_hessian_in_leaf": self.min_sum_hessian,
+            "feature_pre_filter": False,
+            "seed": int(key_for(seed, "boosting") % np.uint64(2**31)),
+            "deterministic": True,
+            "force_row_wise": True,
+            "num_threads": threads,
+            "verbose": -1,
+        }
+
+    def check(self, train: RankingData) -> None:
+        """Refuse data that cannot be learned from in this way."""
+
+    def choice(self, number: int, train: RankingData, scores: Reals, seed: int) -> Rows | None:
+        """The rows for tree `number` (from 0) and those after it; None: as before."""
+        return None
+
+    def standing(self, train: RankingData) -> Rows | None:
+        """The rows of trees before which none were chosen; None: all."""
+        return None
+
+    def restart(self, number: int) -> int:
+        """The last tree, up to this one, before which a resumed training can begin."""
+        return number
+
+    def is_random(self) -> bool:
+        """Whether another choice of rows may succeed where one found nothing to split."""
+        return False
+
+
+@dataclass(frozen=True)
+class _Sampling(Lambdamart):
+    """What those have in common that grow trees on some of the rows."""
+
+    every: int = 1  # trees between two choices of rows; the first so many trees see all rows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every < 1:
+            raise ValueError(f"every = {self.every} never chooses rows; use 1 or more")
+
+    def choice(self, number: int, train: RankingData, scores: Reals, seed: int) -> Rows | None:
+        """At every `every`-th tree but the first."""
+        if number == 0 or number % self.every:
+            return None
+        return self.chosen(train, scores, rng_for(seed, type(self).__name__.lower(), number))
+
+    def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
+        """The rows to grow trees on."""
+        raise NotImplementedError
+
+    def restart(self, number: int) -> int:
+        """Where rows were chosen: by the scores of that moment."""
+        return number // self.every * self.every
+
+    def is_random(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Selgb(_Sampling):
+    """Trees on the relevant documents and the hardest others, those ranked highest so far (SelGB).
+
+    Lucchese et al., SIGIR 2018.
+    """
+
+    keep: float = 0.01  # p: share of a query's irrelevant documents that is kept
+    least: int = 1  # irrelevant documents that a query keeps in any case; a share of a short list would be none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keep(self.keep, self.least)
+
+    def check(self, train: RankingData) -> None:
+        _check_keeps_something(self.keep, self.least, train)
+
+    def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
+        return _best_negatives(train, scores.astype(np.float32), self.keep, self.least)
+
+    def is_random(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Negsgb(_Sampling):
+    """Trees on the relevant documents and a random share of each query's others (NegSGB).
+
+    Lucchese et al., SIGIR 2018.
+    """
+
+    keep: float = 0.25  # share of a query's irrelevant documents that is kept
+    least: int = 1  # irrelevant documents that a query keeps in any case
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keep(self.keep, self.least)
+
+    def check(self, train: RankingData) -> None:
+        _check_keeps_something(self.keep, self.least, train)
+
+    def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
+        return _best_negatives(train, rng.random(train.documents, dtype=np.float32), self.keep, self.least)
+
+
+@dataclass(frozen=True)
+class Sgb(_Sampling):
+    """Trees on a random share of all documents, whatever their grade or query (stochastic boosting; Friedman, 2002)."""
+
+    keep: float = 0.25  # share of the documents
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keep(self.keep, 0)
+
+    def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
+        return _drawn(train.documents, self.keep, rng)
+
+
+@dataclass(frozen=True)
+class Bagging(_Sampling):
+    """Trees on all documents of a random share of the queries."""
+
+    keep: float = 0.5  # share of the queries
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keep(self.keep, 0)
+
+    def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
+        rows: Rows = np.repeat(_drawn(train.queries, self.keep, rng), np.diff(train.offsets))
+        return rows
+
+
+@dataclass(frozen=True)
+class Shortlist(Lambdamart):
+    """Trees on the relevant documents and each query's first others, chosen once: a first stage that keeps fewer."""
+
+    negatives: int = 500  # irrelevant documents of a query that are kept
+    by: int = 0  # feature (from 1) that orders them, highest first, such as the first stage's score; 0: as they stand
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.negatives < 1 or self.by < 0:
+            raise ValueError(f"negatives = {self.negatives}, by = {self.by}: give at least 1 document, and a feature")
+
+    def check(self, train: RankingData) -> None:
+        if self.by > train.features.shape[1]:
+            raise ValueError(f"by = {self.by}: the data have {train.features.shape[1]} features; name one of them")
+
+    def standing(self, train: RankingData) -> Rows | None:
+        place = np.arange(train.documents) - np.repeat(train.offsets[:-1], np.diff(train.offsets))
+        order = -place if self.by == 0 else np.ascontiguousarray(train.features[:, self.by - 1])
+        return _best_negatives(train, order.astype(np.float32), 0.0, self.negatives)
+
+
+@dataclass(frozen=True)
+class Goss(Lambdamart):
+    """Trees on the rows with the largest gradients and a random share of the others (GOSS; Ke et al., NIPS 2017).
+
+    LightGBM's own. It samples nothing in the first 1 / rate trees. A resumed training begins again.
+    """
+
+    top: float = 0.2  # share of rows, those with the largest gradients
+    other: float = 0.1  # share of rows drawn from the rest
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.top > 0 and self.other > 0 and self.top + self.other <= 1):
+            raise ValueError(f"top = {self.top}, other = {self.other}: both must be above 0, and at most 1 together")
+
+    def engine(self, seed: int, threads: int) -> dict[str, Any]:
+        sampling = {"data_sample_strategy": "goss", "top_rate": self.top, "other_rate": self.other}
+        return super().engine(seed, threads) | sampling
+
+    def restart(self, number: int) -> int:
+        return 0
+
+
+BOOSTERS: dict[str, type] = {
+    "lambdamart": Lambdamart,
+    "selgb": Selgb,
+    "sgb": Sgb,
+    "negsgb": Negsgb,
+    "goss": Goss,
+    "bagging": Bagging,
+    "shortlist": Shortlist,
+}
+
+
+def best_size(curve: list[float]) -> int:
+    """How many trees rank the validation queries best; the fewest of equals, all of them without validation.
+
+    >>> best_size([0.3, 0.5, 0.5, 0.4])
+    2
+    """
+    return len(curve) if not curve or np.isnan(curve[0]) else int(np.argmax(curve)) + 1
+
+
+class _Judge:
+    """nDCG@10 of a growing forest: only the new tree is applied, never the whole forest."""
+
+    def __init__(self, data: RankingData) -> None:
+        self.evaluator, self.scores = Evaluator(data, [MEASURE]), np.zeros(data.documents)
+        if not (data.grades > 0).any():
+            raise ValueError(
+                f"{data.name or 'the validation set'} has no relevant document, so that nothing tells when to stop; "
+                "give other validation queries, or none"
+            )
+
+    def add(self, tree: Trees, threads: int) -> float:
+        tree.add(self.evaluator.data.features, self.scores, threads)
+        return float(average(self.evaluator.per_query_of_scores(self.scores))[0])
+
+
+def _best_negatives(train: RankingData, scores: NDArray[np.float32], share: float, least: int) -> Rows:
+    from fedrank.kernels.trees import best_negatives
+
+    kept = np.empty(train.documents, dtype=np.bool_)
+    best_negatives(scores.view(np.int32), train.grades, train.offsets, share, least, kept)
+    return kept
+
+
+def _drawn(count: int, share: float, rng: np.random.Generator) -> Rows:
+    """A random share of so many, but at least one."""
+    kept = np.zeros(count, dtype=np.bool_)
+    kept[rng.choice(count, max(1, round(share * count)), replace=False, shuffle=False)] = True
+    return kept
+
+
+def _check_keep(keep: float, least: int) -> None:
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep = {keep} is no share; use more than 0 and at most 1, such as 0.01 for 1 %")
+    if least < 0:
+        raise ValueError(f"least = {least} is no number of documents; use 0 or more")
+
+
+def _check_keeps_something(keep: float, least: int, train: RankingData) -> None:
+    negatives = np.add.reduceat(train.grades < 1, train.offsets[:-1], dtype=np.int64)
+    if least == 0 and np.floor(keep * negatives.max() + 0.5) < 1:
+        raise ValueError(
+            f"keep = {keep} of at most {negatives.max():,} irrelevant documents a query keeps none; use least = 1 or "
+            f"more, or keep = {1 / max(int(negatives.max()), 1):.2g} or more"
+        )

@@ -1,0 +1,250 @@
+"""A forest of regression trees as one ordinary LightGBM text model.
+
+A file that LightGBM wrote is taken as it is; trees that were grown by several boosters are joined into one. Whatever
+fedrank writes, any LightGBM loads, scores in the same way, and can use up to its first k trees. Files are read and
+documents scored without LightGBM, whose parser trusts a file: see `arrays.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.files import write_whole
+from fedrank.rank.model import CHECKSUM, FOREST, Tell, check_sum, checksum_of, ranges_of, write_content
+from fedrank.trees.arrays import Trees
+
+END = "end of trees"
+VERSIONS = ("v2", "v3", "v4")  # of LightGBM's text format
+SEAL = "fedrank_checksum="  # how the line after END begins that a file of fedrank has; LightGBM passes over it
+
+
+def lightgbm() -> Any:
+    """The package, or an error that says how to get it."""
+    try:
+        import lightgbm as engine
+    except ImportError:
+        raise ImportError("trees need LightGBM: pip install 'fedrank[trees]'") from None
+    return engine
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Regression trees whose outputs add up to a document's score."""
+
+    text: str  # LightGBM's text format
+    normalised: str = "none"  # how the features were normalised that it was trained on
+    feature_names: tuple[str, ...] = ()  # [features], or empty; LightGBM's own names allow no blanks
+    notes: dict[str, Any] = field(default_factory=dict)  # where it comes from
+    ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or not known
+
+    def __post_init__(self) -> None:
+        _check(self.text)
+        reads = self.arrays.reaches
+        if reads > self.features:
+            raise ValueError(
+                f"a tree reads feature {reads - 1} of {self.features} (counted from 0); the file is damaged, copy or "
+                "train it again"
+            )
+        if len(self.feature_names) not in (0, self.features):
+            raise ValueError(
+                f"{len(self.feature_names)} feature names for a forest that reads {self.features} features"
+            )
+
+    @cached_property
+    def features(self) -> int:
+        """How many columns it reads."""
+        return _whole(_header(self.text, "max_feature_idx"), "max_feature_idx") + 1
+
+    @cached_property
+    def trees(self) -> tuple[str, ...]:
+        """Every tree as LightGBM writes it, without its number."""
+        body = self.text[: self.text.index(f"\n{END}")]
+        return tuple(part.split("\n", 1)[1].strip("\n") for part in re.split(r"^Tree=", body, flags=re.MULTILINE)[1:])
+
+    @cached_property
+    def arrays(self) -> Trees:
+        """All trees in the form that scores."""
+        return Trees.read(self.trees)
+
+    def __len__(self) -> int:
+        return len(_header(self.text, "tree_sizes").split())
+
+    def score(self, data: RankingData, client: int | None = None) -> NDArray[np.float64]:
+        """[documents]: higher is better. A forest is the same for every client."""
+        if data.feature_names and self.feature_names and data.feature_names != self.feature_names:
+            pairs = zip(self.feature_names, data.feature_names, strict=False)
+            mine, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("a name", "none"))
+            raise ValueError(
+                f"the forest reads the feature {mine!r} where the data have {theirs!r}; use data with the features "
+                "that it was trained on"
+            )
+        return self.raw(fitting(data, self.features))
+
+    def raw(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """[documents] from a matrix of as many columns as the forest reads."""
+        if features.shape[1] != self.features:
+            raise ValueError(f"the forest reads {self.features} features, the matrix has {features.shape[1]}")
+        scores = np.zeros(len(features))
+        self.arrays.add(np.ascontiguousarray(features), scores)
+        return scores
+
+    def truncated(self, trees: int) -> Forest:
+        """The forest of the first trees: what training would have ended with, had it stopped there."""
+        if not 0 <= trees <= len(self):
+            raise ValueError(f"cannot keep the first {trees} trees of {len(self)}; choose from 0 to {len(self)}")
+        return replace(self, text=joined(self.text, self.trees[:trees]))
+
+
+def fitting(data: RankingData, features: int) -> NDArray[np.float32]:
+    """The features of some data for a model that reads so many of them.
+
+    Sparse files may leave out their last features, which are then 0.
+    """
+    columns = data.features.shape[1]
+    if columns > features:
+        raise ValueError(
+            f"the model reads {features} features, the data have {columns}; use data with the features that it was "
+            "trained on"
+        )
+    rows = np.ascontiguousarray(data.features, dtype=np.float32)
+    return rows if columns == features else np.pad(rows, ((0, 0), (0, features - columns)))
+
+
+def joined(text: str, trees: Sequence[str]) -> str:
+    """A LightGBM text with the header of another one and these trees.
+
+    The header keeps the length of every tree in bytes: LightGBM finds the trees by it.
+    """
+    head = text[: text.index("\ntree_sizes=")]
+    tail = text[text.index(f"\n{END}") + 1 + len(END) :]
+    tail = tail[tail.find("\nparameters:") :] if "\nparameters:" in tail else "\n"  # importances are those of before
+    blocks = [f"Tree={number}\n{tree}\n\n\n" for number, tree in enumerate(trees)]
+    sizes = " ".join(str(len(block.encode())) for block in blocks)
+    return f"{head}\ntree_sizes={sizes}\n\n{''.join(blocks)}{END}\n{tail}"
+
+
+def planted(trees: Sequence[str], data: RankingData, notes: dict[str, Any] | None = None) -> Forest:
+    """A forest of trees, as they stand in text models, that were grown on these data."""
+    low = np.fmin.reduce(data.features, axis=0, dtype=np.float64)
+    high = np.fmax.reduce(data.features, axis=0, dtype=np.float64)
+    head = {
+        "version": "v4",
+        "num_class": 1,
+        "num_tree_per_iteration": 1,
+        "label_index": 0,
+        "max_feature_idx": len(low) - 1,
+        "objective": "lambdarank",
+        "feature_names": " ".join(f"Column_{column}" for column in range(len(low))),
+        "feature_infos": " ".join(
+            f"[{float(a)!r}:{float(b)!r}]" if a < b else "none" for a, b in zip(low, high, strict=True)
+        ),
+        "tree_sizes": "",
+    }
+    empty = "\n".join(["tree", *(f"{key}={value}" for key, value in head.items())]) + f"\n\n{END}\n"
+    return Forest(joined(empty, trees), data.normalised, data.feature_names, notes or {}, data.ranges)
+
+
+def save_forest(forest: Forest, path: str | Path) -> None:
+    """Write `model.json`, which says what it is, and beside it `model.txt`, which any LightGBM reads."""
+    beside = Path(path).with_suffix(".txt")
+    write_text(forest, beside)
+    ranker = {"name": FOREST, "file": beside.name, "trees": len(forest), CHECKSUM: checksum_of(forest.text)}
+    write_content(path, ranker, forest)
+
+
+def write_text(forest: Forest, path: Path) -> None:
+    """Write the trees as LightGBM reads them, with a line for us that says what they were."""
+    end = forest.text.index(f"\n{END}") + 1 + len(END)
+    write_whole(path, f"{forest.text[:end]}\n{SEAL}{checksum_of(forest.text)}{forest.text[end:]}")
+
+
+def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Forest:
+    """The forest that `model.json` tells of, or (None) a text model of LightGBM."""
+    if content is None:
+        text, given = _read_text(path)
+        forest = Forest(text)
+        check_sum(given, text, path.name, tell)
+        return forest
+    ranker = content["ranker"]
+    beside = path.with_name(ranker["file"])  # with_name refuses a path that leads elsewhere
+    forest = Forest(
+        _read_text(beside)[0],
+        content["normalised"],
+        tuple(content["feature_names"]),
+        content["notes"],
+        ranges_of(content),
+    )
+    if (len(forest), forest.features) != (ranker["trees"], content["features"]):
+        raise ValueError(
+            f"{beside.name} holds {len(forest)} trees on {forest.features} features, {path.name} speaks of "
+            f"{ranker['trees']} on {content['features']}; copy both files of a model together"
+        )
+    check_sum(ranker.get(CHECKSUM), forest.text, beside.name, tell)
+    return forest
+
+
+def _read_text(path: Path) -> tuple[str, str | None]:
+    """The text as LightGBM would write it, and the checksum that we added to it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no {path.name} in {path.parent}; the trees of model.json lie beside it") from None
+    before, mark, after = text.partition(f"\n{END}\n{SEAL}")
+    if not mark:
+        return text, None
+    given, newline, rest = after.partition("\n")
+    return f"{before}\n{END}{newline}{rest}", given
+
+
+def _whole(text: str, what: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError(f"its {what} is {text[:20]!r}, which is no whole number; the file is damaged")
+    return int(text)
+
+
+def _header(text: str, key: str) -> str:
+    end = text.find("\nTree=")
+    found = re.search(rf"^{key}=(.*)$", text if end < 0 else text[:end], flags=re.MULTILINE)
+    if found is None:
+        raise ValueError(f"it has no line {key}=; it is not a text model of LightGBM")
+    return found.group(1)
+
+
+def _check(text: str) -> None:
+    """Refuse what is no text model of one ranker, or whose header and body do not agree."""
+    if not text.startswith("tree\n"):
+        raise ValueError("it does not begin with the line 'tree', as LightGBM's text models do")
+    if f"\n{END}" not in text:
+        raise ValueError(f"the line {END!r} is missing: the file was cut short; copy or train it again")
+    if _header(text, "version") not in VERSIONS:
+        raise ValueError(f"its format is {_header(text, 'version')[:20]!r}; known are {', '.join(VERSIONS)}")
+    if _header(text, "num_tree_per_iteration") != "1" or _header(text, "num_class") != "1":
+        raise ValueError("it has several classes; a ranking model has one tree an iteration")
+    features = _whole(_header(text, "max_feature_idx"), "max_feature_idx") + 1
+    for key in ("feature_names", "feature_infos"):
+        if len(_header(text, key).split()) != features:
+            raise ValueError(
+                f"it reads {features} features and has {len(_header(text, key).split())} {key}; the file is damaged"
+            )
+    starts = [found.start() for found in re.finditer("^Tree=", text, flags=re.MULTILINE)]
+    starts.append(text.index(f"\n{END}") + 1)
+    lengths = [len(text[a:b].encode()) for a, b in pairwise(starts)]
+    promised = [_whole(size, "tree_sizes") for size in _header(text, "tree_sizes").split()]
+    if lengths != promised:
+        raise ValueError(
+            f"its header promises {len(promised)} trees of {sum(promised):,} bytes, {len(lengths)} of {sum(lengths):,} "
+            "follow; the file is damaged, copy or train it again"
+        )
+    for number, start in enumerate(starts[:-1]):
+        if not text.startswith(f"Tree={number}\n", start):
+            raise ValueError(f"its tree {number} is called otherwise; the file is damaged, copy or train it again")

@@ -1,0 +1,109 @@
+"""Model files of several clients merged into new ones, by a merge set or by those of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.letor import read_letor
+from fedrank.data.ranking import RankingData
+from fedrank.names import nearest
+from fedrank.rank.measures import per_query
+from fedrank.rank.model import Scorer, Tell, unheard
+from fedrank.trees.mergers import Stacking, WeightedSum
+from fedrank.trees.mixtures import same_features
+from fedrank.trees.model_files import load_model, save_any
+from fedrank.trees.split_folder import new_folder, read_split
+
+MEASURES = ("ndcg@10", "map", "mrr@10")  # those of the paper
+METHODS: dict[str, WeightedSum | Stacking] = {
+    "linear": WeightedSum(),
+    "uniform": WeightedSum(weights="uniform"),
+    "stacking": Stacking(),
+    "stacking-scores": Stacking(inputs="scores"),
+    "stacking-features": Stacking(inputs="features"),
+}
+
+
+@dataclass(frozen=True)
+class MergedFile:
+    """One merged model on disk, and how well it and its parts rank."""
+
+    client: str  # "" where there was no split
+    file: Path
+    model: Scorer
+    own: int | None  # place of the client's own model among the parts
+    values: dict[str, NDArray[np.float64]]  # of every set: [measures, parts and then merged, queries]
+
+
+def merge_models(
+    models: Sequence[str | Path],
+    on: str | Path,
+    method: str,
+    out: str | Path,
+    seed: int = 1,
+    threads: int = 1,
+    tell: Tell = unheard,
+) -> list[MergedFile]:
+    """Merge model files by a merge set (one model), or by those of a split (one model for each client).
+
+    With a split, model i is that of client i, and all are measured on the test queries of every client.
+    """
+    if method not in METHODS:
+        raise ValueError(f"no method {method!r}{nearest(method, METHODS)}")
+    if len(models) < 2:
+        raise ValueError(f"{len(models)} model is nothing to merge; give two or more")
+    folder = new_folder(out)
+    loaded = [load_model(path, tell) for path in models]
+    same_features(loaded)
+    normalise = loaded[0].normalised
+    if normalise == "global":
+        raise ValueError('the models were trained with normalise = "global", whose ranges a merge set does not have')
+    on = Path(on)
+    made = []
+    if on.is_dir():
+        clients = read_split(on)
+        if len(clients) != len(models):
+            raise ValueError(f"{len(models)} models for {len(clients)} clients in {on}; give one for each, in order")
+        tests = {name: _maybe(on / place / "test.txt", normalise) for name, place in clients}
+        judged = {f"test of {name}": data for name, data in tests.items() if data is not None}
+        for number, (name, place) in enumerate(clients):
+            merge_set = read_letor(on / place / "merge.txt", normalise=normalise)
+            target = folder / place
+            made.append(_merged(loaded, merge_set, method, target, name, number, judged, seed, threads))
+    elif on.is_file():
+        merge_set = read_letor(on, normalise=normalise)
+        made.append(_merged(loaded, merge_set, method, folder, "", None, {}, seed, threads))
+    else:
+        raise FileNotFoundError(f"no merge set {on}; give a LETOR file, or the folder of `fedrank trees split`")
+    return made
+
+
+def _merged(
+    models: list[Scorer],
+    on: RankingData,
+    method: str,
+    folder: Path,
+    client: str,
+    own: int | None,
+    judged: dict[str, RankingData],
+    seed: int,
+    threads: int,
+) -> MergedFile:
+    model = METHODS[method].merge(models, on, seed, threads)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_any(model, folder / "model.json")
+    sets = {"merge set": on} | judged
+    values = {
+        name: per_query(MEASURES, np.stack([np.asarray(one.score(data)) for one in (*models, model)]), data)
+        for name, data in sets.items()
+    }
+    return MergedFile(client, folder / "model.json", model, own, values)
+
+
+def _maybe(path: Path, normalise: str) -> RankingData | None:
+    return read_letor(path, normalise=normalise) if path.exists() else None

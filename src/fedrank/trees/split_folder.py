@@ -1,0 +1,142 @@
+"""A split on disk: a folder with `split.json`, which says how it was made, and a folder for each client.
+
+There lie its queries as LETOR files: `train.txt`, `validation.txt`, `test.txt` and `merge.txt`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.catalog import CATALOG, Fold, load, load_files
+from fedrank.data.letor import letor_lines
+from fedrank.data.ranking import RankingData
+from fedrank.federate.differences import ClientDistance, differences
+from fedrank.files import parse_json, write_whole
+from fedrank.names import nearest
+from fedrank.seeds import rng_for
+from fedrank.trees.splits import SPLITS, Categories, Dealt, Portion, Splitter, Topics, as_clients
+
+FORMAT = "fedrank-split"
+PARTS = ("train", "validation", "test", "merge")
+
+
+@dataclass(frozen=True)
+class SplitMade:
+    """A split on disk."""
+
+    folder: Path
+    portions: tuple[Portion, ...]
+    distances: tuple[ClientDistance, ...]
+
+
+def splitter_for(
+    by: str,
+    rule: str = "tie-breaking",
+    clients: int = 2,
+    categories: Sequence[str] = (),
+    rest: str = "no-relevant",
+    merge: str = "remaining",
+    bins: int = 0,
+) -> Splitter:
+    """The rule that options ask for: `by` may also be "topics" (k-means), "chance", or the number of a feature."""
+    if by == "topics":
+        return Topics(clients)
+    if by == "chance":
+        return Dealt(clients)
+    if by.isdecimal():
+        by = f"feature:{by}"
+    for name, value, known in (
+        ("rule", rule, ("tie-breaking", "no-ties", "exclusive")),
+        ("rest", rest, ("all", "no-relevant", "no-document", "none")),
+        ("merge", merge, ("remaining", "validation")),
+    ):
+        if value not in known:
+            raise ValueError(f"no {name} {value!r}{nearest(value, known)}")
+    settings: dict[str, Any] = {"rule": rule, "rest": rest, "merge": merge}
+    return Categories(by, tuple(categories), clients, bins=bins, **settings)
+
+
+def split_data(
+    data: str,
+    split: Splitter,
+    out: str | Path,
+    fold: int = 1,
+    seed: int = 1,
+    validation: str | Path | None = None,
+    test: str | Path | None = None,
+) -> SplitMade:
+    """Divide a set of the catalog, or the queries of LETOR files, among clients, and write what each holds."""
+    folder = new_folder(out)
+    read = _read_fold(data, fold, validation, test)
+    portions = split(read, rng_for(seed, "split"))
+    if Path(data).is_file() and test is None:
+        portions = tuple(replace(portion, test=None) for portion in portions)
+    found = differences(as_clients(portions), seed)
+    clients = []
+    for number, portion in enumerate(portions, start=1):
+        place = folder / f"client-{number}"
+        place.mkdir(parents=True)
+        held = {part: getattr(portion, part) for part in PARTS if getattr(portion, part) is not None}
+        for part, queries in held.items():
+            write_whole(place / f"{part}.txt", letor_lines(queries))
+        clients.append({"name": portion.name, "folder": place.name, **{p: sizes(q) for p, q in held.items()}})
+    content = {
+        "format": FORMAT,
+        "version": 1,
+        "data": data,
+        "fold": fold,
+        "seed": seed,
+        "split": _described(split),
+        "feature_names": list(read.train.feature_names),
+        "clients": clients,
+        "distances": [asdict(one) for one in found.distances],
+    }
+    write_whole(folder / "split.json", json.dumps(content, indent=1) + "\n")  # last: it makes the folder a split
+    return SplitMade(folder, portions, found.distances)
+
+
+def _described(split: Any) -> dict[str, Any]:
+    kind = type(split)
+    name = next((name for name, known in SPLITS.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
+    return {"name": name, **asdict(split)}
+
+
+def _read_fold(data: str, fold: int, validation: str | Path | None, test: str | Path | None) -> Fold:
+    if Path(data).is_file():
+        # Without a test file its place is held by the training queries, which `split_data` takes out again.
+        return load_files(data, test or data, validation)
+    if validation is not None or test is not None:
+        raise ValueError(f"{data} is no file, so that validation and test files go with nothing; name a file to split")
+    if data not in CATALOG:
+        raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
+    return load(data, fold, normalise=CATALOG[data].normalise_trees)
+
+
+def read_split(folder: Path) -> list[tuple[str, str]]:
+    """(name, folder) of every client."""
+    try:
+        content = parse_json((folder / "split.json").read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}")
+        return [(client["name"], client["folder"]) for client in content["clients"]]
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no split.json in {folder}; make a split with `fedrank trees split`") from None
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ValueError(f"{folder / 'split.json'} cannot be read as a split: {problem}; make it again") from None
+
+
+def sizes(data: RankingData) -> dict[str, int]:
+    return {"queries": data.queries, "documents": data.documents, "relevant": int(np.sum(data.grades > 0))}
+
+
+def new_folder(out: str | Path) -> Path:
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
+    return folder

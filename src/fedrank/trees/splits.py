@@ -1,0 +1,277 @@
+"""Splits: how the queries of one set become the data of organisations that search for different things.
+
+Every client gets queries of its kind to learn from, to stop training by and to be tested on. It also gets a merge set:
+judged queries that are least like its own, by which it decides how far to trust the models of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.catalog import Fold
+from fedrank.data.ranking import RankingData
+from fedrank.federate.clients import make_clients
+from fedrank.federate.partition import Split
+from fedrank.trees.categories import Counts, Tally, place_of, query_categories, tallies
+from fedrank.types import Crowd
+
+STARTS = 10  # of k-means; the best result counts
+STEPS = 100  # of k-means, at most
+
+Reals = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one client holds."""
+
+    name: str
+    train: RankingData
+    validation: RankingData | None  # queries of its kind, to stop training by; None: there are none
+    test: RankingData | None  # queries of its kind
+    merge: RankingData  # judged queries least like its own, to merge models by
+
+
+class Splitter(Protocol):
+    """A rule that makes several clients of one data set."""
+
+    def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]: ...
+
+
+class Holding(NamedTuple):
+    """Who holds the queries of one set, and how typical each query is of each client."""
+
+    client: Counts  # [queries]; -1: nobody
+    likeness: Reals  # [queries, clients]: higher is more typical
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Clients search for different categories; a query is of the category of its relevant documents.
+
+    There is one client for each category and, unless rest = "none", a last one for other queries. By rule, a query is
+    of the category of most of its relevant documents (ties go by the sum of grades, then by the highest grade, then by
+    chance); of the one that has more of them than any other; or of the one that has all of them. The last client gets
+    every other query ("all"), or only those without a relevant document, or any document, of the categories. The rules
+    are those of "Learning to Rank for Non Independent and Identically Distributed Datasets" (2024).
+    """
+
+    by: str = ""  # where categories come from: a file, or "feature:" with a feature's name or number from 1
+    categories: tuple[str, ...] = ()  # one client each; empty: the most frequent ones
+    clients: int = 2  # how many, where `categories` names none
+    rule: Literal["tie-breaking", "no-ties", "exclusive"] = "tie-breaking"  # when a query is of a category
+    rest: Literal["all", "no-relevant", "no-document", "none"] = "no-relevant"  # what the last client gets
+    merge: Literal["remaining", "validation"] = "remaining"  # merge sets: from queries that nobody got, or validation
+    bins: int = 0  # make so many categories, equally full, of a feature with many values; 0: each value is one
+
+    def __post_init__(self) -> None:
+        least = 1 if self.rest == "none" else 2
+        if self.clients < least:
+            raise ValueError(f"clients = {self.clients} with rest = {self.rest!r} is no split; use {least} or more")
+        if self.bins == 1 or self.bins < 0:
+            raise ValueError(f"bins = {self.bins} leaves nothing to tell apart; use 2 or more, or 0 for every value")
+        if len(set(self.categories)) < len(self.categories):
+            raise ValueError(f"a category stands twice in {list(self.categories)}; name each once")
+
+    def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
+        count = tallies(self.by, self.bins, parts_of(fold))
+        counted = [count(part) for part in parts_of(fold)]
+        category = [query_categories(tally, self.rule, rng) for tally in counted]
+        chosen = [place_of(name, count.names, self.by) for name in self.categories]
+        chosen = chosen or self._most_frequent(category[0], count.names)
+        titles = [count.names[c] for c in chosen] + ([] if self.rest == "none" else ["rest"])
+        held = [self._hold(tally, of_query, chosen) for tally, of_query in zip(counted, category, strict=True)]
+        return make_portions(fold, titles, held, self.merge)
+
+    def _most_frequent(self, category: Counts, names: Sequence[str]) -> list[int]:
+        wanted = self.clients - (self.rest != "none")
+        often = np.bincount(category[category >= 0], minlength=len(names))
+        found = np.argsort(-often, kind="stable")[:wanted]
+        if len(found) < wanted or not often[found].all():
+            raise ValueError(
+                f"{int((often > 0).sum())} categories have queries under rule = {self.rule!r}, too few for "
+                f"{self.clients} clients; use fewer clients, or another rule"
+            )
+        return [int(c) for c in found]
+
+    def _hold(self, tally: Tally, category: Counts, chosen: list[int]) -> Holding:
+        client = np.full(len(category), -1, dtype=np.int64)
+        for number, c in enumerate(chosen):
+            client[category == c] = number
+        of_chosen = tally.relevant[:, chosen].astype(np.float64)
+        if self.rest == "none":
+            return Holding(client, of_chosen)
+        others = of_chosen.sum(axis=1)
+        barred = {"all": np.zeros(len(category)), "no-relevant": others}.get(
+            self.rest, tally.any[:, chosen].sum(axis=1)
+        )
+        client[(client < 0) & (barred == 0)] = len(chosen)
+        return Holding(client, np.column_stack([of_chosen, -others]))
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Clients search for different topics, found by k-means over queries: for data without categories.
+
+    A query is described by the means of its documents' features, each as its rank among the training queries: so no
+    scale and no odd query decides alone. Merge sets come from the validation queries.
+    """
+
+    clients: int = 2
+    of: Literal["documents", "relevant"] = "documents"  # whose features: all documents, or the relevant ones
+
+    def __post_init__(self) -> None:
+        if self.clients < 2:
+            raise ValueError(f"clients = {self.clients} is no split; use 2 or more")
+
+    def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
+        points = self._points(fold.train)
+        known = ~np.isnan(points[:, 0])
+        if known.sum() < self.clients:
+            raise ValueError(
+                f"{int(known.sum())} queries with documents to describe them cannot make {self.clients} topics; "
+                "use fewer clients or more data"
+            )
+        ordered = np.sort(points[known], axis=0)
+        centres = k_means(_ranks(points[known], ordered), self.clients, rng)
+        held = []
+        for part in parts_of(fold):
+            points = self._points(part)
+            apart = _distances(_ranks(points, ordered), centres)
+            lost = np.isnan(points[:, 0])
+            held.append(Holding(np.where(lost, -1, np.argmin(apart, axis=1)), -apart))
+        return make_portions(fold, [f"topic {c + 1}" for c in range(self.clients)], held, "validation")
+
+    def _points(self, data: RankingData) -> Reals:
+        """[queries, features]; NaN where a query has no relevant document to describe it."""
+        counts = np.ones(data.documents) if self.of == "documents" else (data.grades > 0).astype(np.float64)
+        total = np.add.reduceat(counts, data.offsets[:-1])
+        summed = np.add.reduceat(data.features * counts[:, None], data.offsets[:-1], axis=0)
+        return np.asarray(np.where(total[:, None] > 0, summed / np.maximum(total, 1)[:, None], np.nan))
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Queries are dealt out by chance, to all clients alike: what merging brings where nobody differs."""
+
+    clients: int = 2
+
+    def __post_init__(self) -> None:
+        if self.clients < 2:
+            raise ValueError(f"clients = {self.clients} is no split; use 2 or more")
+
+    def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
+        held = [
+            Holding(rng.permutation(part.queries) % self.clients, rng.random((part.queries, self.clients)))
+            for part in parts_of(fold)
+        ]
+        return make_portions(fold, [f"client {c + 1}" for c in range(self.clients)], held, "validation")
+
+
+SPLITS: dict[str, type[Splitter]] = {"categories": Categories, "topics": Topics, "dealt": Dealt}
+
+
+def parts_of(fold: Fold) -> list[RankingData]:
+    """Training, test and, where there are any, validation queries: in this order."""
+    return [fold.train, fold.test] + ([] if fold.validation is None else [fold.validation])
+
+
+def make_portions(fold: Fold, names: Sequence[str], held: Sequence[Holding], merge: str) -> tuple[Portion, ...]:
+    """The data of every client, from who holds which queries of each of the `parts_of` the fold.
+
+    A merge set has half as many queries as its client learns from: of the queries that nobody got (merge =
+    "remaining"), or of other clients' validation queries ("validation"), those least like the client's own. Queries
+    without a relevant document teach nothing about merging and are left out.
+    """
+    for client, name in enumerate(names):
+        if not np.any(held[0].client == client):
+            raise ValueError(
+                f"client {client + 1} ({name}) would get none of {fold.train.queries} training queries; "
+                "use fewer clients, other categories or another rule"
+            )
+    if merge == "remaining":
+        pool, place = fold.train, held[0]
+    elif fold.validation is not None:
+        pool, place = fold.validation, held[2]
+    else:
+        raise ValueError(f"{fold.name} has no validation queries to merge by; name a file of them as validation")
+    useful = np.maximum.reduceat(pool.grades, pool.offsets[:-1]) > 0
+    portions = []
+    for client, name in enumerate(names):
+        train, test, validation = (_held(fold, held, part, client) for part in range(3))
+        assert train is not None  # refused above
+        candidates = np.flatnonzero(useful & (place.client < 0 if merge == "remaining" else place.client != client))
+        if not len(candidates):
+            remedy = 'a stricter rule or merge = "validation"' if merge == "remaining" else "more validation queries"
+            raise ValueError(
+                f"no query with a relevant document is left for the merge set of client {client + 1} ({name}); "
+                f"use {remedy}"
+            )
+        order = candidates[np.argsort(place.likeness[candidates, client], kind="stable")]
+        few = np.sort(order[: max(1, train.queries // 2)])
+        portions.append(Portion(name, train, validation, test, pool.select(few)))
+    return tuple(portions)
+
+
+def _held(fold: Fold, held: Sequence[Holding], part: int, client: int) -> RankingData | None:
+    if part >= len(held):
+        return None
+    queries = np.flatnonzero(held[part].client == client)
+    return parts_of(fold)[part].select(queries) if len(queries) else None
+
+
+def as_clients(portions: Sequence[Portion]) -> Crowd:
+    """What the clients learn from, as a table whose `differences` can be measured."""
+    ends = np.cumsum([0, *(portion.train.queries for portion in portions)])
+    pools = tuple(np.arange(*ends[c : c + 2], dtype=np.int32) for c in range(len(portions)))
+    split = Split(pools, np.arange(len(portions), dtype=np.int32))
+    joined = RankingData.join([portion.train for portion in portions])
+    return make_clients(joined, len(portions), partition=lambda data, count, rng: split)
+
+
+def k_means(points: Reals, clusters: int, rng: np.random.Generator) -> Reals:
+    """Centres [clusters, columns] with small distances to the points [points, columns]; the largest cluster first.
+
+    Lloyd's algorithm from distant first centres (k-means++), the best of several starts.
+    """
+    best, least = np.empty(0), np.inf
+    for _ in range(STARTS):
+        centres = points[rng.integers(len(points), size=1)]
+        for _ in range(clusters - 1):
+            near = _distances(points, centres).min(axis=1)
+            chances = near / near.sum() if near.sum() > 0 else None
+            centres = np.vstack([centres, points[rng.choice(len(points), p=chances)]])
+        for _ in range(STEPS):
+            of_point = np.argmin(_distances(points, centres), axis=1)
+            # A cluster that lost all its points stays where it was.
+            moved = np.array(
+                [points[of_point == c].mean(axis=0) if np.any(of_point == c) else centres[c] for c in range(clusters)]
+            )
+            if np.array_equal(moved, centres):
+                break
+            centres = moved
+        cost = float(_distances(points, centres).min(axis=1).sum())
+        if cost < least:
+            best, least = centres, cost
+    sizes = np.bincount(np.argmin(_distances(points, best), axis=1), minlength=clusters)
+    return np.asarray(best[np.argsort(-sizes, kind="stable")])
+
+
+def _ranks(points: Reals, ordered: Reals) -> Reals:
+    """Each value's place from 0 to 1 among the ordered ones of its column; equal ones share theirs."""
+    ranks = np.empty(points.shape)
+    for column, values in enumerate(ordered.T):
+        low = np.searchsorted(values, points[:, column], side="left")
+        high = np.searchsorted(values, points[:, column], side="right")
+        ranks[:, column] = (low + high) / (2 * len(values))
+    return ranks
+
+
+def _distances(points: Reals, centres: Reals) -> Reals:
+    """[points, centres]: squared."""
+    return np.stack([np.square(points - centre).sum(axis=1) for centre in centres], axis=1)

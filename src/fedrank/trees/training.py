@@ -1,0 +1,91 @@
+"""Clients that train forests apart and merge them: local models, merged ones, and how well both rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.catalog import Fold
+from fedrank.rank.measures import Evaluator, average
+from fedrank.rank.model import Scorer
+from fedrank.seeds import rng_for
+from fedrank.trees.boosters import Booster
+from fedrank.trees.mergers import Merger
+from fedrank.trees.splits import Portion, Splitter
+from fedrank.trees.together import useful
+
+Reals = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Merging:
+    """What became of clients that trained apart and merged: their models and how well each ranks the test queries."""
+
+    portions: tuple[Portion, ...]
+    local: tuple[Scorer, ...]  # [clients]: trained on own data
+    merged: tuple[Scorer, ...]  # [clients]
+    measures: tuple[str, ...]
+    before: Reals  # [measures, clients, test queries]: with the local models; NaN where a measure skips the query
+    after: Reals  # [measures, clients, test queries]: with the merged ones
+    own: NDArray[np.bool_]  # [clients, test queries]: whether a query is of the client's kind
+
+    def by_client(self) -> dict[str, Reals]:
+        """Columns [clients]: each measure on own, on other clients' and on all test queries, before and after."""
+        others = self.own.any(axis=0) & ~self.own
+        return {
+            f"{measure} {where} {when}": average(np.where(chosen, values[m], np.nan))
+            for m, measure in enumerate(self.measures)
+            for where, chosen in (("own", self.own), ("others", others), ("all", np.ones_like(self.own)))
+            for when, values in (("before", self.before), ("after", self.after))
+        }
+
+
+def train_locally(
+    portions: Sequence[Portion],
+    booster: Booster,
+    seed: int,
+    threads: int = 1,
+    tell: Callable[[str], None] = lambda news: None,
+) -> tuple[Scorer, ...]:
+    """The model of each client, from its own data alone."""
+    models = []
+    for portion in portions:
+        tell(f"training the model of {portion.name}")
+        model = booster(portion.train, useful(portion.validation), seed=seed, threads=threads)
+        models.append(replace(model, notes={"client": portion.name, "queries": portion.train.queries}))
+    return tuple(models)
+
+
+def train_and_merge(
+    fold: Fold,
+    split: Splitter,
+    booster: Booster,
+    merger: Merger,
+    measures: Sequence[str],
+    seed: int,
+    threads: int = 1,
+    tell: Callable[[str], None] = lambda news: None,
+) -> Merging:
+    """Split a fold among clients, train each one's model, merge them, and measure before and after."""
+    portions = split(fold, rng_for(seed, "split"))
+    local = train_locally(portions, booster, seed, threads, tell)
+    tell("merging")
+    merged = merger(portions, local, booster, seed, threads)
+    tell("measuring")
+    evaluator = Evaluator(fold.test, measures)
+    before, after = (_measured(models, evaluator) for models in (local, merged))
+    ids = [() if portion.test is None else portion.test.query_ids for portion in portions]
+    own = np.array([np.isin(fold.test.query_ids, one) for one in ids])
+    return Merging(portions, local, merged, tuple(measures), before, after, own)
+
+
+def _measured(models: Sequence[Scorer], evaluator: Evaluator) -> Reals:
+    """[measures, models, queries]; a model that several clients share is scored once."""
+    known: dict[int, NDArray[np.float32]] = {}
+    for model in models:
+        if id(model) not in known:
+            known[id(model)] = np.asarray(model.score(evaluator.data), dtype=np.float32)
+    return evaluator.per_query_of_scores(np.stack([known[id(model)] for model in models]))

@@ -1,0 +1,145 @@
+"""Settings of a booster by trial: Optuna looks for those that rank the validation queries best.
+
+The study is an SQLite file that Optuna's own tools read. It can be stopped at any time and goes on where it was: what
+is tried next depends on the trials that were completed and on the seed, not on interruptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedrank.data.ranking import RankingData
+from fedrank.seeds import key_for
+from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit, best_size
+
+NAME = "booster"  # of the study, in its file
+RATES = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.3)
+
+
+@dataclass(frozen=True)
+class BoosterTrial:
+    """One setting that was tried."""
+
+    settings: dict[str, float | int]
+    quality: float  # nDCG@10 of the validation queries, after the best number of trees
+    trees: int  # that number
+
+
+@dataclass
+class Studies:
+    """Looks for the settings of one forest after the other: `study-1.db` is of the first one, and so on."""
+
+    trials: int  # for each forest
+    folder: Path  # of the studies
+    tell: Callable[[int, BoosterTrial], None] = lambda done, best: None
+    turn: Callable[[], None] = lambda: None
+    best: list[BoosterTrial] = field(default_factory=list)  # [forests]
+
+    def __call__(
+        self, booster: Booster, train: RankingData, validation: RankingData | None, seed: int, threads: int = 1
+    ) -> Lambdamart:
+        if validation is None:
+            raise ValueError(
+                f"a client with {train.queries} queries has no validation queries with a relevant document to tune on; "
+                "use fewer clients, or tune = 0"
+            )
+        study = self.folder / f"study-{len(self.best) + 1}.db"
+        found, trials = tune(booster, train, validation, self.trials, study, seed, threads, self.tell, self.turn)
+        self.best.append(best_of(trials))
+        return found
+
+
+def tune(
+    booster: Booster,  # one of fedrank's own
+    train: RankingData,
+    validation: RankingData,
+    trials: int,
+    study: str | Path,  # SQLite file; what it holds already is not tried again
+    seed: int,
+    threads: int = 1,
+    tell: Callable[[int, BoosterTrial], None] = lambda done, best: None,  # after every trial: how many, the best so far
+    turn: Callable[[], None] = lambda: None,  # after every tree; may raise, which ends it until it is called again
+) -> tuple[Lambdamart, list[BoosterTrial]]:
+    """The booster with the best of the settings that were tried, and all that were."""
+    if not isinstance(booster, Lambdamart):
+        raise ValueError("tune: only fedrank's own boosters have settings that Optuna knows; set tune = 0")
+    optuna = _optuna()
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return _tune(optuna, booster, train, validation, trials, Path(study), seed, threads, tell, turn)
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _tune(
+    optuna: Any,
+    booster: Lambdamart,
+    train: RankingData,
+    validation: RankingData,
+    trials: int,
+    file: Path,
+    seed: int,
+    threads: int,
+    tell: Callable[[int, BoosterTrial], None],
+    turn: Callable[[], None],
+) -> tuple[Lambdamart, list[BoosterTrial]]:
+    if trials < 1:
+        raise ValueError(f"{trials} trials choose nothing; ask for 1 or more")
+    study = optuna.create_study(
+        storage=f"sqlite:///{file.resolve()}", study_name=NAME, direction="maximize", load_if_exists=True
+    )
+    for left in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # by a process that was stopped
+        study.tell(left.number, state=optuna.trial.TrialState.FAIL)
+    while len(done := _done(optuna, study)) < trials:
+        study.sampler = optuna.samplers.TPESampler(seed=int(key_for(seed, "tune", len(done))) % 2**32)
+        asked = study.ask()
+        curve: list[float] = []
+        try:
+            for step in replace(booster, **_suggested(asked)).grow(train, validation, seed, threads):
+                curve.append(step.validation)
+                turn()
+        except NothingToSplit:  # a setting like any other, only a bad one
+            curve = []
+        asked.set_user_attr("trees", best_size(curve))
+        study.tell(asked, max(curve, default=0.0))
+        done = _done(optuna, study)
+        tell(len(done), best_of(done))
+    best = best_of(done)
+    if best.trees == 0:
+        raise NothingToSplit(
+            f"with none of {trials} settings a tree could split {train.documents:,} documents of {train.queries:,} "
+            "queries; try more settings, use more data, or tune = 0"
+        )
+    return replace(booster, **best.settings), done  # type: ignore[arg-type]
+
+
+def best_of(trials: Iterable[BoosterTrial]) -> BoosterTrial:
+    """The first of those with the highest quality."""
+    return max(trials, key=lambda tried: tried.quality)
+
+
+def _suggested(trial: Any) -> dict[str, Any]:
+    """The space of the paper on merging (see methods of LambdaMART there), as fields of a booster."""
+    return {
+        "rate": trial.suggest_categorical("rate", RATES),
+        "leaves": trial.suggest_int("leaves", 15, 255),
+        "min_data_in_leaf": trial.suggest_int("min_data_in_leaf", 10, 500, step=5),
+        "min_sum_hessian": trial.suggest_float("min_sum_hessian", 1.0, 100.0),
+    }
+
+
+def _done(optuna: Any, study: Any) -> list[BoosterTrial]:
+    complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    return [BoosterTrial(dict(one.params), float(one.value), int(one.user_attrs["trees"])) for one in complete]
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError("tuning needs Optuna: pip install 'fedrank[trees]'") from None
+    return optuna

@@ -1,0 +1,147 @@
+"""One envelope for everything that travels: calls, messages, letters. Bytes in, bytes out.
+
+    magic, version, kind, run, round, attempt, sender | parts: name, type, shape, bytes | checksum
+
+A receiver says what it expects, and what does not fit is refused by name: nothing is read from what a message says of
+itself, nothing is unpickled, and no more memory is taken than was expected. The checksum finds damage, not forgery:
+that is for signatures, or the channel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC, VERSION = b"frnk", 1
+SERVER = -1  # the sender of what a server sends
+_HEAD = struct.Struct("<4sH16s16sQIqB")  # magic, version, kind, run, round, attempt, sender, number of parts
+_PART = struct.Struct("<16s4sQ")  # name, type, number of values
+_SUM = 16  # bytes of the checksum
+Value = NDArray[Any] | bytes
+
+
+class Refused(ValueError):
+    """A message that does not fit what was expected."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a message is, and where it belongs."""
+
+    kind: str  # at most 16 ASCII letters
+    run: bytes  # 16 bytes that name a run
+    round: int
+    attempt: int = 0  # a round that was lost is asked for again
+    sender: int = SERVER
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of a message must be."""
+
+    type: str | np.dtype[Any]  # as NumPy writes it, such as "<f4", or a record; "|S" is bytes
+    size: int  # number of values, or the most bytes
+    finite: bool = True  # whether numbers that are not finite are refused
+
+
+def pack(label: Label, parts: Mapping[str, Value]) -> bytes:
+    """The bytes of a message."""
+    run, kind = label.run, label.kind.encode("ascii")
+    if len(run) != 16 or not 0 < len(kind) <= 16:
+        raise ValueError(f"a run is named by 16 bytes and a kind by 1 to 16 letters, not {len(run)} and {len(kind)}")
+    pieces = [
+        _HEAD.pack(MAGIC, VERSION, kind, run, label.round, label.attempt, label.sender, len(parts)),
+    ]
+    for name, value in parts.items():
+        if isinstance(value, bytes):
+            pieces += [_PART.pack(name.encode(), b"|S", len(value)), value]
+        else:
+            array = np.ascontiguousarray(value)
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            pieces += [_PART.pack(name.encode(), _code(little.dtype), little.size), little.tobytes()]
+    content = b"".join(pieces)
+    return content + hashlib.blake2b(content, digest_size=_SUM).digest()
+
+
+def unpack(
+    content: bytes, expected: Label, parts: Mapping[str, Part], senders: Collection[int] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Sender and parts of a message that fits; flat arrays, or bytes. `senders` are all who may have sent it."""
+    largest = _HEAD.size + sum(_PART.size + _bytes(part) for part in parts.values()) + _SUM
+    if not isinstance(content, bytes):
+        raise Refused(f"a message of kind {expected.kind} is bytes, not {type(content).__name__}")
+    if len(content) < _HEAD.size + _SUM:
+        raise Refused(f"{len(content)} bytes are too few for a message of kind {expected.kind}")
+    magic, version, kind, run, round_, attempt, sender, count = _HEAD.unpack_from(content)
+    if magic != MAGIC:
+        raise Refused("it is no message of fedrank")
+    for what, its, wanted in (
+        ("version", version, VERSION),
+        ("kind", kind.rstrip(b"\0").decode("ascii", "replace"), expected.kind),
+        ("run", run.hex(), expected.run.hex()),
+        ("round", round_, expected.round),
+        ("attempt", attempt, expected.attempt),
+    ):
+        if its != wanted:
+            raise Refused(f"it is of {what} {its}, expected was {what} {wanted}")
+    if sender not in (senders if senders is not None else (expected.sender,)):
+        raise Refused(f"it comes from {sender}, who was not asked")
+    if len(content) > largest:
+        raise Refused(f"{len(content)} bytes are too many for a message of kind {expected.kind}: at most {largest}")
+    body, total = content[:-_SUM], content[-_SUM:]
+    if hashlib.blake2b(body, digest_size=_SUM).digest() != total:
+        raise Refused("its checksum is wrong: it was damaged on the way")
+    if count != len(parts):
+        raise Refused(f"it has {count} parts, expected were {len(parts)}: {', '.join(parts)}")
+    values: dict[str, Any] = {}
+    at = _HEAD.size
+    for name, part in parts.items():
+        values[name], at = _read(body, at, name, part)
+    if at != len(body):
+        raise Refused(f"{len(body) - at} bytes follow its last part")
+    return sender, values
+
+
+def _read(body: bytes, at: int, name: str, part: Part) -> tuple[Any, int]:
+    if at + _PART.size > len(body):
+        raise Refused(f"it ends before its part {name}")
+    its_name, code, size = _PART.unpack_from(body, at)
+    at += _PART.size
+    if its_name.rstrip(b"\0") != name.encode():
+        raise Refused(f"it has a part {its_name.rstrip(bytes(1))!r} where {name} was expected")
+    if part.type == "|S":
+        if code.rstrip(b"\0") != b"|S" or size > part.size or at + size > len(body):
+            raise Refused(f"its {name} has {size} bytes of type {code!r}, expected were at most {part.size}")
+        return body[at : at + size], at + size
+    wanted = np.dtype(part.type)
+    if code != _code(wanted).ljust(4, b"\0") or size != part.size:
+        its_type = code.rstrip(b"\0").decode("ascii", "replace")
+        raise Refused(f"its {name} is {size} values of type {its_type}, expected were {part.size} of {part.type}")
+    end = at + size * wanted.itemsize
+    if end > len(body):
+        raise Refused(f"it ends within its part {name}")
+    values = np.frombuffer(body[at:end], dtype=wanted)
+    if part.finite and not all(np.isfinite(column).all() for column in _columns(values)):
+        raise Refused(f"its {name} has values that are not finite")
+    return values, end
+
+
+def _columns(values: NDArray[Any]) -> list[NDArray[Any]]:
+    names = values.dtype.names
+    columns = [values] if names is None else [values[name] for name in names]
+    return [column for column in columns if column.dtype.kind == "f"]
+
+
+def _code(kind: np.dtype[Any]) -> bytes:
+    """Four bytes for a type; records are named by their size."""
+    return (f"V{kind.itemsize}" if kind.names else kind.str).encode()
+
+
+def _bytes(part: Part) -> int:
+    return part.size if part.type == "|S" else part.size * np.dtype(part.type).itemsize

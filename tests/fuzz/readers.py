@@ -1,0 +1,387 @@
+"""Every reader of files, or of bytes, that may come from somebody else: a small example for it, and what it says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.made_up import made_up_data
+
+DATA = made_up_data(queries=4, longest=8)
+LETOR = "".join(f"{q % 3} qid:{q // 4} 1:{q / 7:.3f} 2:{q} 5:-1.5e-2 # doc{q}\n" for q in range(16))
+KEY = bytes(range(32))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to make an example in an empty folder, and how to read it."""
+
+    make: Callable[[Path], None]
+    read: Callable[[Path], Any]  # what it says, as arrays, text and numbers; None where it says nothing
+    sealed: bool = False  # whether a change must be found: by a checksum, or a key
+
+
+def _save_linear(folder: Path) -> None:
+    from fedrank.rank.model import Model, save_model
+    from fedrank.rank.rankers import Linear
+
+    ranges = np.stack([np.zeros(5, np.float32), np.ones(5, np.float32)])
+    notes = {"experiment": "x", "fold": 1, "rounds": [1, 2.5, None]}
+    model = Model(Linear(), np.linspace(-1, 1, 5), 5, "global", ("a", "b", "c", "d", "e é"), notes, ranges)
+    save_model(model, folder / "model.json")
+
+
+def _save_neural(folder: Path) -> None:
+    from fedrank.rank.model import Model, save_model
+    from fedrank.rank.rankers import Mlp
+
+    save_model(Model(Mlp(2), np.linspace(-1, 1, 28).reshape(2, 14), 5), folder / "model.json")
+
+
+def _grown() -> Any:
+    from fedrank.trees.boosters import Lambdamart
+
+    train = made_up_data(queries=30, longest=30)
+    return Lambdamart(trees=3, leaves=4, min_data_in_leaf=3)(train, seed=1)
+
+
+def _save_forest(folder: Path) -> None:
+    from fedrank.trees.forest import save_forest
+
+    save_forest(_grown(), folder / "model.json")
+
+
+def _save_text(folder: Path) -> None:
+    from fedrank.trees.forest import write_text
+
+    write_text(_grown(), folder / "model.txt")
+
+
+def _save_foreign_text(folder: Path) -> None:
+    (folder / "model.txt").write_text(_grown().text)
+
+
+def _save_mixture(folder: Path) -> None:
+    from fedrank.rank.model import Model
+    from fedrank.rank.rankers import Linear
+    from fedrank.trees.mixtures import LinearMix, Stacked
+    from fedrank.trees.model_files import save_any
+
+    linear = Model(Linear(), np.ones(5), 5)
+    both = LinearMix((linear, _grown()), (0.25, 0.75), "fixed", (1.0, 2.0))
+    save_any(Stacked((both, linear), Model(Linear(), np.ones(7), 7), "both"), folder / "model.json")
+
+
+def _model(path: Path) -> Any:
+    from fedrank.rank.model import Model
+    from fedrank.trees.model_files import load_model
+
+    model = load_model(path)
+    own = model.weights if isinstance(model, Model) else None
+    client = 0 if own is not None and own.ndim == 2 else None
+    said = model.features, model.normalised, model.feature_names, model.notes, getattr(model, "ranges", None)
+    scores = model.score(replace(DATA, feature_names=())) if model.features < 20 and client is None else None
+    return own, *said, scores
+
+
+def _save_checkpoint(folder: Path) -> None:
+    from fedrank.run.writer import _checksum, _packed
+
+    parts = {"round": 3, "csv_bytes": 10, "quality": 0.5, "tally": {"interactions": 4}, "weights": np.arange(5.0)}
+    parts |= {"rule.memory": np.ones((2, 3), np.float32).T, "excluded": {"1": [2, 3]}}
+    packed: dict[str, Any] = {name: _packed(part) for name, part in parts.items()}
+    np.savez(folder / "checkpoint.npz", **packed, checksum=_checksum(packed))
+
+
+def _checkpoint(folder: Path) -> Any:
+    from fedrank.run.writer import _read_checkpoint
+
+    kept = _read_checkpoint(folder)
+    return None if kept is None else sorted((name, part) for name, part in kept.items() if name != "checksum")
+
+
+SPEC = """\
+title = "A question"
+rounds = 100
+measures = ["ndcg@10", "mrr@10"]
+seeds = [1, 2]
+[data]
+name = "synthetic-mq2007"
+folds = [1]
+[clients]
+count = 10
+partition = { name = "iid" }
+malicious = 1
+[learner]
+name = "pdgd"
+ranker = { name = "mlp", hidden = 4 }
+[attack]
+name = "lie"
+[mechanism]
+name = "gaussian"
+clip = 1.0
+noise = 1.5
+[vary]
+"aggregator.name" = ["mean", "median"]
+[variants.fast]
+learner.rate = 0.5
+[[claims]]
+says = "median costs"
+higher = "fast,aggregator.name=mean"
+lower = "fast,aggregator.name=median"
+"""
+
+
+def _save_spec(folder: Path) -> None:
+    (folder / "spec.toml").write_text(SPEC, encoding="utf-8")
+
+
+def _spec(folder: Path) -> Any:
+    from fedrank.spec.source import read_spec
+
+    return read_spec(folder / "spec.toml", trust=False).toml()
+
+
+def _save_runs(folder: Path) -> None:
+    from tests.report.made_up_runs import write_run
+
+    path = write_run(folder, rounds=6, queries=4)
+    (path / "clients.csv").write_text("client,ndcg@10\n0,0.5\n1,0.25\n")
+    (path.parent.parent / "experiment.toml").write_text((path / "spec.toml").read_text())
+
+
+def _runs(folder: Path) -> Any:
+    from fedrank.report.findings import find
+    from fedrank.run.runs import load_runs
+
+    runs = load_runs(folder)
+    for run in runs.checked().finished:
+        run.spec.rounds_asked, run.card, run.receipt, run.clients  # noqa: B018
+    find(runs)
+    return runs.table()
+
+
+def _save_letor(folder: Path) -> None:
+    (folder / "train.txt").write_text(LETOR)
+
+
+def _letor(folder: Path) -> Any:
+    from fedrank.data.letor import read_letor
+
+    data = read_letor(folder / "train.txt", cache=False)
+    return data.features, data.grades, data.query_ids
+
+
+def _save_letter(folder: Path) -> None:
+    from fedrank.silo.messages import seal
+
+    (folder / "letter").write_bytes(seal(b"what only b may read " * 20, "model", _parties()[0], _parties()[1].name))
+
+
+def _letter(folder: Path) -> Any:
+    from fedrank.silo.messages import unseal
+
+    return unseal((folder / "letter").read_bytes(), "model", _parties()[1])
+
+
+def _parties() -> Any:
+    from fedrank.silo.keys import public_of
+    from fedrank.silo.messages import party
+
+    a, b = KEY, KEY[::-1]
+    return party(a, [public_of(b)]), party(b, [public_of(a)])
+
+
+def _save_sketch(folder: Path) -> None:
+    from fedrank.data.documents import Documents
+    from fedrank.silo.files import sketch_collection
+    from fedrank.silo.rtk import TopKRule
+    from fedrank.silo.sketch import Sketcher
+
+    some = [str(number) for number in range(4)]
+    documents = Documents(some, ["flu"] * 4, [f"word{one} flu" for one in some], [""] * 4)
+    sketch_collection(documents, KEY, Sketcher(width=20, depth=4), folder / "a.sketch", rule=TopKRule(alpha=2, k=3))
+
+
+def _sketch(folder: Path) -> Any:
+    from fedrank.silo.files import open_sketch
+
+    file = open_sketch(folder / "a.sketch")
+    cells, signs = file.sketcher.places(["flu"], file.hashing(KEY))
+    return file.sketcher, [field.query(cells[0], signs[0]) for field in file.fields.values()]
+
+
+def _save_keys(folder: Path) -> None:
+    from fedrank.silo.keys import new_identity, new_key
+
+    new_key(folder / "shared.key")
+    new_identity(folder / "a.secret")
+
+
+def _keys(folder: Path) -> Any:
+    from fedrank.silo.keys import read_key, read_public, read_secret
+
+    return read_key(folder / "shared.key"), read_secret(folder / "a.secret"), read_public(folder / "a.public")
+
+
+def _save_message(folder: Path) -> None:
+    from fedrank.wire import pack
+
+    (folder / "message").write_bytes(pack(_label(), {"weights": np.arange(5, dtype=np.float32), "note": b"bytes"}))
+
+
+def _label() -> Any:
+    from fedrank.wire import Label
+
+    return Label("letter", b"a run of 16 byte", 7, 2, 31)
+
+
+def _message(folder: Path) -> Any:
+    from fedrank.wire import Part, unpack
+
+    return unpack((folder / "message").read_bytes(), _label(), {"weights": Part("<f4", 5), "note": Part("|S", 40)})
+
+
+def _save_history(folder: Path) -> None:
+    from fedrank.unlearn.history import HistoryWriter
+
+    with HistoryWriter(folder, 4, 3, 1) as writer:
+        for number in range(1, 5):
+            writer.add(number, np.arange(number), np.full((number, 3), number, np.float32), np.ones(3) * number)
+
+
+def _history(folder: Path) -> Any:
+    from fedrank.unlearn.history import History
+
+    return [tuple(stored) for stored in History.open(folder)]
+
+
+def _save_ledger(folder: Path) -> None:
+    from fedrank.protect.ledger import Ledger
+
+    with Ledger.open(folder, 4) as ledger:
+        ledger.reserve({1: np.array([0, 2]), 2: np.array([1, 3])})
+        ledger.keep(1, np.arange(3.0))
+
+
+def _ledger(folder: Path) -> Any:
+    from fedrank.protect.ledger import Ledger
+
+    with Ledger.open(folder, 4) as ledger:
+        return ledger.participations(), ledger.rounds()
+
+
+def _save_split(folder: Path) -> None:
+    from fedrank.trees.split_folder import FORMAT
+
+    clients = '[{"name": "a", "folder": "client-1"}, {"name": "b", "folder": "client-2"}]'
+    (folder / "split.json").write_text(f'{{"format": {FORMAT!r}, "clients": {clients}}}'.replace("'", '"'))
+
+
+def _split(folder: Path) -> Any:
+    from fedrank.trees.split_folder import read_split
+
+    return read_split(folder)
+
+
+def _save_collection(folder: Path) -> None:
+    for name in ("corpus", "queries"):
+        (folder / f"{name}.jsonl").write_text(
+            "".join(f'{{"_id": "{i}", "title": "t", "text": "word {i}"}}\n' for i in range(5))
+        )
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{i}\t{i}\t1\n" for i in range(5)))
+
+
+def _collection(folder: Path) -> Any:
+    from fedrank.data.collection import read_collection
+
+    found = read_collection(folder)
+    return found.documents.ids, found.offsets, found.grades
+
+
+def _save_clicks(folder: Path) -> None:
+    lines = "".join(f"{i % 3}\t2006-03-0{i % 9 + 1} 10:00:00\tquery {i % 4}\t{i % 5}\n" for i in range(12))
+    (folder / "log.tsv").write_text("user\ttime\tquery\tdocument\n" + lines)
+
+
+def _clicks(folder: Path) -> Any:
+    from fedrank.data.documents import Documents
+    from fedrank.data.logs import read_clicks
+
+    some = [str(number) for number in range(5)]
+    clicks = read_clicks(folder / "log.tsv", Documents(some, ["t"] * 5, ["b"] * 5, ["u"] * 5))
+    return vars(clicks)
+
+
+def _save_log_folder(folder: Path) -> None:
+    from tests.made_up import made_up_log
+
+    made_up_log(folder / "log", [0, 1, 0, 2, 0, 1, 0, 1, 0, 2])
+
+
+def _log_folder(folder: Path) -> Any:
+    from fedrank.data.log_fold import log_fold
+
+    fold = log_fold(folder / "log", test_share=0.25, how="none")
+    return fold.train.features, fold.train.grades, fold.test.features, fold.test.grades
+
+
+def _save_spending(folder: Path) -> None:
+    from fedrank.silo.spending import Limits, SiloLedger
+
+    ledger = SiloLedger(folder / "spent.jsonl", "a", Limits(querier=50.0))
+    ledger.charge_sketches(["x", "y"], 2.0)
+    ledger.charge_terms("b", 3, 0.5, "a question")
+
+
+def _spending(folder: Path) -> Any:
+    from fedrank.silo.spending import SiloLedger
+
+    ledger = SiloLedger(folder / "spent.jsonl")
+    return ledger.owner, ledger.sketched(), ledger.limits
+
+
+READERS = {
+    "linear model": Reader(_save_linear, _model, sealed=True),
+    "neural models of clients": Reader(_save_neural, _model, sealed=True),
+    "forest": Reader(_save_forest, _model, sealed=True),
+    "text of a forest": Reader(_save_text, lambda folder: _model(folder / "model.txt"), sealed=True),
+    "text of LightGBM": Reader(_save_foreign_text, lambda folder: _model(folder / "model.txt")),
+    "mixture": Reader(_save_mixture, _model, sealed=True),
+    "checkpoint": Reader(_save_checkpoint, _checkpoint, sealed=True),
+    "spec": Reader(_save_spec, _spec),
+    "run folder": Reader(_save_runs, _runs),
+    "LETOR": Reader(_save_letor, _letor),
+    "collection": Reader(_save_collection, _collection),
+    "search log": Reader(_save_clicks, _clicks),
+    "log folder": Reader(_save_log_folder, _log_folder),
+    "spending of a silo": Reader(_save_spending, _spending),
+    "split": Reader(_save_split, _split),
+    "message": Reader(_save_message, _message, sealed=True),
+    "letter": Reader(_save_letter, _letter, sealed=True),
+    "sketch": Reader(_save_sketch, _sketch, sealed=True),
+    "keys": Reader(_save_keys, _keys),
+    "history": Reader(_save_history, _history, sealed=True),
+    "ledger": Reader(_save_ledger, _ledger),
+}
+
+
+def flat(value: Any) -> Iterator[bytes]:
+    """What was read, as bytes that can be compared."""
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield value.tobytes()
+    elif isinstance(value, dict):
+        for key in value:
+            yield from flat((key, value[key]))
+    elif isinstance(value, (list, tuple)):
+        yield b"%d" % len(value)
+        for one in value:
+            yield from flat(one)
+    else:
+        yield os.fsencode(repr(value))

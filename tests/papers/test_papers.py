@@ -1,0 +1,374 @@
+"""The papers: every table and figure is there, claims are about variants that exist, and the report tells verdicts."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import tomllib
+from dataclasses import replace
+from html import unescape
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedrank.data import synthetic_log
+from fedrank.data.logs import load_log
+from fedrank.papers import figures as paper_figures
+from fedrank.papers.items import (
+    Item,
+    Paper,
+    about_papers,
+    ask,
+    data_of,
+    made_up_log,
+    named,
+    papers,
+    unlearn_after,
+)
+from fedrank.papers.page import match, summary, write_papers_report
+from fedrank.papers.tree_figures import by_step
+from fedrank.report.findings import find
+from fedrank.report.terminal import show
+from fedrank.run.runs import load_runs
+from fedrank.run.schedule import run_experiment
+from fedrank.spec.source import read_spec
+from fedrank.spec.toml import write_toml
+from tests.report.made_up_runs import write_experiment, write_run
+
+ROOT = Path(__file__).parents[2]
+ITEMS = [(paper, item) for paper in papers() for item in paper.items]
+NAMES = [item.name for _, item in ITEMS]
+
+# What the papers compute, by their own numbers; 5.1, 6.1 and the like are drawings.
+THESIS = {
+    "Table": ["3.1", "4.2", "4.3", "6.2"],
+    "Figure": [
+        *(f"3.{n}" for n in range(1, 11)),
+        *(f"4.{n}" for n in range(3, 10)),
+        *(f"5.{n}" for n in range(2, 12)),
+        *("6.2", "6.3"),
+    ],
+}
+OTHERS = {
+    "noniid-trees": {"Table": ["1", "3", "4", "5"], "Figure": []},
+    "selgb": {"Table": ["2"], "Figure": [str(n) for n in range(1, 9)]},
+    "cs-f-ltr": {"Table": ["1"], "Figure": ["4", "5", "6"]},
+    "aol4foltr": {"Table": [], "Figure": ["2", "3", "4", "5"]},
+}
+
+
+def numbers(labels: list[str], kind: str) -> set[str]:
+    """The tables or figures that labels such as "Table 6.2, Figures 6.2 and 6.3" name; "5.5-5.7" are three."""
+    found = set()
+    for label in labels:
+        for part in re.findall(rf"{kind}s? ((?:[\d.]+(?: \([a-z, ]+\))?(?:, | and |-)?)+)", label):
+            for first, last in re.findall(r"(\d[\d.]*)(?:-(\d[\d.]*))?", part.replace(" and ", ", ")):
+                found.add(first.rstrip("."))
+                if last:
+                    chapter, _, start = first.rpartition(".")
+                    ends = range(int(start), int(last.rpartition(".")[2]) + 1)
+                    found |= {f"{chapter}.{n}" if chapter else str(n) for n in ends}
+    return found
+
+
+@pytest.mark.parametrize(("key", "wanted"), [("thesis", THESIS), *OTHERS.items()])
+@pytest.mark.parametrize("kind", ["Table", "Figure"])
+def test_every_computed_table_and_figure_has_an_experiment_or_a_command(key: str, wanted: dict, kind: str) -> None:
+    [paper] = [paper for paper in papers() if paper.key == key]
+    labels = [item.label for item in paper.items] + [other.item for other in paper.other]
+    assert set(wanted[kind]) <= numbers(labels, kind)
+
+
+def test_labels_are_read_as_meant() -> None:
+    labels = ["Table 6.2, Figures 6.2 and 6.3", "Figure 4.9 (a, c)", "Figures 5.6-5.8 and 5.11"]
+    assert numbers(labels, "Figure") == {"6.2", "6.3", "4.9", "5.6", "5.7", "5.8", "5.11"}
+    assert numbers(labels, "Table") == {"6.2"}
+
+
+@pytest.mark.parametrize(("paper", "item"), ITEMS, ids=NAMES)
+def test_an_item_says_what_it_is_what_it_costs_and_has_a_quick_form(paper: Paper, item: Item) -> None:
+    cost = item.grid.about.paper
+    assert cost is not None
+    assert cost.minutes
+    assert cost.quick_minutes
+    assert item.quick is not None
+    assert item.quick.title.endswith("(quick form)")
+    assert not item.quick.about.published
+    whole, quick = (len(grid.variants) * len(grid.repeats()) for grid in (item.grid, item.quick))
+    assert quick <= max(whole, 60)
+
+
+@pytest.mark.parametrize(("paper", "item"), ITEMS, ids=NAMES)
+def test_claims_compare_two_different_variants_in_a_measure_that_runs_have(paper: Paper, item: Item) -> None:
+    for claim in item.grid.about.claims:
+        assert claim.higher != claim.lower
+        columns = [*item.grid.measures, "online", "online_sum", "reward"]
+        assert claim.measure is None or claim.measure in columns
+    if len(item.grid.about.claims) > 0:
+        assert item.quick is not None
+        assert item.quick.about.claims, "no claim is left in the quick form"
+
+
+@pytest.mark.parametrize("name", sorted(paper_figures.FIGURES))
+def test_pictures_against_a_number_fit_the_names_of_variants(name: str) -> None:
+    pattern = paper_figures.FIGURES[name].pattern
+    names = read_spec(name).names
+    [paper] = [paper for paper in papers() if paper.key == name.partition("/")[0]]
+    if paper.unlearn is not None and paper.unlearn.experiment == name.partition("/")[2]:
+        names = [row["variant"] for row in paper.unlearn.published]
+    found = [fits.group("x") for variant in names if (fits := re.fullmatch(pattern, variant))]
+    assert len(set(found)) >= 2
+
+
+def test_names_stand_for_one_or_for_many() -> None:
+    assert named(["thesis/table-6-2"]) == ["thesis/table-6-2"]
+    assert sorted(named(["all", "thesis"])) == sorted(NAMES)
+    assert set(named(["selgb"])) == {name for name in NAMES if name.startswith("selgb/")}
+    with pytest.raises(ValueError, match=r"no table or figure 'thesis/table-6-3'; did you mean .?thesis/table-6-2"):
+        named(["thesis/table-6-3"])
+
+
+def test_the_list_names_everything() -> None:
+    out = io.StringIO()
+    show(about_papers(), Console(file=out, width=250))
+    text = out.getvalue()
+    for paper, item in ITEMS:
+        assert paper.title in text
+        assert item.name in text
+    assert "fedrank logs describe" in text
+    assert "estimates" in text
+    narrow = io.StringIO()
+    show(about_papers(), Console(file=narrow, width=80))
+    for name in NAMES:
+        assert name in narrow.getvalue(), "a name that is cut cannot be typed"
+
+
+def test_other_data_get_a_folder_of_their_own(tmp_path: Path) -> None:
+    name = "thesis/fig-4-8"
+    assert ask(name, [], True, tmp_path)[1] == "thesis/fig-4-8-quick"
+    asked, label = ask(name, ["data.name=mq2008"], True, tmp_path)
+    assert label == "thesis/fig-4-8-quick-on-mq2008"
+    assert data_of(asked) == "mq2008"
+    assert ask(name, ["rounds=7"], False, tmp_path)[1] == name
+
+
+def test_a_made_up_log_that_was_stopped_halfway_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bm25s")
+    write = synthetic_log.synthetic_log
+    monkeypatch.setattr(synthetic_log, "synthetic_log", lambda out, **_: write(out, users=6))
+    asked, label = ask("aol4foltr/fig-5", [], True, tmp_path / "whole")
+    assert label == "aol4foltr/fig-5-quick"
+    whole = Path(asked.base.data.log)
+    assert len(load_log(whole)) > 0
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for what in ("json.dumps", "fedrank.data.build_log.finish"):  # while documents, or the data set, are written
+        with monkeypatch.context() as patch:
+            patch.setattr(what, stopped)
+            with pytest.raises(KeyboardInterrupt):
+                made_up_log(tmp_path / "parts")
+    parts = made_up_log(tmp_path / "parts")
+    names = sorted(path.name for path in whole.iterdir())
+    assert names == sorted(path.name for path in parts.iterdir())
+    assert all((whole / name).read_bytes() == (parts / name).read_bytes() for name in names)
+
+
+def test_a_narrower_grid_leaves_out_claims_about_the_rest(tmp_path: Path) -> None:
+    name = "thesis/fig-4-6"
+    assert len(read_spec(name).about.claims) == 4
+    narrow, _ = ask(name, ['vary.clients.user=["informational"]'], False, tmp_path)
+    informational = {f"{rule},clients.user=informational" for rule in ("R2", "IID")}
+    assert {claim.higher for claim in narrow.about.claims} == informational
+    assert narrow.about.baseline is None
+    with pytest.raises(ValueError, match=r"vary.clients.user: .*list the values"):
+        ask(name, ["vary.clients.user=informational"], False, tmp_path)
+
+
+def test_the_plan_of_unlearning_names_variants_and_methods_that_exist() -> None:
+    [paper] = [paper for paper in papers() if paper.key == "thesis"]
+    plan = paper.unlearn
+    assert plan is not None
+    asked = read_spec(f"thesis/{plan.experiment}")
+    made = set()
+    for variant in asked.variants:
+        for method in plan.methods.get(variant.given, []):
+            settings = [f"{key}={value}" for key, value in method.items() if key != "name"]
+            made.add(",".join([variant.name, method["name"], *settings]))
+    assert set(plan.methods) <= set(asked.about.variants)
+    told = {row[role] for row in plan.claims for role in ("higher", "lower")}
+    assert told | {row["variant"] for row in plan.published} <= made
+
+
+def test_table_6_2_trains_unlearns_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "thesis/table-6-2"
+    [thesis] = [paper for paper in papers() if paper.key == "thesis"]
+    assert thesis.unlearn is not None
+    few = {"9H-1M": [{"name": "retrain"}, {"name": "fed-eraser", "steps": 3}]}
+    short = replace(thesis, unlearn=replace(thesis.unlearn, methods=few))
+    monkeypatch.setattr("fedrank.papers.items.papers", lambda: (short,))
+    small = ["rounds=5", "evaluate_every=5", 'vary.clients.user=["perfect"]', "data.folds=[1]", "seeds=[1]"]
+    asked, label = ask(name, small, True, tmp_path)
+    assert not run_experiment(asked, label, tmp_path).failed
+    folder = unlearn_after(name, asked, label, tmp_path)
+    assert folder == tmp_path / "thesis/table-6-2-quick-unlearned"
+    told = tomllib.loads((folder / "experiment.toml").read_text())
+    assert "published" not in told
+    assert [row["says"].partition(" (")[0] for row in told["claims"]] == ["Unlearning returns to the retrained quality"]
+    [found] = find(load_runs(folder), by_query=False)
+    parent = "9H-1M,clients.user=perfect"
+    assert {variant.name for variant in found.variants} == {f"{parent},retrain", f"{parent},fed-eraser,steps=3"}
+    assert [claim.pairs for claim in found.claims] == [1]
+    done = match((thesis,), find(load_runs(tmp_path), by_query=False))["thesis"]
+    shorter = "changed: rounds, evaluate_every"
+    forms = [f"quick, {shorter}", f"quick, unlearned, {shorter}"]
+    assert [(one.item.name, one.form) for one in done] == [(name, form) for form in forms]
+    assert told["title"] == f"{thesis.unlearn.title} (quick form) ({shorter})"
+    assert unlearn_after("thesis/fig-4-8", asked, label, tmp_path) is None
+
+
+CLAIMED = """
+[[claims]]
+says = "Type 3 hardly matters: cascade users"
+higher = "cascade-IID"
+lower = "cascade-non-IID"
+within = 0.05
+
+[[claims]]
+says = "Cascade users are better than position-based ones"
+higher = "cascade-IID"
+lower = "position-based-IID"
+
+[[published]]
+measure = "ndcg@10"
+value = 0.45
+source = "the figure, <read> off"
+variant = "cascade-IID"
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for label in ("thesis/fig-4-8", "thesis/fig-4-8-quick-on-mq2008", "mine/other"):
+        for variant, level in (("cascade-IID", 0.45), ("cascade-non-IID", 0.45), ("position-based-IID", 0.60)):
+            for seed in (1, 2, 3, 4, 5):
+                write_run(tmp_path, label, variant, 1, seed, level=level, settings={"variants": variant})
+        write_asked(tmp_path, label)
+    return tmp_path
+
+
+def write_asked(folder: Path, label: str, *changes: str) -> None:
+    """What was asked: figure 4.8, with the claims and the published value from above."""
+    tables = read_spec("thesis/fig-4-8", changes, quick="-quick" in label).tables
+    (folder / label / "experiment.toml").write_text(write_toml(tables | tomllib.loads(CLAIMED)))
+
+
+def test_runs_find_their_item(runs: Path) -> None:
+    done = match(papers(), find(load_runs(runs), by_query=False))
+    assert [(one.item.name, one.form, len(one.findings.published)) for one in done["thesis"]] == [
+        ("thesis/fig-4-8", "whole", 1),
+        ("thesis/fig-4-8", "quick", 0),  # published values are of other data
+    ]
+    assert all(not some for key, some in done.items() if key != "thesis")
+    assert [len(one.published) for one in done["thesis"]] == [1, 1]
+    told = summary(done["thesis"])
+    assert told.startswith("4 tests of claims in 2 experiments: 2 hold, 2 do not hold.")
+    assert told.endswith("Of 1 published values 1 lie within the spread of our repeats.")
+
+
+def test_changed_settings_are_told_and_nothing_published_is_judged_by_them(runs: Path) -> None:
+    write_asked(runs, "thesis/fig-4-8", "rounds=7", "learner.rate=0.5", "seeds=[8]", "data.folds=[2]")
+    done = match(papers(), find(load_runs(runs), by_query=False))["thesis"]
+    assert [(one.form, len(one.findings.published)) for one in done] == [
+        ("whole, changed: rounds, learner.rate", 0),
+        ("quick", 0),
+    ]
+    assert "published" not in summary(done)
+
+
+def test_the_report_says_what_came_out(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "papers.html"
+    told = write_papers_report(runs, out)
+    overview = unescape(re.sub(r"<[^>]+>", " ", out.read_text()))
+    assert told in overview
+    assert "2 do not hold" in told
+    page = (tmp_path / "papers-thesis.html").read_text()
+    text = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page)))
+    assert "Type 3 hardly matters: cascade users" in text
+    assert "the figure, <read> off" in text
+    assert "<read>" not in page
+    assert "gain 2^grade - 1" in text
+    assert "within the spread of our repeats" in text
+    assert "other data or settings: only the order can be compared" in text
+    assert "not run: its data are not here; not tested here" in text or "not run; not tested here" in text
+    assert page.count("<svg") >= 2
+    for paper in papers():
+        other = (tmp_path / f"papers-{paper.key}.html").read_text()
+        assert all(remark.evidence.split(";")[0] in unescape(other) for remark in paper.remarks)
+        assert f'href="papers-{paper.key}.html"' in out.read_text()
+
+
+def test_without_runs_the_report_says_so(tmp_path: Path) -> None:
+    assert "Nothing has been tested yet" in write_papers_report(tmp_path / "nowhere", tmp_path / "papers.html")
+    assert summary([]).startswith("Nothing")
+
+
+def test_final_quality_is_drawn_against_the_share_of_attackers(tmp_path: Path) -> None:
+    for rule in ("mean", "krum"):
+        for malicious in (0, 1, 3):
+            for seed in (1, 2, 3):
+                variant = f"{rule}-{malicious},clients.user=navigational"
+                settings = {"variants": f"{rule}-{malicious}", "clients.user": "navigational"}
+                write_run(tmp_path, "thesis/fig-5-2", variant, 1, seed, level=0.5 - malicious / 20, settings=settings)
+    write_experiment(tmp_path, "", "thesis/fig-5-2")
+    [found] = find(load_runs(tmp_path), by_query=False)
+    pictures = list(paper_figures.drawings("thesis/fig-5-2", found))
+    assert len(pictures) == 2
+    svg = pictures[0].draw()
+    assert "malicious clients of ten" in svg
+    assert all(f">{text}<" in svg for text in ("krum", "mean", "navigational"))
+    assert pictures[0].caption.startswith("Final ndcg@10 against malicious clients of ten")
+    assert ">mean-3<" in pictures[1].draw()
+    assert paper_figures.draw_against(found, paper_figures.Against(r"nothing-(?P<x>\d)", "x"), "ndcg@10") == ""
+
+
+def test_gain_is_told_by_length_of_the_list() -> None:
+    mean, count = by_step(np.array([99, 100, 199, 350]), np.array([0.1, 0.2, 0.4, -0.3]))
+    assert mean == pytest.approx([0.1, (0.2 + 0.4) / 2, 0.0, -0.3])
+    assert count.tolist() == [1, 2, 0, 1]
+
+
+def test_which_negatives_are_chosen_is_drawn_from_the_run_and_its_data(tmp_path: Path) -> None:
+    changes = ["booster.trees=3", "data.name=synthetic-categories", "booster.leaves=4", "data.folds=[1]"]
+    asked = read_spec("selgb/fig-7", changes, quick=True)
+    assert not run_experiment(asked, "selgb/fig-7", tmp_path).failed
+    [found] = find(load_runs(tmp_path), by_query=False)
+    pictures = {drawing.caption: drawing.draw() for drawing in paper_figures.drawings("selgb/fig-7", found)}
+    assert [caption.split(" by ")[0].split(",")[0] for caption in pictures] == [
+        "How often each document was chosen",
+        "Share of all choices that fell on the first documents of a query.",
+        "ndcg@10",
+    ]
+    assert all(svg.startswith("<svg") for svg in pictures.values())
+    assert any(caption.startswith("ndcg@10 by number of trees") for caption in pictures)
+    for file in tmp_path.glob("**/spec.toml"):
+        file.write_text(file.read_text().replace("synthetic-categories", "mslr-web30k"))
+    assert len(list(paper_figures.drawings("selgb/fig-7", found))) >= 1
+
+
+def test_paper_toml_files_have_nothing_that_is_not_read() -> None:
+    for paper in papers():
+        file = resources.files("fedrank").joinpath("papers", paper.key, "paper.toml")
+        known = {"title", "authors", "year", "other_data", "remarks", "other", "unlearn"}
+        assert set(tomllib.loads(file.read_text(encoding="utf-8"))) <= known
+        for other in paper.other:
+            words = shlex.split(other.command)
+            if words[:2] == ["fedrank", "run"]:
+                assert read_spec(words[2], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
+            else:
+                assert words[:3] == ["fedrank", "logs", "describe"] or (ROOT / words[1]).is_file()

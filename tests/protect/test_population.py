@@ -1,0 +1,238 @@
+"""A ledger belongs to people: what all runs cost them together, who is refused, and what is left of a deleted one."""
+
+from __future__ import annotations
+
+import math
+import stat
+
+import numpy as np
+import pytest
+
+from fedrank.protect.accounting import ConcentratedEvent, GaussianEvent, LaplaceEvent, PureEvent, composed, epsilon
+from fedrank.protect.ledger import Charges, Ledger, LedgerError
+from fedrank.protect.population import (
+    FORGOTTEN,
+    Account,
+    Population,
+    Terms,
+    forget_ledgers,
+    forgotten,
+    ledgers_below,
+    open_ledger,
+    spent_together,
+)
+from fedrank.protect.promises import Promise
+from fedrank.protect.spending import BudgetSpentError, SharedSpending
+
+ALL = np.arange(4)
+DELTA = 1e-5
+
+
+def terms(event=None, against="public", paid="participation", spec="") -> Terms:
+    event = GaussianEvent(3.0) if event is None else event
+    return Terms(4, DELTA, (Promise(against, event, "test", paid),), spec)
+
+
+def account(said, counts, rounds=None) -> Account:
+    counts = np.array(counts)
+    return Account(said, counts, int(counts.max()) if rounds is None else rounds, 0)
+
+
+# Composed, then priced
+
+
+def test_events_that_differ_are_composed_and_then_priced():
+    """Two Gaussians are one with the root of the sum of squares, which costs less than the sum of their prices."""
+    one, other = GaussianEvent(3.0), GaussianEvent(5.0)
+    cost = composed({one: 30, other: 40}, DELTA)
+    together = GaussianEvent((30 / 9 + 40 / 25) ** -0.5)
+    assert cost == pytest.approx(epsilon(together, 1, DELTA))
+    assert max(epsilon(one, 30, DELTA), epsilon(other, 40, DELTA)) < cost
+    assert cost < epsilon(one, 30, DELTA) + epsilon(other, 40, DELTA)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        {GaussianEvent(2.0, 0.1): 100, GaussianEvent(3.0): 4},
+        {LaplaceEvent(4.0): 10, GaussianEvent(5.0): 10},
+        {PureEvent(0.3): 10, ConcentratedEvent(0.02): 20},
+        {PureEvent(0.3): 10, GaussianEvent(2.0, 0.05): 30},
+    ],
+)
+def test_together_costs_at_least_each_and_at_most_the_sum(events):
+    cost = composed(events, DELTA)
+    assert max(epsilon(event, times, DELTA) for event, times in events.items()) <= cost + 1e-6
+    assert cost <= sum(epsilon(event, times, DELTA / 2) for event, times in events.items()) + 1e-9
+
+
+def test_nothing_costs_nothing_and_one_event_costs_what_it_did():
+    assert composed({}, DELTA) == 0.0
+    assert composed({GaussianEvent(2.0): 7, PureEvent(1.0): 0}, DELTA) == epsilon(GaussianEvent(2.0), 7, DELTA)
+    assert composed({PureEvent(0.5): 2, PureEvent(0.25): 4}, 0.0) == 2.0
+
+
+def test_whoever_paid_most_over_all_runs_decides():
+    """Nobody is in both runs: it is not the sum of the two maxima."""
+    said = terms()
+    apart = spent_together([account(said, [10, 0, 0, 0]), account(said, [0, 10, 0, 0])], DELTA)
+    both = spent_together([account(said, [10, 0, 0, 0]), account(said, [10, 0, 0, 0])], DELTA)
+    assert apart == {"public": pytest.approx(epsilon(GaussianEvent(3.0), 10, DELTA))}
+    assert both == {"public": pytest.approx(epsilon(GaussianEvent(3.0), 20, DELTA))}
+
+
+def test_a_run_that_claims_nothing_voids_what_another_promised():
+    shown = Terms(4, DELTA, (Promise("server", None, "the server sees all"),))
+    assert spent_together([account(shown, [5] * 4)], DELTA) == {}  # nothing was promised against it
+    found = spent_together([account(shown, [5] * 4), account(terms(against="server"), [5] * 4)], DELTA)
+    assert found == {"server": math.inf}
+
+
+def test_chance_that_hides_people_is_paid_by_all_of_them():
+    said = terms(GaussianEvent(2.0, 0.5), paid="round")
+    found = spent_together([account(said, [1, 0, 0, 0], rounds=6)] * 2, DELTA)
+    assert found["public"] == pytest.approx(epsilon(GaussianEvent(2.0, 0.5), 12, DELTA))
+
+
+# A limit for all runs
+
+
+def spend(folder, name, rounds, limit, said=None, cohort=ALL):
+    """Rounds that a run on these people could do."""
+    said = terms() if said is None else said
+    population = Population.open(folder, 4, DELTA, limit)
+    place = folder / name / "ledger"
+    done = 0
+    with open_ledger(place, said) as ledger:
+        spending = SharedSpending(ledger, said, rounds, population, place)
+        try:
+            for round in range(1, rounds + 1):
+                spending.cohort(round, lambda _: cohort)
+                spending.keep(round, np.zeros(2))
+                done = round
+        except BudgetSpentError:
+            pass
+        ledger.give_back()
+    return done
+
+
+def test_runs_on_the_same_people_add_up_and_stop_at_the_limit(tmp_path):
+    limit = epsilon(GaussianEvent(3.0), 50, DELTA) + 1e-6
+    assert spend(tmp_path / "town", "a", 30, limit) == 30
+    assert spend(tmp_path / "town", "b", 30, limit) == 20
+    with pytest.raises(ValueError, match=r"'town'.*public.*limit is ε"):
+        spend(tmp_path / "town", "c", 30, limit)
+    population = Population.read(tmp_path / "town")
+    assert spent_together(population.accounts(), DELTA)["public"] <= limit
+
+
+def test_other_people_of_the_population_may_still_be_asked(tmp_path):
+    limit = epsilon(GaussianEvent(3.0), 20, DELTA) + 1e-6
+    assert spend(tmp_path / "town", "a", 30, limit, cohort=np.array([0, 1])) == 20
+    assert spend(tmp_path / "town", "b", 30, limit, cohort=np.array([2, 3])) == 20
+
+
+def test_mechanisms_that_differ_share_the_limit(tmp_path):
+    limit = epsilon(GaussianEvent(3.0), 20, DELTA) + 1e-6  # twenty at 3 are eighty at 6
+    assert spend(tmp_path / "town", "a", 10, limit) == 10
+    assert spend(tmp_path / "town", "b", 100, limit, terms(GaussianEvent(6.0))) == 40
+
+
+def test_what_people_were_promised_is_not_raised_later(tmp_path):
+    Population.open(tmp_path / "town", 4, DELTA, 8.0)
+    Population.open(tmp_path / "town", 4, DELTA, 4.0)  # a run that wants less
+    with pytest.raises(ValueError, match=r"ε = 8.*privacy.budget = 9"):
+        Population.open(tmp_path / "town", 4, DELTA, 9.0)
+    with pytest.raises(ValueError, match=r"clients.count = 4.*has 5"):
+        Population.open(tmp_path / "town", 5, DELTA, 8.0)
+    with pytest.raises(ValueError, match=r"privacy.delta"):
+        Population.open(tmp_path / "town", 4, 1e-6, 8.0)
+
+
+def test_a_damaged_population_is_refused(tmp_path):
+    Population.open(tmp_path / "town", 4, DELTA, 8.0)
+    (tmp_path / "town" / "people.json").write_text("{}")
+    with pytest.raises(LedgerError, match=r"people.json"):
+        Population.open(tmp_path / "town", 4, DELTA, 8.0)
+
+
+# Ledgers
+
+
+def test_a_ledger_is_read_while_another_process_writes_to_it(tmp_path):
+    with Ledger.open(tmp_path, 4) as ledger:
+        ledger.reserve({1: ALL, 2: np.array([0])})
+        before = (tmp_path / "participants.log").read_bytes()
+        charges = Charges.read(tmp_path, 4)
+        assert charges.participations.tolist() == [2, 1, 1, 1]
+        assert (charges.rounds, charges.lost) == (2, 0)
+        assert (tmp_path / "participants.log").read_bytes() == before
+    with Ledger.open(tmp_path, 4) as ledger:  # as after a crash
+        ledger.reserve({2: ALL})
+    assert Charges.read(tmp_path, 4).lost == 1
+    with (tmp_path / "participants.log").open("ab") as file:
+        file.write(b"half a rec")
+    assert Charges.read(tmp_path, 4).rounds == 3
+
+
+def test_a_ledger_whose_charges_cost_something_else_is_set_aside_and_counts_on(tmp_path):
+    folder = tmp_path / "run" / "ledger"
+    for said in (terms(), terms(GaussianEvent(6.0)), terms(GaussianEvent(6.0))):
+        with open_ledger(folder, said) as ledger:
+            ledger.reserve({1: ALL})
+    assert [path.name for path in ledgers_below(tmp_path)] == ["ledger", "ledger-1"]
+    accounts = [Account.read(path) for path in ledgers_below(tmp_path)]
+    assert [one.rounds for one in accounts] == [2, 1]
+    expected = composed({GaussianEvent(3.0): 1, GaussianEvent(6.0): 2}, DELTA)
+    assert spent_together(accounts, DELTA)["public"] == pytest.approx(expected)
+
+
+def test_changes_of_another_run_of_the_same_name_are_not_used(tmp_path):
+    folder = tmp_path / "ledger"
+    with open_ledger(folder, terms(spec="one")) as ledger:
+        ledger.reserve({1: ALL})
+        ledger.keep(1, np.ones(3))
+    with open_ledger(folder, terms(spec="one")) as ledger:
+        assert ledger.kept(1) is not None
+    with open_ledger(folder, terms(spec="other")) as ledger:
+        assert ledger.kept(1) is None
+        assert ledger.rounds() == 1  # was sent, and stays charged
+
+
+def test_terms_survive_a_file(tmp_path):
+    for event in (GaussianEvent(2.0, 0.5), ConcentratedEvent(0.1), PureEvent(1.0), None):
+        said = Terms(4, DELTA, (Promise("server", event, "because", "round", "interaction", slack=1e-9),), "spec")
+        said.write(tmp_path)
+        assert Terms.read(tmp_path) == said
+    (tmp_path / "terms.json").write_text("{")
+    with pytest.raises(LedgerError, match=r"terms.json"):
+        Terms.read(tmp_path)
+
+
+# Forgetting
+
+
+def test_forgetting_needs_a_reason_and_leaves_a_record(tmp_path):
+    spend(tmp_path / "town", "a", 5, 100.0)
+    with pytest.raises(ValueError, match=r"reason"):
+        forget_ledgers(tmp_path / "town", " ")
+    assert len(ledgers_below(tmp_path)) == 1
+    forget_ledgers(tmp_path / "town", "a test")
+    assert ledgers_below(tmp_path) == []
+    [record] = forgotten(tmp_path / "town")
+    assert (record["because"], record["rounds"], record["participations"]) == ("a test", 5, 20)
+    assert record["epsilon"]["public"] == pytest.approx(epsilon(GaussianEvent(3.0), 5, DELTA))
+    assert stat.S_IMODE((tmp_path / "town" / FORGOTTEN).stat().st_mode) == 0o600
+    spend(tmp_path / "town", "a", 5, 100.0)
+    forget_ledgers(tmp_path / "town", "again")
+    assert [one["because"] for one in forgotten(tmp_path / "town")] == ["a test", "again"]
+    with pytest.raises(FileNotFoundError, match=r"no ledger"):
+        forget_ledgers(tmp_path / "town", "a third time")
+
+
+def test_a_ledger_in_use_is_not_forgotten(tmp_path):
+    with open_ledger(tmp_path / "ledger", terms()) as ledger:
+        ledger.reserve({1: ALL})
+        with pytest.raises(FileExistsError, match=r"written to"):
+            forget_ledgers(tmp_path, "a test")
+    assert ledgers_below(tmp_path)

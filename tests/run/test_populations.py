@@ -1,0 +1,371 @@
+"""What people spent outlives the runs they spent it on, adds up over runs on them, and is kept from others."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from fedrank.cli import main
+from fedrank.protect.ledger import Ledger
+from fedrank.protect.population import Population, forget_ledgers, forgotten, spent_together
+from fedrank.protect.spending import Spending
+from fedrank.report.compose import brief
+from fedrank.report.terminal import show
+from fedrank.run.perform import perform
+from fedrank.run.privacy import promises_of
+from fedrank.run.runs import clean, load_runs
+from fedrank.run.schedule import plan, run_experiment
+from fedrank.run.tune import tune
+from fedrank.run.unlearning import unlearn_runs
+from fedrank.run.writer import RunWriter
+from fedrank.spec.experiment import SpecError, to_toml
+from fedrank.spec.grid import read_tables
+from fedrank.unlearn.methods import FedRemove
+
+ROUNDS = 12
+CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "server"}
+LOCAL = CENTRAL | {"place": "client"}
+IDEAL_SUM = CENTRAL | {"place": {"name": "secure-sum", "sum": "ideal"}}
+PROTOCOL = CENTRAL | {"place": {"name": "secure-sum"}}
+# What may be read by others: that a run exists, what was asked, the model, and what may be claimed for it.
+FOR_ALL = {"spec.toml", "run.json", "timing.csv", "model.json", "privacy.json", "receipt.json", "experiment.toml"}
+
+
+def grid(**changes):
+    base = {
+        "rounds": ROUNDS,
+        "evaluate_every": 4,
+        "data": {"name": "synthetic-mq2007"},
+        "clients": {"count": 6, "interactions": 2},
+        "learner": {"name": "pdgd"},
+        "mechanism": CENTRAL,
+    } | changes
+    return read_tables({key: value for key, value in base.items() if value is not None})
+
+
+def facts(task, name="run.json"):
+    return json.loads((task.folder / name).read_text(encoding="utf-8"))
+
+
+def budget_for(rounds, **changes):
+    return promises_of(grid(**changes).base)[-1].epsilon(rounds, 1e-5) + 1e-3
+
+
+class Killed(BaseException):
+    """Nobody catches it, as nobody catches `kill -9`."""
+
+
+def killed_after(monkeypatch, task, rounds):
+    """A process that dies after so many rounds, when one more was kept but not yet written down."""
+    left = iter([False] * rounds + [True])
+    real = RunWriter.add
+
+    def dying(self, *arguments, **keywords):
+        if next(left):
+            raise Killed
+        real(self, *arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "add", dying)
+        with pytest.raises(Killed):
+            perform(task)
+
+
+def killed_in_a_round(monkeypatch, task):
+    """A process that dies when messages may have been sent, and nothing is kept yet."""
+
+    def dying(self, *arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spending, "keep", dying)
+        with pytest.raises(Killed):
+            perform(task)
+
+
+@pytest.fixture
+def fedrank(monkeypatch, capsys, tmp_path):
+    """The command, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedrank", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        done = capsys.readouterr()
+        return code, done.out + done.err
+
+    return run
+
+
+# Cleaning
+
+
+def test_cleaning_keeps_the_ledger_and_says_so(tmp_path, monkeypatch, fedrank):
+    [task] = plan(grid(), "test", tmp_path)
+    killed_after(monkeypatch, task, 5)
+    with Ledger.open(task.folder / "ledger", 6) as ledger:
+        charged = ledger.participations()
+    assert charged.max() >= 6
+    code, said = fedrank("runs", tmp_path, "--clean", "--yes")
+    assert code == 0
+    assert f"{charged.sum():,} participations of 6 people stay on record" in said
+    assert "fedrank ledger forget" in said
+    assert [path.name for path in task.folder.iterdir()] == ["ledger"]
+    assert len(load_runs(tmp_path)) == 0
+    # Run again, everybody pays on top of what they had paid.
+    assert perform(task) == "finished"
+    assert facts(task, "privacy.json")["participations_charged"] == charged.max() + ROUNDS
+
+
+def test_after_cleaning_another_spec_begins_anew_and_pays_on_top(tmp_path, monkeypatch):
+    """What was kept belongs to a run that is gone; what was charged belongs to people."""
+    [task] = plan(grid(), "test", tmp_path)
+    killed_after(monkeypatch, task, 3)
+    clean(load_runs(tmp_path))
+    [other] = plan(grid(learner={"name": "pdgd", "rate": 0.01}, mechanism=CENTRAL | {"noise": 9.0}), "test", tmp_path)
+    assert perform(other) == "finished"
+    assert sorted(path.name for path in task.folder.glob("ledger*")) == ["ledger", "ledger-1"]
+    [run] = load_runs(tmp_path)
+    assert run.card.rounds_charged == ROUNDS
+
+
+def test_a_run_without_a_ledger_is_cleaned_away(tmp_path):
+    [task] = plan(grid(mechanism=None), "test", tmp_path)
+    assert perform(task, stop=lambda: True) in ("interrupted", "finished")
+    if load_runs(tmp_path)[0].status == "interrupted":
+        clean(load_runs(tmp_path))
+        assert not task.folder.exists()
+
+
+# Forgetting
+
+
+def test_forgetting_is_its_own_command_with_its_own_words(tmp_path, monkeypatch, fedrank):
+    [task] = plan(grid(), "test", tmp_path)
+    killed_after(monkeypatch, task, 2)
+    fedrank("runs", tmp_path, "--clean", "--yes")
+    code, said = fedrank("ledger", "show", tmp_path)
+    assert code == 0
+    assert "6" in said
+    code, said = fedrank("ledger", "forget", task.folder, "--because", "made-up people", "--words", "yes")
+    assert code == 2
+    assert "nothing was forgotten" in said
+    assert (task.folder / "ledger").exists()
+    words = "forget what 6 people spent"
+    code, said = fedrank("ledger", "forget", task.folder, "--because", "made-up people", "--words", words)
+    assert code == 0
+    assert not (task.folder / "ledger").exists()
+    assert forgotten(task.folder)[0]["because"] == "made-up people"
+    assert "made-up people" in fedrank("ledger", "show", task.folder)[1]
+    clean(load_runs(tmp_path))
+    assert forgotten(task.folder)
+
+
+# Populations
+
+
+def test_runs_variants_and_seeds_on_a_population_add_up_and_are_refused_at_the_limit(tmp_path):
+    budget = budget_for(30)
+    spec = grid(seeds=[1, 2, 3, 4], population="town", privacy={"budget": budget})
+    results = run_experiment(spec, "test", tmp_path)
+    rounds = [run.round for run in load_runs(tmp_path / "test").finished]
+    assert rounds == [12, 12, 6]
+    [(task, reason)] = results.failed
+    assert task.seed == 4
+    assert "'town'" in reason
+    assert "over all runs" in reason
+    population = Population.read(tmp_path / "populations" / "town")
+    assert spent_together(population.accounts(), 1e-5)["public"] <= budget
+    run = load_runs(tmp_path / "test").finished[2]
+    assert run.card.population["runs"] == 3
+    assert run.card.population["epsilon"]["public"] == pytest.approx(budget, abs=2e-3)
+    assert "'town'" in run.card.summary
+    # Cleaning and another name change nothing: these are the same people.
+    clean(load_runs(tmp_path))
+    results = run_experiment(grid(population="town", privacy={"budget": budget}), "again", tmp_path)
+    assert len(results.failed) == 1
+
+
+def test_runs_side_by_side_do_not_spend_the_same_rest_twice(tmp_path):
+    budget = budget_for(30)
+    spec = grid(seeds=[1, 2, 3, 4], population="town", privacy={"budget": budget})
+    run_experiment(spec, "test", tmp_path, workers=2)
+    population = Population.read(tmp_path / "populations" / "town")
+    assert sum(account.rounds for account in population.accounts()) == 30
+    assert spent_together(population.accounts(), 1e-5)["public"] <= budget
+
+
+def test_variants_with_other_noise_share_the_limit(tmp_path):
+    spec = grid(population="town", privacy={"budget": budget_for(15)}, vary={"mechanism.noise": [3.0, 6.0]})
+    run_experiment(spec, "test", tmp_path)
+    rounds = {run.settings["mechanism.noise"]: run.round for run in load_runs(tmp_path).finished}
+    assert rounds == {3.0: 12, 6.0: 12}  # 12 of noise 6 are three of noise 3
+    population = Population.read(tmp_path / "populations" / "town")
+    spent = spent_together(population.accounts(), 1e-5)["public"]
+    assert spent == pytest.approx(budget_for(15) - 1e-3, rel=1e-6)
+
+
+def test_tuning_spends_on_the_population_too(tmp_path):
+    spec = grid(population="town", privacy={"budget": budget_for(20)})
+    _, tried, _ = tune(spec, "test", {"learner.rate": [0.1, 0.01]}, tmp_path)
+    assert len(tried) == 2
+    results = run_experiment(spec, "test", tmp_path)
+    assert len(results.failed) == 1
+
+
+def test_a_ledger_that_was_forgotten_stands_on_every_later_card(tmp_path):
+    spec = grid(seeds=[1, 2], population="town", privacy={"budget": budget_for(30)})
+    first, second = plan(spec, "test", tmp_path)
+    assert perform(first) == "finished"
+    forget_ledgers(tmp_path / "populations" / "town", "a mistake")
+    assert perform(second) == "finished"
+    card = facts(second, "privacy.json")
+    assert card["population"]["runs"] == 1
+    assert card["population"]["forgotten"][0]["rounds"] == ROUNDS
+    assert "a ledger that was deleted" in card["summary"]
+    assert "a mistake" in card["summary"]
+
+
+def test_unlearning_on_a_population_is_refused_since_no_ledger_pays_for_it(tmp_path):
+    spec = grid(population="town", privacy={"budget": budget_for(30)}, mechanism=LOCAL, record_every=2)
+    [task] = plan(spec, "test", tmp_path)
+    assert perform(task) == "finished"
+    with pytest.raises(ValueError, match=r"population 'town'.*no ledger"):
+        unlearn_runs([task.folder], [0], FedRemove(), tmp_path / "out")
+
+
+def test_a_population_needs_a_mechanism_and_a_limit():
+    with pytest.raises(SpecError, match=r"population.*privacy.budget"):
+        grid(population="town")
+    with pytest.raises(SpecError, match=r"population.*mechanism"):
+        grid(population="town", mechanism=None)
+    with pytest.raises(SpecError, match=r"does not name a folder"):
+        grid(population="../town", privacy={"budget": 1.0})
+
+
+def test_simulated_people_are_the_default_and_stand_in_no_spec():
+    assert grid().base.population == "simulated"
+    assert "population" not in to_toml(grid().base)
+    assert 'population = "town"' in to_toml(grid(population="town", privacy={"budget": 1.0}).base)
+
+
+def test_simulated_runs_are_priced_alone_and_a_line_says_what_all_would_cost(tmp_path):
+    from rich.console import Console
+
+    spec = grid(seeds=[1, 2, 3], privacy={"budget": budget_for(20)})
+    assert len(run_experiment(spec, "test", tmp_path).finished) == 3
+    alone = promises_of(spec.base)[-1].epsilon(12, 1e-5)
+    runs = load_runs(tmp_path)
+    assert all(run.card.promises[-1].epsilon == pytest.approx(alone) for run in runs)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=400, file=nowhere)
+        show(brief(runs), console)
+    text = console.export_text()
+    together = promises_of(spec.base)[-1].epsilon(36, 1e-5)
+    assert "all 3 runs together would cost" in text
+    assert f"ε = {together:.1f}"[:6] in text
+
+
+# Who may read it
+
+
+def modes(folder):
+    """Mode of every file and folder below, by name."""
+    return {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_everything_that_describes_people_is_for_its_owner_only(tmp_path, stopped, monkeypatch):
+    """Every file that a private run writes is either on the short list of what others may read, or closed to them."""
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", 0.0)
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    old = os.umask(0o022)
+    try:
+        spec = grid(
+            mechanism=LOCAL,
+            record_every=2,
+            fine_tune=2,
+            clients={"count": 6, "interactions": 2, "partition": {"name": "dirichlet"}},
+        )
+        [task] = plan(spec, "test", tmp_path)
+        stops = iter([False] * 5 + [True] * 3)
+        perform(task, stop=(lambda: next(stops)) if stopped else (lambda: False))
+    finally:
+        os.umask(old)
+    found = modes(task.folder)
+    assert any(name.startswith("history/") for name in found)
+    assert any(name.startswith("ledger/") for name in found)
+    assert ("checkpoint.npz" in found) == stopped
+    assert stopped or {"queries.csv", "clients.csv"} <= set(found)
+    for name, mode in found.items():
+        if name not in FOR_ALL:
+            assert mode == (0o700 if (task.folder / name).is_dir() else 0o600), name
+
+
+# Killed
+
+
+@pytest.mark.parametrize("after", [0, 4])
+@pytest.mark.parametrize("mechanism", [CENTRAL, LOCAL, IDEAL_SUM, PROTOCOL], ids=["server", "client", "ideal", "sum"])
+def test_after_a_kill_all_that_may_have_been_sent_is_charged_and_what_was_kept_is_replayed(
+    tmp_path, monkeypatch, mechanism, after
+):
+    [task] = plan(grid(mechanism=mechanism), "test", tmp_path)
+    killed_after(monkeypatch, task, after)
+    with Ledger.open(task.folder / "ledger", 6) as ledger:
+        charged, rounds = ledger.participations(), ledger.rounds()
+        kept = [ledger.kept(round) for round in range(1, after + 2)]
+    assert all(kept)
+    assert rounds >= after + 1
+    models = []
+    monkeypatch.setattr("fedrank.run.federated.record", _watching(models))
+    assert perform(task) == "finished"
+    card = facts(task, "privacy.json")
+    assert card["rounds_charged"] == ROUNDS + rounds - (after + 1)
+    assert card["participations_charged"] >= charged.max()
+    expected = promises_of(task.experiment)[-1].epsilon(card["rounds_charged"], 1e-5)
+    assert card["promises"][-1]["epsilon"] == pytest.approx(expected)
+    model = np.zeros(46)
+    for weights, old in zip(models, kept, strict=False):
+        model = model + old.change
+        assert np.array_equal(weights, model)
+
+
+@pytest.mark.parametrize("mechanism", [CENTRAL, LOCAL, IDEAL_SUM, PROTOCOL], ids=["server", "client", "ideal", "sum"])
+def test_a_kill_within_a_round_costs_it_twice(tmp_path, monkeypatch, mechanism):
+    [task] = plan(grid(mechanism=mechanism), "test", tmp_path)
+    killed_in_a_round(monkeypatch, task)
+    assert perform(task) == "finished"
+    card = facts(task, "privacy.json")
+    assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS + 1, ROUNDS + 1)
+
+
+@pytest.mark.parametrize("mechanism", [CENTRAL, IDEAL_SUM], ids=["server", "ideal"])
+def test_a_limit_of_people_holds_across_kills(tmp_path, monkeypatch, mechanism):
+    budget = budget_for(10, mechanism=mechanism)
+    [task] = plan(grid(mechanism=mechanism, population="town", privacy={"budget": budget}), "test", tmp_path)
+    for after in (1, 2):
+        killed_after(monkeypatch, task, after)
+    assert perform(task) == "finished"
+    population = Population.read(tmp_path / "populations" / "town")
+    assert max(spent_together(population.accounts(), 1e-5).values()) <= budget
+
+
+def _watching(models):
+    from fedrank.run.federated import record
+
+    def watching(outcome, writer, evaluate):
+        models.append(outcome.state.weights.copy())
+        record(outcome, writer, evaluate=evaluate)
+
+    return watching

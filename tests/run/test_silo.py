@@ -1,0 +1,171 @@
+"""Runs of kind "silo": their files, that they repeat to the last byte, stop, refuse, and feed reports."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrank.data.synthetic_text import synthetic_collection
+from fedrank.report.write import write_report
+from fedrank.run import silo as silo_run
+from fedrank.run.perform import perform
+from fedrank.run.runs import load_runs
+from fedrank.run.schedule import run_experiment
+from fedrank.run.writer import Task
+from fedrank.spec.grid import read_tables
+from fedrank.trees.model_files import load_model
+
+SKETCH = {"width": 128, "depth": 5, "k": 6}
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small made-up collection as files."""
+    made, folder = synthetic_collection(120, 40, seed=1, topics=6, length=20), tmp_path_factory.mktemp("pets")
+    documents = zip(made.documents.ids, made.documents.title, made.documents.text, strict=True)
+    rows = [json.dumps({"_id": key, "title": title, "text": text}) for key, title, text in documents]
+    (folder / "corpus.jsonl").write_text("\n".join(rows))
+    asked = zip(made.query_ids, made.queries, strict=True)
+    (folder / "queries.jsonl").write_text("\n".join(json.dumps({"_id": key, "text": text}) for key, text in asked))
+    lines = ["query\tdocument\tgrade"]
+    for query, key in enumerate(made.query_ids):
+        lines += [f"{key}\td{row}\t{grade}" for row, grade in zip(*made.judgements(query), strict=True)]
+    (folder / "qrels.tsv").write_text("\n".join(lines))
+    return folder
+
+
+def spec(collection: Path, method: Any, **more: Any) -> Any:
+    return read_tables(
+        {
+            "kind": "silo",
+            "rounds": 4,
+            "seeds": [1],
+            "measures": ["ndcg@10", "err"],
+            "data": {"folder": str(collection)},
+            "silos": {"count": 3},
+            "method": method,
+        }
+        | more
+    )
+
+
+def task(asked: Any, folder: Path) -> Task:
+    return Task(folder, asked.base.single(1, 1), "made-up", "all", {}, 1, 1)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_a_run_writes_its_files(collection: Path, tmp_path: Path) -> None:
+    done = task(spec(collection, {"name": "cross-silo", "noise": 0.0, **SKETCH}), tmp_path / "run")
+    assert perform(done) == "finished"
+    passes = rows(done.folder / "rounds.csv")
+    assert [row["round"] for row in passes] == ["1", "2", "3", "4"]
+    sent = [int(row["bytes_up"]) for row in passes]
+    assert np.diff(sent).tolist() == [3 * 17 * 4] * 3, "three silos send 17 weights in a pass"
+    quality = [float(row["ndcg@10"]) for row in passes]
+    queries = [float(row["ndcg@10"]) for row in rows(done.folder / "queries.csv")]
+    assert np.mean(queries) == pytest.approx(quality[-1])
+    silos = rows(done.folder / "clients.csv")
+    assert [float(row["ndcg@10 everywhere"]) for row in silos] == pytest.approx([quality[-1]] * 3)
+    assert len({row["ndcg@10"] for row in silos}) == 3
+    assert load_model(done.folder).features == 16
+    facts = json.loads((done.folder / "run.json").read_text())
+    assert facts["status"] == "finished"
+    assert facts["round"] == 4
+    assert "documents of others in its training lists" in facts["notes"][0]
+
+
+def test_silos_that_train_alone_have_their_own_models(collection: Path, tmp_path: Path) -> None:
+    done = task(spec(collection, "local"), tmp_path / "run")
+    assert perform(done) == "finished"
+    assert [row["bytes_up"] for row in rows(done.folder / "rounds.csv")] == ["0"] * 4
+    everywhere = [float(row["err everywhere"]) for row in rows(done.folder / "clients.csv")]
+    assert len(set(everywhere)) == 3
+    assert np.mean(everywhere) == pytest.approx(float(rows(done.folder / "rounds.csv")[-1]["err"]))
+
+
+@pytest.mark.parametrize("name", ["global", "local-plus"])
+def test_a_run_without_noise_repeats_to_the_last_byte(name: str, collection: Path, tmp_path: Path) -> None:
+    method = {"name": name} | ({"noise": 0.0, **SKETCH} if name == "local-plus" else {})
+    one, again = (task(spec(collection, method), tmp_path / part) for part in ("one", "again"))
+    assert perform(one) == "finished"
+    silo_run._silos.cache_clear()
+    assert perform(again) == "finished"
+    for file in ("rounds.csv", "queries.csv", "clients.csv", "model.json"):
+        assert (one.folder / file).read_bytes() == (again.folder / file).read_bytes()
+
+
+def test_runs_share_silos_only_where_these_are_the_same(collection: Path, tmp_path: Path) -> None:
+    silo_run._silos.cache_clear()
+    asked = {
+        "first": spec(collection, "global"),
+        "another method": spec(collection, {"name": "cross-silo", "noise": 0.0, **SKETCH}),
+        "again": spec(collection, "global"),
+        "other silos": spec(collection, "global", silos={"count": 3, "split": "topics"}),
+    }
+    models = {}
+    for part, question in asked.items():
+        done = task(question, tmp_path / part)
+        assert perform(done) == "finished"
+        models[part] = (done.folder / "model.json").read_bytes()
+    assert silo_run._silos.cache_info().misses == 2
+    assert models["first"] == models["again"], "nothing of the silos was changed by the run between"
+    assert models["first"] != models["other silos"]
+
+
+def test_a_stopped_run_begins_again(collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", -1.0)  # asked after every pass
+    done = task(spec(collection, "global"), tmp_path / "run")
+    calls = iter(range(100))
+    assert perform(done, stop=lambda: next(calls) == 1) == "interrupted"
+    assert json.loads((done.folder / "run.json").read_text())["status"] == "interrupted"
+    assert not (done.folder / "model.json").exists()
+    assert perform(done) == "finished"
+    assert len(rows(done.folder / "rounds.csv")) == 4
+
+
+def test_the_card_claims_what_noise_pays_for(collection: Path, tmp_path: Path) -> None:
+    cards = {}
+    methods = {"noised": {"name": "cross-silo", "noise": 2.0, **SKETCH}, "alone": "local", "global": "global"}
+    methods["plain"] = {"name": "local-plus", "noise": 0.0, **SKETCH}
+    for key, method in methods.items():
+        done = task(spec(collection, method, rounds=1), tmp_path / key)
+        assert perform(done) == "finished"
+        cards[key] = json.loads((done.folder / "privacy.json").read_text())
+    (promise,) = cards["noised"]["promises"]
+    assert 2.5 < promise["epsilon"] < 3.5, "two Gaussians of multiplier 2 at 1e-5"
+    assert any("weights" in text for text in cards["noised"]["not_covered"])
+    for key in ("alone", "plain", "global"):
+        assert cards[key]["mechanism"] is None
+        assert not cards[key]["promises"]
+    assert "nothing can be claimed" in cards["plain"]["summary"]
+    assert "tell each other nothing" in cards["alone"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("noise", "says"), [(1.0, "costs ε = "), (0.0, "adds no noise, so that no ε holds, and the budget is 2")]
+)
+def test_a_budget_that_does_not_pay_is_refused(noise: float, says: str, collection: Path, tmp_path: Path) -> None:
+    method = {"name": "cross-silo", "noise": noise, **SKETCH}
+    done = task(spec(collection, method, privacy={"budget": 2.0}), tmp_path / "run")
+    assert perform(done) == "failed"
+    assert says in json.loads((done.folder / "run.json").read_text())["error"]["message"]
+
+
+def test_methods_can_be_compared_in_a_report(collection: Path, tmp_path: Path) -> None:
+    variants = {"local": {"method": "local"}, "exact": {"method": {"name": "cross-silo", "counts": "exact", "k": 6}}}
+    asked = spec(collection, "local", seeds=[1, 2], variants=variants)
+    assert not run_experiment(asked, "silos", tmp_path, workers=1).failed
+    runs = load_runs(tmp_path / "silos")
+    assert [run.status for run in runs] == ["finished"] * 4
+    text = write_report(runs, tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "exact" in text
+    assert "err" in text
+    assert "ndcg@10 by pass, mean over repeats" in write_report(runs, tmp_path / "report.html").read_text("utf-8")

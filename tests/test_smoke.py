@@ -1,0 +1,226 @@
+"""A smoke of every kind of experiment, by the command alone: what `make lowest` runs with the lowest versions allowed.
+
+Commands run in processes of their own, so that a deprecation within an old package does not count as a failure.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import fedrank as fr
+
+pytestmark = pytest.mark.smoke
+ROOT = Path(__file__).parent.parent
+
+FEDERATED = """\
+rounds         = 10
+evaluate_every = 5
+measures       = ["ndcg@10", "map"]
+baseline       = "linear"
+data           = { name = "synthetic-mq2007", normalise = "none" }
+clients        = { count = 6, interactions = 2 }
+learner        = { name = "pdgd" }
+
+[variants.linear]
+record_every = 5
+
+[variants.neural]
+"learner.ranker" = { name = "mlp" }
+
+[variants.evolution]
+learner = { name = "evolution", truth = 0.9 }
+server  = { name = "adam", rate = 0.001 }
+
+[variants.skyline]
+learner = { name = "lambdarank" }
+
+[variants.gaussian]
+mechanism = { name = "gaussian", clip = 0.3, noise = 2.0, place = "client" }
+
+[variants.secure-sum]
+mechanism = { name = "gaussian", clip = 0.3, noise = 2.0, place = { name = "secure-sum", honest = 0.7 } }
+
+[variants.attacked]
+"clients.malicious" = 1
+attack              = { name = "lie" }
+aggregator          = { name = "krum", attackers = 0.2 }
+"""
+ASYNC = """\
+kind           = "async"
+rounds         = 20
+evaluate_every = 10
+measures       = ["mrr@20"]
+data           = { log = "toy/data", users = 5 }
+clients        = { count = 5, interactions = 2, partition = { name = "users" } }
+learner        = { name = "pdgd" }
+
+[variants.arriving]
+
+[variants.buffered]
+arrival   = { name = "fedbuff", size = 2, wait = true }
+mechanism = { name = "gaussian", clip = 1.0, noise = 4.0, place = { name = "secure-sum" } }
+"""
+SILO = """\
+kind     = "silo"
+rounds   = 2
+measures = ["ndcg@10"]
+data     = { name = "synthetic-silos" }
+silos    = { count = 3, queries = 5 }
+method   = { name = "cross-silo" }
+
+[variants.local]
+method = "local"
+
+[variants.cross-silo]
+"method.noise" = 1.0
+"""
+MERGE = """\
+kind     = "trees"
+measures = ["ndcg@10"]
+data     = { name = "synthetic-categories" }
+booster  = { name = "lambdamart", trees = 4, leaves = 8 }
+split    = { name = "categories", by = "feature:category", categories = ["1"], rule = "exclusive" }
+merge    = { name = "alone" }
+
+[vary]
+"merge.name" = ["alone", "linear", "stacking"]
+"""
+
+
+@pytest.fixture
+def fedrank(tmp_path, monkeypatch):
+    """Call the command in an empty folder; what it printed. One that fails fails the test."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "fedrank", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"fedrank {' '.join(command[3:])}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture
+def run(fedrank):
+    """Do the experiment of this text: every variant finishes with a quality, and the report has pictures."""
+
+    def call(name, spec):
+        Path(f"{name}.toml").write_text(spec, encoding="utf-8")
+        fedrank("run", f"{name}.toml", "--workers", "1")
+        assert " failed " not in fedrank("runs", f"runs/{name}")
+        for kind in ("html", "csv"):
+            fedrank("report", f"runs/{name}", "--out", f"{name}.{kind}")
+        assert "<table" in Path(f"{name}.html").read_text(encoding="utf-8")
+        with open(f"{name}.csv", encoding="utf-8", newline="") as lines:
+            quality = [float(row["mean"]) for row in csv.DictReader(lines) if row["column"] in ("ndcg@10", "mrr@20")]
+        assert len(quality) >= 2
+        assert all(0 < value <= 1 for value in quality)
+
+    return call
+
+
+def test_commands_explain_themselves(fedrank):
+    for command in ((), ("run",), ("trees", "train"), ("logs", "build")):
+        assert "Usage:" in fedrank(*command, "--help")
+    assert "pdgd" in fedrank("methods", "learner")
+    assert "synthetic-mq2007" in fedrank("data", "list")
+
+
+def test_a_built_in_experiment(fedrank):
+    fedrank("run", "quickstart", "--set", "rounds=3", "--set", "seeds=[1]", "--set", "data.folds=[1]", "--workers", "1")
+    assert fedrank("runs", "runs").count("finished") == 4
+
+
+def test_federations(fedrank, run):
+    run("federated", FEDERATED)
+    assert "secure-sum" in fedrank("privacy", "federated.toml")
+    fedrank("unlearn", "runs/federated/linear", "--client", 0, "--method", "fed-eraser")
+    assert list(Path("runs/federated-unlearned").rglob("model.json"))
+    for variant in ("linear", "neural"):
+        model_agrees_with_other_packages(fedrank, f"runs/federated/{variant}/fold-1-seed-1")
+
+
+def model_agrees_with_other_packages(fedrank, model):
+    """Scikit-learn reads the file that is scored, onnxruntime scores it, too, and ir_measures judges the ranking."""
+    import ir_measures
+    import onnxruntime
+    from sklearn.datasets import load_svmlight_file
+
+    chance = np.random.default_rng(1)
+    with open("judged.txt", "w", encoding="utf-8") as file, open("judged.qrels", "w", encoding="utf-8") as judgements:
+        for query, document in np.ndindex(5, 8):
+            values = " ".join(f"{i}:{value:.6f}" for i, value in enumerate(chance.random(46), start=1))
+            print(f"{document % 3} qid:{query} {values}", file=file)
+            print(f"{query} 0 {query}-{document + 1} {document % 3}", file=judgements)
+
+    scores = np.array(fedrank("score", model, "judged.txt").split(), np.float32)
+    fedrank("export", model, "--to", "onnx", "--out", "model.onnx")
+    features = load_svmlight_file("judged.txt", n_features=46)[0].toarray().astype(np.float32)
+    (theirs,) = onnxruntime.InferenceSession("model.onnx").run(None, {"features": features})
+    np.testing.assert_allclose(theirs.ravel(), scores, rtol=1e-4)
+
+    fedrank("score", model, "judged.txt", "--trec", "smoke", "--out", "judged.run")
+    fedrank("evaluate", model, "judged.txt", "--measure", "map", "--per-query", "values.csv")
+    with open("values.csv", encoding="utf-8", newline="") as lines:
+        ours = [float(row["map"]) for row in csv.DictReader(lines)]
+    ranking, truth = ir_measures.read_trec_run("judged.run"), ir_measures.read_trec_qrels("judged.qrels")
+    assert np.mean(ours) == pytest.approx(ir_measures.calc_aggregate([ir_measures.AP], truth, ranking)[ir_measures.AP])
+
+
+def test_logs_and_updates_that_arrive(fedrank, run):
+    fedrank("logs", "synth", "--users", 20, "--out", "toy")
+    log = ["--log", "toy/log.tsv", "--docs", "toy/corpus.jsonl"]
+    fedrank("logs", "build", *log, "--stem", "english", "--out", "toy/data")
+    fedrank("logs", "describe", "toy/data", "--out", "log.png")
+    run("async", ASYNC)
+
+
+def test_organisations(fedrank, run):
+    run("silo", SILO)
+    texts = ["flu and fever " * 3, "fracture of the arm"]
+    rows = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(texts)]
+    Path("corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    fedrank("silo", "key", "new", "shared.key")
+    fedrank("silo", "sketch", "--docs", "corpus.jsonl", "--key", "shared.key", "--noise", 1.0, "--out", "a.sketch")
+    for who in ("a", "b"):
+        fedrank("silo", "key", "identity", f"{who}.secret")
+    fedrank("silo", "export", "a.sketch", "--identity", "a.secret", "--to", "b.public", "--out", "for-b.sketch")
+
+
+def test_trees_and_what_merges_them(fedrank, run):
+    run("merge", MERGE)
+    trees = ["--data", "synthetic-mq2007", "--trees", 4, "--workers", 1]
+    fedrank("trees", "train", *trees, "--method", "selgb", "--keep", 0.2, "--tune", 2, "--out", "forest")
+    fedrank("export", "forest", "--to", "onnx", "--out", "forest.onnx")
+
+
+def test_the_site(tmp_path):
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").exists()
+
+
+def test_ir_datasets_offers_what_is_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path))
+    aol = pytest.importorskip("ir_datasets", reason="pip install 'fedrank[ir-datasets]'").load("aol-ia")
+    assert {"doc_id", "title", "text", "url"} <= set(aol.docs_cls()._fields)
+    assert {"user_id", "time", "query", "items"} <= set(aol.qlogs_cls()._fields)
+
+
+@settings(deadline=None, max_examples=20)
+@given(arrays(np.float32, (4, 3), elements=st.floats(0, 1, width=32)))
+def test_made_up_examples(features):
+    """Hypothesis and its arrays, as the property tests use them."""
+    assert fr.rankers.Linear().score(np.ones(3), features) == pytest.approx(features.sum(axis=1), rel=1e-5)
