@@ -157,6 +157,10 @@ def test_forgetting_is_its_own_command_with_its_own_words(tmp_path, monkeypatch,
     code, said = fedrank("ledger", "show", tmp_path)
     assert code == 0
     assert "6" in said
+    for words in (("show", "nowhere"), ("forget", tmp_path / "test" / "nowhere", "--because", "a typo")):
+        code, said = fedrank("ledger", *words)
+        assert code == 2
+        assert "nowhere" in said
     code, said = fedrank("ledger", "forget", task.folder, "--because", "made-up people", "--words", "yes")
     assert code == 2
     assert "nothing was forgotten" in said
@@ -213,6 +217,24 @@ def test_variants_with_other_noise_share_the_limit(tmp_path):
     population = Population.read(tmp_path / "populations" / "town")
     spent = spent_together(population.accounts(), 1e-5)["public"]
     assert spent == pytest.approx(budget_for(15) - 1e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("place", ["client", "server", {"name": "secure-sum", "sum": "ideal"}])
+def test_people_in_organisations_add_up_over_runs_and_are_refused_at_the_limit(tmp_path, place):
+    """A row of the ledger is a site, and each of its people pays whenever the site takes part."""
+    people = {
+        "clients": {"count": 3, "interactions": 2, "people": 5, "partition": {"name": "own"}},
+        "mechanism": {"name": "gaussian", "clip": 1.0, "noise": 9.0, "unit": "person", "place": place},
+    }
+    budget = budget_for(18, **people)
+    spec = grid(seeds=[1, 2, 3], population="patients", privacy={"budget": budget}, **people)
+    results = run_experiment(spec, "test", tmp_path)
+    assert [run.round for run in load_runs(tmp_path / "test").finished] == [12, 6]
+    assert len(results.failed) == 1
+    population = Population.read(tmp_path / "populations" / "patients")
+    spent = spent_together(population.accounts(), 1e-5)["public"]
+    assert budget - 2e-3 < spent <= budget
+    assert promises_of(spec.base)[-1].unit == "person"
 
 
 def test_tuning_spends_on_the_population_too(tmp_path):

@@ -22,6 +22,9 @@ def ledger_show(folders: Folders) -> None:
     """Every ledger, and what all of them together would cost if they were of the same people."""
     from fedrank.report.answers import about_ledgers
 
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder {folder}; give a folder of runs, or that of a population")
     answer(about_ledgers(folders), new_console())
 
 
@@ -37,7 +40,10 @@ def ledger_forget(
     """Delete the ledgers of a folder, as if nobody there had spent anything. What they said in all stays on record."""
     from fedrank.protect.population import FORGOTTEN, Account, forget_ledgers, ledgers_below, totals
 
-    found = totals([account for account in map(Account.read, ledgers_below(folder)) if account is not None])
+    ledgers = ledgers_below(folder)
+    if not ledgers:
+        raise FileNotFoundError(f"no ledger at or below {folder}; nothing was forgotten")
+    found = totals([account for account in map(Account.read, ledgers) if account is not None])
     sentence = f"forget what {found['people']} people spent"
     if words is None:
         words = typer.prompt(
