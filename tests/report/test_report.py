@@ -13,7 +13,8 @@ from scipy import stats
 
 from fedrank.report import figures
 from fedrank.report.compose import brief
-from fedrank.report.findings import find, running_mean
+from fedrank.report.findings import find
+from fedrank.report.readings import running_mean
 from fedrank.report.tables import amount, final_table
 from fedrank.report.terminal import show
 from fedrank.report.write import write_report

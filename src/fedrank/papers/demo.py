@@ -11,8 +11,9 @@ from fedrank.files import write_whole
 from fedrank.progress import Progress, quiet
 from fedrank.report.answers import findings_table
 from fedrank.report.figures import curves
-from fedrank.report.findings import Findings, VariantRuns, find
+from fedrank.report.findings import Findings, find
 from fedrank.report.html import page
+from fedrank.report.readings import VariantRuns
 from fedrank.report.sections import Cell, Drawing, Section, Span, Table, say
 from fedrank.report.tables import heading, spread
 from fedrank.run.audit import audit_experiment

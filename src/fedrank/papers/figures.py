@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from fedrank.papers.tree_figures import chosen, gain_by_length
 from fedrank.report.figures import COLOURS, INK, LOOK, QUIET, STYLES, as_svg, draw_line, legend, plain, wrapped
-from fedrank.report.findings import Findings, VariantRuns
+from fedrank.report.findings import Findings
+from fedrank.report.readings import VariantRuns
 from fedrank.report.sections import Drawing
 from fedrank.report.tables import heading
 from fedrank.spec.toml import readable

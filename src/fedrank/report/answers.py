@@ -36,6 +36,7 @@ from fedrank.spec.listing import ListedMethod
 from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.trees import TreesExperiment
 from fedrank.types import has
+from fedrank.unlearn.verify import mean_of
 
 if TYPE_CHECKING:
     from fedrank.attack.audits import Finding
@@ -327,17 +328,13 @@ def _before_and_after(receipt: Receipt) -> Table:
         models["retrained"] = "spread"
     rows = []
     for model, distance in models.items():
-        values = [_mean_of(quality.get(model)) for quality in receipt.quality.values()]
+        found = [quality.get(model) for quality in receipt.quality.values()]  # of several seeds: a list
+        values = [mean_of(each if isinstance(each, list) else [each]) for each in found]
         if receipt.is_verified:
             apart = receipt.verified[distance] or {}
             values += [apart.get(key) for key in distances]
         rows.append([Cell(model), *(Cell("-" if value is None else f"{value:.4f}") for value in values)])
     return Table(["model", *receipt.quality, *(distances.values() if receipt.is_verified else ())], rows)
-
-
-def _mean_of(value: Any) -> float | None:
-    values = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
-    return float(np.mean(values)) if values else None
 
 
 def _verdict(verified: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fedrank.report.findings import FEWEST, Findings, VariantRuns, below_nothing, find, what_final_means
+from fedrank.report.findings import FEWEST, Findings, below_nothing, find, what_final_means
+from fedrank.report.readings import VariantRuns
 from fedrank.report.sections import Drawing, Listing, Pairs, Paragraph, Part, Points, Section, Span, Table, say
 from fedrank.report.tables import (
     asked_rows,

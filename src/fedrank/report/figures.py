@@ -15,7 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedrank.report.findings import FEWEST, Findings, VariantRuns
+from fedrank.report.findings import FEWEST, Findings
+from fedrank.report.readings import VariantRuns
 from fedrank.spec.toml import readable
 
 # Okabe and Ito's colours without yellow, which vanishes on white; styles keep eight lines apart in grey print.

@@ -1,151 +1,40 @@
-"""What the finished runs of one experiment say: values, comparisons, curves, costs and weights, without any layout."""
+"""What the finished runs of one experiment say: comparisons, claims and warnings, without any layout."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.federate.aggregate import Mean
 from fedrank.files import told
 from fedrank.names import nearest
 from fedrank.rank.measures import average
 from fedrank.report.claims import Stated, Verdict, judge_all
+from fedrank.report.readings import Reading, Repeat, Threat, VariantRuns, read_run
 from fedrank.report.statistics import (
     Paired,
     Summary,
     bonferroni,
-    half_width,
     pair,
     paired_t,
     randomisation_test,
-    summarise,
 )
-from fedrank.run.folder import LAST, Card, Receipt
+from fedrank.run.folder import LAST
 from fedrank.run.runs import DISCOUNT, Run, Runs
-from fedrank.spec.experiment import Experiment
-from fedrank.spec.families import describe
-from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import NOTHING, About, Grid, read_tables
 from fedrank.spec.kinds import KINDS
-from fedrank.spec.toml import TomlTable, parse_toml, readable
+from fedrank.spec.toml import parse_toml, readable
 from fedrank.types import has
 
 LEVEL = 0.05  # corrected p below which a difference is called significant
-POINTS = 240  # of a drawn curve; more cannot be seen
 MOST_NAMED = 4  # variants of one warning
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
-REPEATED = re.compile(r"^(?:folds|seeds) = \[\d+\]$", re.MULTILINE)  # which repeat of a variant a spec is
-COSTS = ("interactions", "bytes_up", "bytes_down", "seconds", "cpu_seconds")
-
-Repeat = tuple[int, int]  # fold, seed
-Line = tuple[NDArray[np.int64], NDArray[np.float64]]  # rounds, values
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A column over rounds, averaged over repeats."""
-
-    rounds: NDArray[np.int64]
-    mean: NDArray[np.float64]
-    half: NDArray[np.float64]  # half the 95% confidence interval; NaN for one repeat
-    repeats: int
-    window: int = 1  # rounds of the running mean; 1 where nothing was smoothed
-
-
-@dataclass(frozen=True)
-class Threat:
-    """Who attacked a run, what defended it, and what else it was."""
-
-    attack: TomlTable  # as a table; empty where none is set
-    malicious: int
-    clients: int
-    rule: TomlTable  # likewise
-    rest: str  # the spec without all that; runs with the same rest can be compared
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a report keeps of one run: little enough that a thousand runs fit into memory."""
-
-    values: dict[str, float]
-    curves: dict[str, Line]
-    window: int
-    costs: dict[str, float]
-    query_ids: NDArray[np.str_]
-    queries: dict[str, NDArray[np.float64]]
-    clients: dict[str, NDArray[np.float64]]  # measure -> [clients], on their own queries; empty where all are alike
-    weights: NDArray[np.float64] | None  # of a linear model
-    feature_names: tuple[str, ...]
-    card: Card | None = None  # what may be claimed for its model
-    threat: Threat | None = None  # who attacked, and what defended
-    receipt: Receipt | None = None  # of unlearning
-    promotion: float | None = None  # share of the documents to be promoted that reach the top ten
-    problem: str = ""  # why its spec cannot be read, so that it is not known who attacked
-    given: str = ""  # the order that users have without the model; empty where it was not measured
-    nothing: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [queries] in that order
-
-
-@dataclass(frozen=True)
-class VariantRuns:
-    """All finished repeats of one variant."""
-
-    name: str
-    label: str  # short and unique within the experiment
-    settings: dict[str, Any]
-    repeats: dict[Repeat, Reading]
-
-    def values(self, column: str) -> dict[Hashable, float]:
-        return {repeat: reading.values.get(column, math.nan) for repeat, reading in self.repeats.items()}
-
-    def summary(self, column: str) -> Summary:
-        return summarise(list(self.values(column).values()))
-
-    def cost(self, name: str) -> float:
-        return summarise([reading.costs.get(name, math.nan) for reading in self.repeats.values()]).mean
-
-    def curve(self, column: str) -> Curve | None:
-        """Mean over repeats at the rounds that all of them have."""
-        lines = [reading.curves[column] for reading in self.repeats.values() if column in reading.curves]
-        if not lines:
-            return None
-        rounds = lines[0][0]
-        if all(np.array_equal(rounds, line[0]) for line in lines):
-            values = np.array([line[1] for line in lines])
-        else:
-            rounds = reduce(np.intersect1d, [line[0] for line in lines])
-            if not len(rounds):  # forests that stopped at different sizes may share none
-                return None
-            values = np.array([line[1][np.isin(line[0], rounds)] for line in lines])
-        window = next(iter(self.repeats.values())).window if column == "online" else 1
-        return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window)
-
-    def weights(self) -> NDArray[np.float64] | None:
-        """[repeats, features] of linear models; None where there are none, or of different lengths."""
-        rows = [reading.weights for reading in self.repeats.values() if reading.weights is not None]
-        return np.array(rows) if rows and len({len(weights) for weights in rows}) == 1 else None
-
-    @property
-    def threat(self) -> Threat | None:
-        return next(iter(self.repeats.values())).threat
-
-    @property
-    def card(self) -> Card | None:
-        """The card of the repeat that spent most; None where no run of this variant has one."""
-        cards = [reading.card for reading in self.repeats.values() if reading.card]
-        return max(cards, key=lambda card: card.spent) if cards else None
-
-    @property
-    def is_protected(self) -> bool:
-        return self.card is not None and self.card.mechanism is not None
 
 
 @dataclass(frozen=True)
@@ -280,7 +169,7 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
     for run in runs:  # one by one, while its files are still in memory
         if run.status == "finished":
             try:
-                readings[run.path] = _read(run, threats)
+                readings[run.path] = read_run(run, threats)
             except KeyError as missing:
                 run = run.broken(f"one of its files lacks {missing}")
             except (OSError, ValueError, TypeError) as problem:  # damaged, or changed or deleted meanwhile
@@ -378,116 +267,6 @@ def _asked(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
                 why = "; ".join(str(problem).splitlines())
                 return None, "", [f"{file} cannot be read, so what was asked is known from the runs alone: {why}"]
     return None, "", ["There is no experiment.toml next to the runs: what was asked is known from the runs alone."]
-
-
-def _read(run: Run, threats: dict[str, Threat | None]) -> Reading:
-    rounds, measures = run.rounds, run.measures
-    values = {name: run.final(name) for name in measures}
-    if "online" in rounds:
-        values |= {"online": run.final("online"), "online_sum": run.online_sum()}
-    number = rounds["round"].astype(np.int64)
-    curves: dict[str, Line] = {}
-    for name in measures:
-        rows = np.flatnonzero(np.isfinite(rounds[name]))
-        rows = rows[_thinned(len(rows))]
-        if len(rows):
-            curves[name] = number[rows], rounds[name][rows]
-    window = max(1, len(number) // 50)
-    # A model trained in one place serves nobody on the way.
-    served = np.flatnonzero(np.isfinite(rounds.get("online", np.full(len(number), np.nan))))
-    if len(served):
-        rows = _thinned(len(served))
-        curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
-    costs = {name: run.total(name) for name in COSTS[:3] if name in rounds}
-    costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
-    by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
-    weights, names = _linear(run.model)
-    threat, problem = None, ""
-    try:
-        threat = _threat(run, threats)
-    except (OSError, ValueError) as unreadable:
-        problem = "; ".join(str(unreadable).splitlines())
-    return Reading(
-        values,
-        curves,
-        window,
-        costs,
-        *by_query,
-        run.clients[1],
-        weights,
-        names,
-        run.card,
-        threat,
-        run.receipt,
-        run.promotion,
-        problem,
-        run.given or "",
-        run.nothing,
-    )
-
-
-def _threat(run: Run, known: dict[str, Threat | None]) -> Threat | None:
-    """None where nobody can have attacked: other kinds, or a run that unlearned who did.
-
-    Repeats of a variant differ in fold and seed alone, which matter to nobody here: one of them is read for all.
-    """
-    if run.unlearned is not None:
-        return None
-    text = REPEATED.sub("", (run.path / "spec.toml").read_text(encoding="utf-8"))
-    if text not in known:
-        known[text] = _threat_in(run.spec)
-    return known[text]
-
-
-def _threat_in(spec: Experiment) -> Threat | None:
-    if not isinstance(spec, FederatedExperiment):
-        return None
-    clients, rule = spec.clients, describe(spec.aggregator)
-    attack = {} if spec.attack is None else describe(spec.attack)
-    # What an attack knows of the rule and the ranker that it attacks is no setting of its own.
-    attack = {key: value for key, value in attack.items() if key not in ("aggregator", "ranker")}
-    rest = replace(
-        spec,
-        aggregator=Mean(),
-        attack=None,
-        seeds=(),
-        clients=replace(clients, malicious=0),
-        data=replace(spec.data, folds=()),
-    )
-    return Threat(attack, clients.malicious, clients.count, rule, repr(rest))
-
-
-def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean of the last `window` values up to each, or of as many as there are yet.
-
-    >>> running_mean(np.array([1.0, 3.0, 5.0]), 2).tolist()
-    [1.0, 2.0, 4.0]
-    """
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    return (sums[ends] - sums[starts]) / (ends - starts)
-
-
-def _thinned(n: int) -> NDArray[np.int64]:
-    if n <= POINTS:
-        return np.arange(n)
-    return np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(np.int64))
-
-
-def _linear(model: dict[str, Any] | None) -> tuple[NDArray[np.float64] | None, tuple[str, ...]]:
-    if model is None or not isinstance(model.get("ranker"), dict) or model["ranker"].get("name") != "linear":
-        return None, ()
-    try:
-        weights = np.asarray(model.get("weights", []), dtype=np.float64)
-    except (TypeError, ValueError):
-        return None, ()
-    names = tuple(str(name) for name in model.get("feature_names") or ())
-    if weights.ndim != 1 or not len(weights) or not np.isfinite(weights).all():
-        return None, ()
-    if len(names) != len(weights):
-        names = tuple(f"feature {i + 1}" for i in range(len(weights)))
-    return weights, names
 
 
 def _labels(runs: Runs) -> dict[str, str]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedrank.protect.promises import up
 from fedrank.report.claims import BLOCKS, FAILS, HOLDS, OPEN, SMALL, UNTESTED
-from fedrank.report.findings import COSTS, Findings, Threat, VariantRuns
+from fedrank.report.findings import Findings
+from fedrank.report.readings import COSTS, Threat, VariantRuns
 from fedrank.report.sections import Cell, Table
 from fedrank.report.statistics import Summary, summarise
 from fedrank.run.cards import about_population
