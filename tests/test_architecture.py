@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,16 @@ def test_methods_stand_under_their_family_all_of_them():
     families = {name: getattr(fedrank, name) for name, home in fedrank._listed().items() if isinstance(home, dict)}
     shown = [set(vars(family).values()) for family in families.values()]
     assert shown == [set(family.methods.values()) for family in FAMILIES.values()]
+
+
+def test_a_class_has_a_name_of_its_own():
+    """One name, one thing; whoever searches for it finds it."""
+    names = Counter(
+        name
+        for source in ROOT.rglob("*.py")
+        for name in re.findall(r"^class ([A-Za-z]\w*)", source.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_an_unknown_public_name_is_an_attribute_error():

@@ -13,8 +13,8 @@ from fedrank.protect.ledger import Charges, Ledger, LedgerError
 from fedrank.protect.population import (
     FORGOTTEN,
     Account,
+    LedgerTerms,
     Population,
-    Terms,
     forget_ledgers,
     forgotten,
     ledgers_below,
@@ -28,9 +28,9 @@ ALL = np.arange(4)
 DELTA = 1e-5
 
 
-def terms(event=None, against="public", paid="participation", spec="") -> Terms:
+def terms(event=None, against="public", paid="participation", spec="") -> LedgerTerms:
     event = GaussianEvent(3.0) if event is None else event
-    return Terms(4, DELTA, (Promise(against, event, "test", paid),), spec)
+    return LedgerTerms(4, DELTA, (Promise(against, event, "test", paid),), spec)
 
 
 def account(said, counts, rounds=None) -> Account:
@@ -82,7 +82,7 @@ def test_whoever_paid_most_over_all_runs_decides():
 
 
 def test_a_run_that_claims_nothing_voids_what_another_promised():
-    shown = Terms(4, DELTA, (Promise("server", None, "the server sees all"),))
+    shown = LedgerTerms(4, DELTA, (Promise("server", None, "the server sees all"),))
     assert spent_together([account(shown, [5] * 4)], DELTA) == {}  # nothing was promised against it
     found = spent_together([account(shown, [5] * 4), account(terms(against="server"), [5] * 4)], DELTA)
     assert found == {"server": math.inf}
@@ -201,12 +201,12 @@ def test_changes_of_another_run_of_the_same_name_are_not_used(tmp_path):
 
 def test_terms_survive_a_file(tmp_path):
     for event in (GaussianEvent(2.0, 0.5), ConcentratedEvent(0.1), PureEvent(1.0), None):
-        said = Terms(4, DELTA, (Promise("server", event, "because", "round", "interaction", slack=1e-9),), "spec")
+        said = LedgerTerms(4, DELTA, (Promise("server", event, "because", "round", "interaction", slack=1e-9),), "spec")
         said.write(tmp_path)
-        assert Terms.read(tmp_path) == said
+        assert LedgerTerms.read(tmp_path) == said
     (tmp_path / "terms.json").write_text("{")
     with pytest.raises(LedgerError, match=r"terms.json"):
-        Terms.read(tmp_path)
+        LedgerTerms.read(tmp_path)
 
 
 # Forgetting

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from fedrank.attack.audits import PER_SEARCH, Audit, Step, messages_for
+from fedrank.attack.audits import PER_SEARCH, Audit, PlannedAttack, messages_for
 from fedrank.protect.noise import SecureSource
 from fedrank.rank.learners import Pdgd
 from fedrank.report.answers import about_audit
@@ -129,7 +129,7 @@ def test_randomised_rewards_are_attacked_through_the_learner():
 def test_every_variant_is_attacked_at_its_share_of_the_level(monkeypatch):
     levels = []
     monkeypatch.setattr(
-        Audit, "plan", lambda self: levels.append(self.level) or [Step("x", lambda tell: tell(0.5) or [])]
+        Audit, "plan", lambda self: levels.append(self.level) or [PlannedAttack("x", lambda tell: tell(0.5) or [])]
     )
     told = []
     grid = spec(vary={"mechanism.noise": [1.0, 2.0]}, mechanism={"name": "gaussian", "clip": 0.1, "noise": 1.0})

@@ -68,14 +68,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedAttack:
     """An attack that is to be made."""
 
     what: str
     make: Callable[[Tell], list[Finding]]
 
 
-Plan = list[Step | Finding]  # attacks to be made, and what is to be said of those that are not
+Plan = list[PlannedAttack | Finding]  # attacks to be made, and what is to be said of those that are not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class Audit:
     def _noise(self, mechanism: PricedMechanism) -> Source:
         return mechanism.source() if self.source is None else self.source
 
-    def _clicks(self) -> Step | Finding:
+    def _clicks(self) -> PlannedAttack | Finding:
         """Which clicks can be read from single messages, where somebody sees them."""
         mechanism, learner = self.mechanism, self.setting.learner
         if self.crowd.people is not None:
@@ -131,7 +131,7 @@ class Audit:
             )
         if not isinstance(learner, Pdgd) or learner.ranker.hidden or learner.lists != "drawn" or self._keeps():
             return self._skipped(READING, "the attack knows plain PDGD with a linear ranker only")
-        return Step(READING, lambda tell: self._read_and_match(learner, tell))
+        return PlannedAttack(READING, lambda tell: self._read_and_match(learner, tell))
 
     def _read_and_match(self, learner: Pdgd, tell: Tell) -> list[Finding]:
         mechanism = self.mechanism
@@ -275,8 +275,8 @@ class Audit:
         rounds = lambda tell: audit_round(mechanism, setting, self.crowd, source, tell=tell, **whole)  # noqa: E731
         return [first, self._step(ROUNDS, rounds)]
 
-    def _step(self, what: str, attack: Callable[[Tell], Membership]) -> Step:
-        return Step(what, lambda tell: [self._member(what, attack(tell))])
+    def _step(self, what: str, attack: Callable[[Tell], Membership]) -> PlannedAttack:
+        return PlannedAttack(what, lambda tell: [self._member(what, attack(tell))])
 
     def _member(self, what: str, result: Membership) -> Finding:
         often = "" if result.rounds == 1 else f" in {result.rounds:,} rounds"

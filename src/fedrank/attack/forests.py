@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.attack.audits import Finding, Plan, Step, capital, fewest_above, power, skipped
+from fedrank.attack.audits import Finding, Plan, PlannedAttack, capital, fewest_above, power, skipped
 from fedrank.attack.clicks import Share
 from fedrank.attack.infer import LEVEL, Tell, upper_bound
 from fedrank.data.ranking import RankingData
@@ -28,7 +28,7 @@ MEMBERS = "queries trained on, by how well they are ranked"
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedForests:
     """A forest that others get, and what it was grown on."""
 
     forest: Forest
@@ -40,7 +40,7 @@ class Shared:
 class ForestAudit:
     """The attacks on the forests that leave organisations."""
 
-    forests: Callable[[Tell], Sequence[Shared]] | None  # grows them, when they are needed; None: none leaves
+    forests: Callable[[Tell], Sequence[SharedForests]] | None  # grows them, when they are needed; None: none leaves
     seed: int
     variant: str = ""
     level: float = LEVEL / TESTS  # of one test
@@ -50,14 +50,14 @@ class ForestAudit:
         """All attacks that fit, and why others do not."""
         if self.forests is None:
             return [skipped(self.variant, "forests", "every client keeps its forest, and nobody gets another's")]
-        return [Step("forests", self._attack)]
+        return [PlannedAttack("forests", self._attack)]
 
     def _attack(self, tell: Tell) -> list[Finding]:
         assert self.forests is not None
         shared = self.forests(lambda share: tell(GROWN * share))
         return [self._thresholds(shared), self._ranges(shared), self._members(shared)]
 
-    def _thresholds(self, shared: Sequence[Shared]) -> Finding:
+    def _thresholds(self, shared: Sequence[SharedForests]) -> Finding:
         right = guessed = of = 0
         for one in shared:
             for column, thresholds in _thresholds_of(one.forest).items():
@@ -73,7 +73,7 @@ class ForestAudit:
             "{guessed} lie so between values of documents that were not trained on",
         )
 
-    def _ranges(self, shared: Sequence[Shared]) -> Finding:
+    def _ranges(self, shared: Sequence[SharedForests]) -> Finding:
         right = guessed = of = 0
         for one in shared:
             told = re.search(r"^feature_infos=(.*)$", one.forest.text, flags=re.MULTILINE)
@@ -93,7 +93,7 @@ class ForestAudit:
             "documents that were not trained on have the same for {guessed}",
         )
 
-    def _members(self, shared: Sequence[Shared]) -> Finding:
+    def _members(self, shared: Sequence[SharedForests]) -> Finding:
         """Told two queries with their grades, of which one was trained on: it should be the one that is ranked better.
 
         After Yeom et al. 2018, who tell members by their small loss.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedrank.attack.audits import (
     Finding,
     Plan,
-    Step,
+    PlannedAttack,
     capital,
     fewest_above,
     lower_bound,
@@ -64,14 +64,14 @@ class SketchAudit:
         """All attacks that fit, and why others do not."""
         method, plan = self.method, Plan()
         if isinstance(method, LocalPlus):
-            plan.append(Step(HELD, lambda tell: [self._held(method, tell)]))
+            plan.append(PlannedAttack(HELD, lambda tell: [self._held(method, tell)]))
             if method.counts == "exact":
                 plan.append(skipped(self.variant, SWAPPED, "counts are told as they are, and nothing is promised"))
             elif not method.noise:
                 plan.append(skipped(self.variant, SWAPPED, "sketches have no noise, and nothing is promised"))
             else:
-                plan.append(Step(SWAPPED, lambda tell: [self._swapped(method.sketcher, tell)]))
-            plan.append(Step(ASKED, lambda tell: [self._asked(method.sketcher, tell)]))
+                plan.append(PlannedAttack(SWAPPED, lambda tell: [self._swapped(method.sketcher, tell)]))
+            plan.append(PlannedAttack(ASKED, lambda tell: [self._asked(method.sketcher, tell)]))
         if method.first(1).ndim == 1:
             plan.append(skipped(self.variant, PASSED_ON, "nothing is promised for them, and no attack is known here"))
         return plan or [skipped(self.variant, "silos", "silos tell each other nothing")]

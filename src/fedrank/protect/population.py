@@ -49,7 +49,7 @@ _EVENTS: dict[str, type[Any]] = {
 
 
 @dataclass(frozen=True)
-class Terms:
+class LedgerTerms:
     """Whom a ledger charges, and what one charge costs."""
 
     people: int
@@ -65,7 +65,7 @@ class Terms:
         write_whole(folder / TERMS, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
 
     @classmethod
-    def read(cls, folder: Path) -> Terms | None:
+    def read(cls, folder: Path) -> LedgerTerms | None:
         """What a ledger's charges cost; None where it does not say."""
         try:
             found = json.loads((folder / TERMS).read_text(encoding="utf-8"))
@@ -79,12 +79,12 @@ class Terms:
                 "it from a copy, or treat the privacy of its people as spent"
             ) from None
 
-    def costs_like(self, other: Terms) -> bool:
+    def costs_like(self, other: LedgerTerms) -> bool:
         """Whether a charge costs the same, to as many people."""
         return (self.people, _priced(self)) == (other.people, _priced(other))
 
 
-def _priced(terms: Terms) -> list[tuple[Any, ...]]:
+def _priced(terms: LedgerTerms) -> list[tuple[Any, ...]]:
     return [(one.against, one.event, one.paid, one.unit, one.slack) for one in terms.promises]
 
 
@@ -104,7 +104,7 @@ def _built(described: Mapping[str, Any] | None) -> Event | None:
 class Account:
     """What one run has charged people."""
 
-    terms: Terms
+    terms: LedgerTerms
     participations: NDArray[np.int64]  # [people]
     rounds: int
     lost: int
@@ -112,7 +112,7 @@ class Account:
     @classmethod
     def read(cls, folder: Path) -> Account | None:
         """Of a ledger that somebody else may be writing to; None where nothing says what its charges cost."""
-        terms = Terms.read(folder)
+        terms = LedgerTerms.read(folder)
         if terms is None:
             return None
         charges = Charges.read(folder, terms.people)
@@ -245,7 +245,7 @@ def ledgers_below(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def open_ledger(folder: Path, terms: Terms) -> Iterator[Ledger]:
+def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
     """The ledger of a run, to oneself.
 
     One whose charges cost something else is set aside, where it goes on counting. Changes that another run kept, of
@@ -253,7 +253,7 @@ def open_ledger(folder: Path, terms: Terms) -> Iterator[Ledger]:
     """
     folder = Path(folder).absolute()
     private_folder(folder)
-    before = Terms.read(folder)
+    before = LedgerTerms.read(folder)
     if before is not None and not before.costs_like(terms):
         number = 1
         while (aside := folder.with_name(f"{LEDGER}-{number}")).exists():
@@ -263,7 +263,7 @@ def open_ledger(folder: Path, terms: Terms) -> Iterator[Ledger]:
     with locked(folder / LOCK, str(folder)):
         if before is not None and before.spec != terms.spec:
             (folder / CHANGED).unlink(missing_ok=True)
-        if Terms.read(folder) != terms:
+        if LedgerTerms.read(folder) != terms:
             terms.write(folder)
         with Ledger.open(folder, terms.people) as ledger:
             yield ledger

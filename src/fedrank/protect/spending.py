@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.protect.ledger import KeptRound, Ledger
-from fedrank.protect.population import Account, Population, Terms, spent_together
+from fedrank.protect.population import Account, LedgerTerms, Population, spent_together
 from fedrank.protect.promises import Promise, up
 from fedrank.types import Change
 
@@ -83,7 +83,7 @@ class Spending:
 class SharedSpending(Spending):
     """The same for people who pay for other runs, too: their limit is for all runs together."""
 
-    def __init__(self, ledger: Ledger, terms: Terms, rounds: int, population: Population, own: Path):
+    def __init__(self, ledger: Ledger, terms: LedgerTerms, rounds: int, population: Population, own: Path):
         super().__init__(ledger, terms.promises, rounds, terms.delta, None)
         self._terms, self._population, self._own = terms, population, own
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedrank import __version__
 from fedrank.attack import audits, forests, sketches
-from fedrank.attack.audits import Audit, Finding, Plan, Step, carry_out
-from fedrank.attack.forests import ForestAudit, Shared
+from fedrank.attack.audits import Audit, Finding, Plan, PlannedAttack, carry_out
+from fedrank.attack.forests import ForestAudit, SharedForests
 from fedrank.attack.infer import LEVEL, REPEATS, RUNS, Tell
 from fedrank.attack.sketches import SketchAudit
 from fedrank.data.ranking import RankingData
@@ -63,12 +63,12 @@ def audit_experiment(
     effort, several = _Effort(messages, repeats, runs, source), len(grid.variants) > 1
     news = [_of_variant(progress, variant.name) if several else progress for variant in grid.variants]
     plans = [_plan(variant, grid, effort, tell) for variant, tell in zip(grid.variants, news, strict=True)]
-    attacks = sum(isinstance(step, Step) for plan in plans for step in plan)
+    attacks = sum(isinstance(step, PlannedAttack) for plan in plans for step in plan)
     found: list[Finding] = []
     begun = 0
     for plan, tell in zip(plans, news, strict=True):
         for step in plan:
-            begun += isinstance(step, Step)
+            begun += isinstance(step, PlannedAttack)
             found += carry_out([step], _and_all(tell, progress, begun, attacks))
     return found
 
@@ -139,14 +139,14 @@ def _smaller(experiment: TreesExperiment) -> str:
     return "; ".join(differs)
 
 
-def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> list[Shared]:
+def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> list[SharedForests]:
     """The forests that leave those who grow them."""
     # As in a run: trees read raw features as well as scaled ones.
     fold = load_fold(replace(experiment.data, normalise=experiment.data.normalise or "none"), number)
     booster: Booster = replace(experiment.booster, trees=min(TREES, experiment.booster.trees))  # type: ignore[type-var]
     if experiment.split is None:
         [forest] = _grown(booster, 1, tell, lambda grow: [grow(fold.train, useful(fold.validation), seed=seed)])
-        return [Shared(forest, (fold.train,), (fold.test,))]
+        return [SharedForests(forest, (fold.train,), (fold.test,))]
     portions = experiment.split(fold, rng_for(seed, "split"))
     train = tuple(portion.train for portion in portions)
     held_out = tuple(fold.test if portion.test is None else portion.test for portion in portions)
@@ -155,9 +155,12 @@ def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> 
         [forest] = _grown(booster, 1, tell, lambda grow: [merge(portions, (), grow, seed)[0]])
         if isinstance(merge, Pooled):
             train, held_out = (RankingData.join(train),), (fold.test,)
-        return [Shared(forest, train, held_out)]
+        return [SharedForests(forest, train, held_out)]
     local = _grown(booster, len(portions), tell, lambda grow: train_locally(portions, grow, seed))
-    return [Shared(*each) for each in zip(local, ((one,) for one in train), ((one,) for one in held_out), strict=True)]
+    return [
+        SharedForests(*each)
+        for each in zip(local, ((one,) for one in train), ((one,) for one in held_out), strict=True)
+    ]
 
 
 def _grown(booster: Booster, forests: int, tell: Tell, grow: Any) -> Sequence[Forest]:

@@ -19,8 +19,8 @@ from fedrank.protect.population import (
     LEDGER,
     SIMULATED,
     Account,
+    LedgerTerms,
     Population,
-    Terms,
     forgotten,
     open_ledger,
     spent_together,
@@ -158,7 +158,7 @@ class Spent:
             return
         privacy, rounds = experiment.privacy, experiment.rounds
         spec = hashlib.sha256(to_toml(task.experiment).encode()).hexdigest()
-        terms = Terms(experiment.clients.count, privacy.delta, tuple(promises), spec)
+        terms = LedgerTerms(experiment.clients.count, privacy.delta, tuple(promises), spec)
         place, population = task.folder / LEDGER, None
         if experiment.population != SIMULATED:
             assert privacy.budget is not None
