@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fedrank.cli import main
+from fedrank.files import is_locked
 from fedrank.protect.ledger import Ledger
-from fedrank.protect.population import Population, forget_ledgers, forgotten, spent_together
+from fedrank.protect.population import LOCK, Population, forget_ledgers, forgotten, open_ledger, spent_together
 from fedrank.protect.spending import Spending
 from fedrank.report.compose import brief
 from fedrank.report.terminal import show
@@ -235,6 +236,32 @@ def test_people_in_organisations_add_up_over_runs_and_are_refused_at_the_limit(t
     spent = spent_together(population.accounts(), 1e-5)["public"]
     assert budget - 2e-3 < spent <= budget
     assert promises_of(spec.base)[-1].unit == "person"
+
+
+def test_what_protects_another_unit_is_refused_since_its_price_cannot_be_added(tmp_path):
+    budget = {"budget": 50.0}
+    assert not run_experiment(grid(population="town", privacy=budget), "clients", tmp_path).failed
+    searches = grid(
+        population="town",
+        privacy=budget,
+        learner={"name": "pdgd", "batch": True, "clip_gradients": 1.0},
+        mechanism=CENTRAL | {"unit": "interaction"},
+    )
+    [(_, reason)] = run_experiment(searches, "searches", tmp_path).failed
+    assert "other runs protect each client, this one each interaction, and their ε do not add up" in reason
+
+
+def test_a_ledger_is_set_aside_only_while_nobody_adds_up(tmp_path, monkeypatch):
+    """It moves, and whoever adds up all charges at that moment would miss it."""
+    held = []
+
+    def looking(folder, terms):
+        held.append(is_locked(tmp_path / "populations" / "town" / LOCK))
+        return open_ledger(folder, terms)
+
+    monkeypatch.setattr("fedrank.run.privacy.open_ledger", looking)
+    assert not run_experiment(grid(population="town", privacy={"budget": 50.0}), "test", tmp_path).failed
+    assert held == [True]
 
 
 def test_tuning_spends_on_the_population_too(tmp_path):

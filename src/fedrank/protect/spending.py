@@ -106,6 +106,12 @@ class SharedSpending(Spending):
 
     def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:
         """Why these rounds, and all before them, must not be charged; None where they may."""
+        units = {one.unit for each in others if each.rounds for one in each.terms.promises}
+        if units - {self._terms.promises[0].unit}:
+            return (
+                f"population {self._population.name!r}: other runs protect each {', '.join(sorted(units))}, this one "
+                f"each {self._terms.promises[0].unit}, and their ε do not add up"
+            )
         counts = self._counts.copy()
         for cohort in block.values():
             counts[cohort] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,7 +165,10 @@ class Spent:
             folder = task.home / FOLDER / experiment.population
             population = Population.open(folder, terms.people, privacy.delta, privacy.budget)
             place = folder / task.folder.absolute().relative_to(task.home) / LEDGER
-        with open_ledger(place, terms) as ledger:
+        with ExitStack() as opened:
+            # A ledger that is set aside moves, and whoever adds up all charges at that moment would miss it.
+            with nullcontext() if population is None else population.deciding():
+                ledger = opened.enter_context(open_ledger(place, terms))
             if population is None:
                 journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget)
             else:
