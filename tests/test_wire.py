@@ -216,3 +216,14 @@ def test_forged_messages_are_refused_or_fit_what_was_expected():
         assert found["counts"].shape == (2,)
         assert len(found["note"]) <= 40
     assert passed > 20
+
+
+def test_bytes_behind_the_last_part_are_refused_even_under_a_right_checksum():
+    with pytest.raises(Refused, match="4 bytes follow its last part"):
+        unpack(resealed(pack(LABEL, PARTS)[:-16] + b"junk"), LABEL, EXPECTED)
+
+
+def test_a_part_of_bytes_that_is_too_long_is_refused_where_the_whole_is_not():
+    expected = {"one": Part("|S", 10), "two": Part("|S", 10)}
+    with pytest.raises(Refused, match="one"):
+        unpack(pack(LABEL, {"one": b"x" * 15, "two": b"yy"}), LABEL, expected)

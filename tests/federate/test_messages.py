@@ -14,7 +14,7 @@ from fedrank.federate.arrival import FedAsync, FedBuff
 from fedrank.federate.federation import Federation
 from fedrank.federate.local import FedPer, Scaffold
 from fedrank.federate.messages import LARGEST_SIZE, Call, ExpectedCall, ExpectedMessage, Message
-from fedrank.federate.robust import Krum
+from fedrank.federate.robust import Krum, Reputation
 from fedrank.federate.server import RoundError, ServerTask, receive, settle
 from fedrank.federate.steps import Momentum
 from fedrank.protect.mechanisms import AtServer, EsRandomisedResponse, Gaussian, SecureSum
@@ -22,6 +22,7 @@ from fedrank.protect.noise import SecureSource
 from fedrank.rank.evolution import MESSAGE, Evolution
 from fedrank.rank.learners import Pdgd
 from fedrank.rank.rankers import Linear, Mlp
+from fedrank.types import Messages
 from fedrank.wire import Label, Refused
 from tests.test_wire import mutated
 
@@ -353,3 +354,11 @@ def test_a_mutated_round_never_ends_otherwise_than_refused():
         assert set(range(4)) - {which} <= {one.sender for one in received.messages}
         assert received.left_out in ((), (which,))
         settle(task, state, task.gathered(state, received.messages))
+
+
+def test_a_rule_that_remembers_knows_clients_by_their_rows_where_ids_have_gaps():
+    task = ServerTask(Federation(aggregator=Reputation()), clients=4)
+    state = task.first(np.zeros(3))
+    updates = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    messages = Messages(updates, np.ones(4, dtype=np.int64), np.array([0, 3, 7, 9]), state.weights, 1)
+    assert settle(task, state, messages, np.arange(4)).round == 1

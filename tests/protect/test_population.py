@@ -41,6 +41,24 @@ def account(said, counts, rounds=None) -> Account:
 # Composed, then priced
 
 
+def test_many_kinds_of_people_are_priced_as_if_one_had_paid_most_of_everything():
+    """Everybody's own sum would take too long; more than anybody paid is never too little."""
+
+    def said(cost, counts):
+        return Account(LedgerTerms(70, DELTA, (Promise("public", PureEvent(cost), "test"),)), counts, 70, 0)
+
+    up, most = np.arange(1, 71), np.full(70, 70)
+    assert spent_together([said(0.1, up), said(0.2, up[::-1])], DELTA) == spent_together(
+        [said(0.1, most), said(0.2, most)], DELTA
+    )
+
+
+def test_an_interaction_is_paid_again_for_rounds_that_were_lost():
+    said = terms(PureEvent(1.0), paid="once")
+    [promise] = said.promises
+    assert Account(said, np.array([9, 2, 0, 4]), 9, lost=3).times(promise).tolist() == [4, 2, 0, 4]
+
+
 def test_events_that_differ_are_composed_and_then_priced():
     """Two Gaussians are one with the root of the sum of squares, which costs less than the sum of their prices."""
     one, other = GaussianEvent(3.0), GaussianEvent(5.0)

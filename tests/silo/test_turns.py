@@ -17,6 +17,8 @@ from fedrank.cli import main
 from fedrank.data.collection import Collection, read_collection
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import Tokeniser
+from fedrank.rank.measures import Evaluator
+from fedrank.rank.rankers import Linear
 from fedrank.silo import messages, turns
 from fedrank.silo.describe import describe_sketch
 from fedrank.silo.files import export_sketch, ledger_of, open_sketch, sketch_collection
@@ -26,7 +28,7 @@ from fedrank.silo.protocol import Owner, answer, ask_all
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.silos import SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
-from fedrank.silo.training import PARAMETERS, CrossSilo, Lists, silo_lists
+from fedrank.silo.training import PARAMETERS, CrossSilo, Lists, Local, silo_lists
 from fedrank.silo.turns import (
     Agreement,
     KnownPartner,
@@ -160,6 +162,13 @@ def test_the_outcome_says_what_stands_next_to_the_model(three, first) -> None:
     assert [other.name for other in outcome.next_to] == names
     assert all(0 < other.quality < 1 for other in outcome.next_to)
     assert all(0 <= other.better + other.worse <= outcome.lists.test.queries for other in outcome.next_to)
+    (silo,) = make_silos(b.collection, SilosRule(1), Tokeniser(), 1)
+    own, weights, agreement = silo_lists(silo, (), 0, 2), np.zeros(PARAMETERS), first.agreement
+    number = agreement.parties.index(b.me.name)
+    for round in range(1, 4 + 1):  # as many passes as the model has had in all organisations
+        weights = Local(agreement.rate, agreement.batch).train(weights, own.train, number, round, agreement.seed)
+    alone = Evaluator(own.test, ["ndcg@10"])(weights[: own.test.features.shape[1]], Linear())[0]
+    assert outcome.next_to[1].quality == pytest.approx(float(alone))
     assert outcome.model.passes() == 4
     assert outcome.model.passes(b.me.name) == 3
     begun = take_turn(a.collection, a.me, a.partners(b))

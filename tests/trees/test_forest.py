@@ -16,6 +16,7 @@ lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.rank.model import Model, load_weights, save_model  # noqa: E402
 from fedrank.rank.rankers import Linear  # noqa: E402
+from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.boosters import Selgb  # noqa: E402
 from fedrank.trees.forest import Forest, joined, planted, save_forest  # noqa: E402
 from fedrank.trees.model_files import load_model  # noqa: E402
@@ -286,3 +287,26 @@ def test_a_changed_forest_is_an_error_and_an_unsealed_one_a_note(forest, outside
     (tmp_path / "other.txt").write_text(outsider.model_to_string())
     load_model(tmp_path / "other.txt", heard.append)
     assert heard == ["other.txt carries no checksum, so that damage to it may go unnoticed"]
+
+
+BY_CATEGORY = """num_leaves=2
+num_cat={sets}
+split_feature=0
+threshold=0
+decision_type=1
+left_child=-1
+right_child=-2
+leaf_value=1 2
+cat_boundaries={starts}
+cat_threshold=1"""
+
+
+def test_sets_of_categories_that_run_backwards_are_refused():
+    with pytest.raises(ValueError, match="2 sets of categories that are not in order"):
+        Trees.read([BY_CATEGORY.format(sets=2, starts="0 1000000 1")])
+
+
+def test_what_is_missing_is_of_no_category():
+    scores = np.zeros(3)
+    Trees.read([BY_CATEGORY.format(sets=1, starts="0 1")]).add(np.array([[0.0], [np.nan], [5.0]]), scores)
+    assert scores.tolist() == [1, 2, 2]
