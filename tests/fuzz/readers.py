@@ -346,6 +346,47 @@ def _spending(folder: Path) -> Any:
     return ledger.owner, ledger.sketched(), ledger.limits
 
 
+def _save_people(folder: Path) -> None:
+    from fedrank.protect.accounting import GaussianEvent, ResponseEvent
+    from fedrank.protect.population import FORGOTTEN, LedgerTerms, Population, open_ledger
+    from fedrank.protect.promises import Promise
+
+    Population.open(folder / "town", 4, 1e-5, 8.0)
+    for name, event in (("a", GaussianEvent(3.0)), ("b", ResponseEvent(0.9))):
+        terms = LedgerTerms(4, 1e-5, (Promise("server", event, "a test", slack=1e-9), Promise("public", None, "")))
+        with open_ledger(folder / "town" / name / "ledger", terms) as ledger:
+            ledger.reserve({1: np.array([0, 2]), 2: np.arange(4)})
+    (folder / "town" / FORGOTTEN).write_text('{"forgotten": "2026-01-01", "because": "a test"}\n')
+
+
+def _people(folder: Path) -> Any:
+    from fedrank.protect.population import Population
+    from fedrank.report.answers import about_ledgers
+
+    population = Population.read(folder / "town")
+    population.accounts()
+    return population, about_ledgers([folder / "town"])
+
+
+def _save_card(folder: Path) -> None:
+    from fedrank.run.folder import Card, Paid
+
+    paid = Paid("server", 2.0, 1.0, 4, "participation", 1e-5, "client", "zero-out", "a test")
+    town = {"name": "town", "limit": 8.0, "runs": 1, "delta": 1e-5, "epsilon": {"server": 2.0}, "forgotten": []}
+    settings: Any = {"mechanism": {"name": "gaussian"}, "who_sees_what": "the server", "delta": 1e-5, "budget": 8.0}
+    Card(**settings, promises=(paid,), population=town, files={"model.json": "0"}).write(folder)
+
+
+def _card(folder: Path) -> Any:
+    from fedrank.run.cards import about_population, read_card
+    from fedrank.run.privacy import summary
+
+    card = read_card(folder)
+    if card is None:
+        return None
+    return card, card.claim, card.spent, summary(card), card.population and about_population(card.population)
+
+
 READERS = {
     "linear model": Reader(_save_linear, _model, sealed=True),
     "neural models of clients": Reader(_save_neural, _model, sealed=True),
@@ -368,6 +409,8 @@ READERS = {
     "keys": Reader(_save_keys, _keys),
     "history": Reader(_save_history, _history, sealed=True),
     "ledger": Reader(_save_ledger, _ledger),
+    "population": Reader(_save_people, _people),
+    "privacy card": Reader(_save_card, _card),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import stat
 
 import numpy as np
@@ -169,9 +171,12 @@ def test_what_people_were_promised_is_not_raised_later(tmp_path):
 
 def test_a_damaged_population_is_refused(tmp_path):
     Population.open(tmp_path / "town", 4, DELTA, 8.0)
-    (tmp_path / "town" / "people.json").write_text("{}")
-    with pytest.raises(LedgerError, match=r"people.json"):
-        Population.open(tmp_path / "town", 4, DELTA, 8.0)
+    said = {"people": 4, "delta": DELTA, "limit": 8.0}
+    odd = [{}, [], 1, said | {"people": -1}, said | {"people": 1e13}, said | {"people": math.inf}, said | {"delta": 1}]
+    for content in (*odd, said | {"limit": None}, said | {"limit": math.nan}, said | {"limit": 10**400}):
+        (tmp_path / "town" / "people.json").write_text(json.dumps(content))
+        with pytest.raises(LedgerError, match=r"people.json cannot be read"):
+            Population.open(tmp_path / "town", 4, DELTA, 8.0)
 
 
 # Ledgers
@@ -227,6 +232,86 @@ def test_terms_survive_a_file(tmp_path):
         LedgerTerms.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("people", (math.inf, 10**13, -1, 0, 2.5, True, None, "4", 10**400)),
+        ("delta", (1, -1, math.nan, None, "x", [])),
+        ("spec", (None, 1, [])),
+        ("promises", (1, None, [1], [None], ["event"], [[]], [{}])),
+        ("event", (1, [], "GaussianEvent", {}, {"name": []}, {"name": "GaussianEvent"}, {"name": "Other"})),
+        ("multiplier", (1e308, 1e-308, 1e20, -1, 0, math.inf, math.nan, None, "x", True)),
+        ("sampling", (0, 2, None, "x", math.nan)),
+        ("slack", (None, [], -1, math.inf, math.nan, "x", {})),
+        ("against", (None, "me", [])),
+        ("paid", (None, "never", [])),
+        ("unit", (None, "cat", {})),
+        ("because", (None, 1)),
+    ],
+)
+def test_terms_that_make_no_sense_are_refused(tmp_path, key, values):
+    with open_ledger(tmp_path / "ledger", terms(GaussianEvent(3.0, 0.5))) as ledger:
+        ledger.reserve({1: ALL})
+    file = tmp_path / "ledger" / "terms.json"
+    before = json.loads(file.read_text())
+    for value in values:
+        content = json.loads(json.dumps(before))
+        promise = content["promises"][0]
+        [place] = [table for table in (content, promise, promise["event"]) if key in table]
+        place[key] = value
+        file.write_text(json.dumps(content))
+        with pytest.raises(LedgerError, match=r"terms.json cannot be read .* restore it from a copy"):
+            Account.read(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"name": "ConcentratedEvent", "rho": 0.1, "pure": 1e200},
+        {"name": "PureEvent", "epsilon": 1e308},
+        {"name": "ResponseEvent", "truth": 5e-324},
+        {"name": "ResponseEvent", "truth": 0.9, "values": 10**30},
+        {"name": "ResponseEvent", "truth": 0.9, "answers": 10**13},
+        {"name": "ResponseEvent", "truth": 0.9, "answers": 2.5},
+        {"name": "LaplaceEvent", "multiplier": 1e-155},
+    ],
+)
+def test_events_that_cannot_be_priced_are_refused(tmp_path, event):
+    """Their price would overflow, or take for ever."""
+    terms().write(tmp_path)
+    content = json.loads((tmp_path / "terms.json").read_text())
+    content["promises"][0]["event"] = event
+    (tmp_path / "terms.json").write_text(json.dumps(content))
+    with pytest.raises(LedgerError, match=r"terms.json cannot be read"):
+        LedgerTerms.read(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_file_of_a_ledger_is_not_waited_for(tmp_path):
+    with open_ledger(tmp_path, terms()) as ledger:
+        ledger.reserve({1: ALL})
+    for name in ("participants.log", "changes.log", "terms.json"):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match="is a pipe"), open_ledger(tmp_path, terms()):
+            pass
+        if name != "changes.log":  # which nobody reads who only looks
+            with pytest.raises(ValueError, match="is a pipe"):
+                Account.read(tmp_path)
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_bytes(content)
+
+
+def test_a_place_that_no_file_has_is_not_given_back(tmp_path):
+    from fedrank.protect.ledger import BACK, COHORTS, _Log
+
+    log = _Log(tmp_path / "participants.log", COHORTS, 4)
+    log.append(BACK, 0, 0, np.array([2**64 - 1], "<u8").tobytes())
+    log.file.close()
+    with pytest.raises(LedgerError, match="that is not there"):
+        Charges.read(tmp_path, 4)
+
+
 # Forgetting
 
 
@@ -254,3 +339,29 @@ def test_a_ledger_in_use_is_not_forgotten(tmp_path):
         with pytest.raises(FileExistsError, match=r"written to"):
             forget_ledgers(tmp_path, "a test")
     assert ledgers_below(tmp_path)
+
+
+def test_a_population_keeps_the_record_of_ledgers_that_were_forgotten_below_it(tmp_path):
+    """Whoever forgets a single run, or all folders at once, does not hide it from those who ask the people."""
+    town, village = tmp_path / "populations" / "town", tmp_path / "populations" / "village"
+    spend(town, "a", 5, 100.0)
+    spend(town, "b", 4, 100.0)
+    spend(village, "c", 3, 100.0)
+    record = forget_ledgers(town / "a", "one run")
+    assert record["ledgers"] == ["ledger"]
+    assert [(one["because"], one["ledgers"], one["rounds"]) for one in forgotten(town)] == [
+        ("one run", ["a/ledger"], 5)
+    ]
+    assert forgotten(town / "a") == [record]
+    forget_ledgers(tmp_path, "all of them")
+    assert [(one["because"], one["rounds"]) for one in forgotten(town)] == [("one run", 5), ("all of them", 4)]
+    assert [(one["because"], one["rounds"]) for one in forgotten(village)] == [("all of them", 3)]
+    assert [one["rounds"] for one in forgotten(tmp_path)] == [7]
+    assert stat.S_IMODE((village / FORGOTTEN).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("line", ["1", "[]", "null", "{}", '{"forgotten": 1, "because": "x"}', "{", '"x"', "[" * 9999])
+def test_a_record_that_cannot_be_read_is_told(tmp_path, line):
+    (tmp_path / FORGOTTEN).write_text(f'{{"forgotten": "2026-01-01", "because": "x"}}\n{line}\n')
+    with pytest.raises(LedgerError, match=r"forgotten.jsonl: line 2 cannot be read"):
+        forgotten(tmp_path)

@@ -418,3 +418,25 @@ def _watching(models):
         record(outcome, writer, evaluate=evaluate)
 
     return watching
+
+
+@pytest.mark.parametrize("name", ["populations", "populations/town", "./populations/town", "Populations/town"])
+def test_no_run_lies_among_what_people_have_spent(tmp_path, name):
+    with pytest.raises(ValueError, match=r"populations/ holds what people have spent.* choose another name"):
+        run_experiment(grid(), name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../other", "a/../../b", "..", "", "/other"])
+def test_a_name_does_not_lead_out_of_the_folder_of_results(tmp_path, name):
+    """The ledger of such a run would not be found below its population."""
+    with pytest.raises(ValueError, match=r"leads out of the folder of results"):
+        run_experiment(grid(population="town", privacy={"budget": 8.0}), name, tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_on_simulated_people_is_not_counted_among_those_of_a_population(tmp_path):
+    Population.open(tmp_path / "populations" / "town", 6, 1e-5, 8.0)
+    results = run_experiment(grid(), "town", tmp_path / "populations")
+    assert "lies in the population 'town'" in results.failed[0][1]
+    assert Population.read(tmp_path / "populations" / "town").accounts() == []

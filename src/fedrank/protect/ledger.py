@@ -27,12 +27,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import sync
+from fedrank.files import check_is_file, opened, sync
 
 VERSION = 1
 BEGIN = struct.Struct("<16sIQ")  # name of the format, version, clients
@@ -45,7 +45,7 @@ CHUNK = 1 << 20  # bytes
 PARTICIPANTS, CHANGED = "participants.log", "changes.log"
 
 
-class LedgerError(RuntimeError):
+class LedgerError(ValueError):
     """The ledger cannot be trusted, or would no longer be right."""
 
 
@@ -75,7 +75,7 @@ class _Log:
     def __init__(self, path: Path, name: bytes, clients: int, write: bool = True) -> None:
         self.path = path
         self.begin = _checked(BEGIN.pack(name, VERSION, clients))
-        self.file = _private(path) if write else io.FileIO(path)
+        self.file = _private(path) if write else cast(io.FileIO, opened(path).detach())
         self.size = os.fstat(self.file.fileno()).st_size
         found = _read(self.file, len(self.begin))
         if found != self.begin:
@@ -99,6 +99,8 @@ class _Log:
 
     def read(self, at: int) -> _Record | None:
         """One record; None where there is no whole one."""
+        if at > self.size:  # a place that somebody made up, and that no file can have
+            return None
         self.file.seek(at)
         head = _unchecked(_read(self.file, HEAD.size + CRC.size))
         if head is None or len(head) < HEAD.size:
@@ -530,7 +532,13 @@ def _private(path: Path) -> io.FileIO:
 
     Without a buffer: half a record left in one after a failure would be written later, over something else.
     """
-    file = io.FileIO(path, "r+" if path.exists() else "x+", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+    def for_us(name: str, flags: int) -> int:
+        handle = os.open(name, flags, 0o600)
+        check_is_file(handle, name)
+        return handle
+
+    file = io.FileIO(path, "r+" if path.exists() else "x+", opener=for_us)
     os.chmod(path, 0o600)
     return file
 

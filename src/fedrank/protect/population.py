@@ -12,20 +12,21 @@ side by side cannot spend the same rest twice.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import Locked, is_locked, locked, private_folder, write_whole
+from fedrank.files import Locked, is_locked, locked, parse_json, private_folder, read_text, write_whole
 from fedrank.protect.accounting import (
     ConcentratedEvent,
     Event,
@@ -37,12 +38,16 @@ from fedrank.protect.accounting import (
 from fedrank.protect.ledger import CHANGED, Charges, Ledger, LedgerError
 from fedrank.protect.promises import OBSERVERS, Promise, cost_together, up
 
+T = TypeVar("T", str, int, float)
+
 SIMULATED = "simulated"  # the population of nobody: each run is priced alone
 FOLDER = "populations"  # beside the runs
 LEDGER = "ledger"  # a folder below a run, or below a run's name in a population
 PEOPLE, TERMS, FORGOTTEN, LOCK = "people.json", "terms.json", "forgotten.jsonl", "lock"
+MOST_PEOPLE = 10**8  # of a ledger: each has a counter in memory
 MOST_KINDS_OF_PEOPLE = 64  # priced one by one; more are priced as somebody who paid the most of everything
 PATIENCE = 600.0  # seconds to wait while others decide
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # raised by what somebody else wrote
 _EVENTS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (GaussianEvent, LaplaceEvent, ConcentratedEvent, PureEvent, ResponseEvent)
 }
@@ -57,6 +62,9 @@ class LedgerTerms:
     promises: tuple[Promise, ...]
     spec: str = ""  # by what it is known whether changes that were kept are those of the same run
 
+    def __post_init__(self) -> None:
+        _check_people(self.people, self.delta)
+
     def write(self, folder: Path) -> None:
         promises = [
             asdict(one) | {"event": None if one.event is None else _described(one.event)} for one in self.promises
@@ -68,15 +76,15 @@ class LedgerTerms:
     def read(cls, folder: Path) -> LedgerTerms | None:
         """What a ledger's charges cost; None where it does not say."""
         try:
-            found = json.loads((folder / TERMS).read_text(encoding="utf-8"))
-            promises = [Promise(**one | {"event": _built(one["event"])}) for one in found["promises"]]
-            return cls(int(found["people"]), float(found["delta"]), tuple(promises), str(found["spec"]))
+            found = parse_json(read_text(folder / TERMS))
+            promises = tuple(_promise(dict(one)) for one in found["promises"])
+            return cls(found["people"], found["delta"], promises, _of(str, found["spec"]))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as problem:
+        except _NOT_OURS as problem:
             raise LedgerError(
-                f"{folder / TERMS} cannot be read ({problem!r}), so that nobody knows what its charges cost; restore "
-                "it from a copy, or treat the privacy of its people as spent"
+                f"{folder / TERMS} cannot be read ({_why(problem)}), so that nobody knows what its charges cost; "
+                "restore it from a copy, or treat the privacy of its people as spent"
             ) from None
 
     def costs_like(self, other: LedgerTerms) -> bool:
@@ -92,12 +100,47 @@ def _described(event: Event) -> dict[str, Any]:
     return {"name": type(event).__name__} | asdict(event)
 
 
+def _promise(described: dict[str, Any]) -> Promise:
+    """A promise as `LedgerTerms.write` describes it, which may come from anybody."""
+    made = Promise(**described | {"event": _built(described["event"])})
+    hints = get_type_hints(Promise)
+    choices = {"against": OBSERVERS} | {name: get_args(hints[name]) for name in ("paid", "unit", "neighbours")}
+    for name, known in choices.items():
+        if getattr(made, name) not in known:
+            raise ValueError(f"{name} = {getattr(made, name)!r} is none of {', '.join(known)}")
+    _of(str, made.because)
+    if not 0 <= _of(float, made.slack) < math.inf:
+        raise ValueError(f"slack = {made.slack} is no price")
+    return made
+
+
 def _built(described: Mapping[str, Any] | None) -> Event | None:
     if described is None:
         return None
-    settings = {key: value for key, value in described.items() if key != "name"}
-    built: Event = _EVENTS[described["name"]](**settings)
+    settings = {key: value for key, value in dict(described).items() if key != "name"}
+    kind = _EVENTS[described["name"]]
+    for each in fields(kind):
+        _of(int if each.type == "int" else float, settings.get(each.name, each.default))
+    built: Event = kind(**settings)
     return built
+
+
+def _of(kind: type[T], value: Any) -> T:
+    """The value, if it is of a type; a whole number is a number, and yes or no is none."""
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+        raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
+    return kind(value)  # type: ignore[call-arg]
+
+
+def _check_people(people: int, delta: float) -> None:
+    if not 1 <= _of(int, people) <= MOST_PEOPLE:
+        raise ValueError(f"people = {people} cannot be counted; a ledger is for 1 to {MOST_PEOPLE:,}")
+    if not 0 <= _of(float, delta) < 1:
+        raise ValueError(f"delta = {delta} is no probability below 1")
+
+
+def _why(problem: Exception) -> str:
+    return f"no {problem}" if isinstance(problem, KeyError) else str(problem)
 
 
 @dataclass(frozen=True)
@@ -200,12 +243,15 @@ class Population:
     @classmethod
     def read(cls, folder: Path) -> Population:
         try:
-            found = json.loads((Path(folder) / PEOPLE).read_text(encoding="utf-8"))
-            return cls(Path(folder), int(found["people"]), float(found["delta"]), float(found["limit"]))
-        except (ValueError, KeyError, TypeError) as problem:
+            found = parse_json(read_text(Path(folder) / PEOPLE))
+            _check_people(found["people"], found["delta"])
+            if not _of(float, found["limit"]) >= 0:
+                raise ValueError(f"limit = {found['limit']} is no ε")
+            return cls(Path(folder), found["people"], found["delta"], found["limit"])
+        except _NOT_OURS as problem:
             raise LedgerError(
-                f"{Path(folder) / PEOPLE} cannot be read ({problem!r}), so that nobody knows what these people were "
-                "promised; restore it from a copy"
+                f"{Path(folder) / PEOPLE} cannot be read ({_why(problem)}), so that nobody knows what these people "
+                "were promised; restore it from a copy"
             ) from None
 
     @contextmanager
@@ -270,8 +316,11 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
 
 
 def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
-    """Delete every ledger at or below a folder. What they said in all, when and why they went stays in a file."""
-    folder = Path(folder)
+    """Delete every ledger at or below a folder. What they said in all, when and why they went stays in a file.
+
+    Whoever asks later asks that folder, or the people whose ledgers they were: a population keeps a record too.
+    """
+    folder = Path(folder).resolve()
     if not because.strip():
         raise ValueError("a ledger is not forgotten without a reason; say why, as those who are asked later need to")
     found = ledgers_below(folder)
@@ -280,19 +329,23 @@ def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
     for ledger in found:
         if is_locked(ledger / LOCK):
             raise FileExistsError(f"{ledger} is being written to by a run; wait for it, or stop it")
-    accounts = [account for account in map(Account.read, found) if account is not None]
-    record = {
-        "forgotten": now(),
-        "because": because.strip(),
-        "ledgers": [str(ledger.relative_to(folder)) for ledger in found],
-        **totals(accounts),
-    }
-    line = json.dumps(record, ensure_ascii=False) + "\n"
-    old = (folder / FORGOTTEN).read_text(encoding="utf-8") if (folder / FORGOTTEN).exists() else ""
-    write_whole(folder / FORGOTTEN, old + line, private=True)  # before anything goes
+    whose = {above for ledger in found for above in ledger.parents if (above / PEOPLE).exists()}
+    records = {}
+    for place in sorted({folder, *whose}):
+        own = [ledger for ledger in found if place in ledger.parents]
+        records[place] = {
+            "forgotten": now(),
+            "because": because.strip(),
+            "ledgers": [str(ledger.relative_to(place)) for ledger in own],
+            **totals([account for account in map(Account.read, own) if account is not None]),
+        }
+    for place, record in records.items():  # before anything goes
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        old = read_text(place / FORGOTTEN) if (place / FORGOTTEN).exists() else ""
+        write_whole(place / FORGOTTEN, old + line, private=True)
     for ledger in found:
         shutil.rmtree(ledger)
-    return record
+    return records[folder]
 
 
 def totals(accounts: Sequence[Account]) -> dict[str, Any]:
@@ -314,7 +367,19 @@ def forgotten(folder: Path) -> list[dict[str, Any]]:
     file = Path(folder) / FORGOTTEN
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(read_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = dict(parse_json(line))
+            records.append(record | {key: _of(str, record[key]) for key in ("forgotten", "because")})
+        except _NOT_OURS as problem:
+            raise LedgerError(
+                f"{file}: line {number} cannot be read ({_why(problem)}), so that nobody knows what was forgotten; "
+                "restore it from a copy"
+            ) from None
+    return records
 
 
 def now() -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.federate.aggregate import Mean
+from fedrank.files import read_text
 from fedrank.report.statistics import Summary, half_width, summarise
 from fedrank.run.folder import Card, Receipt
 from fedrank.run.runs import Run
@@ -181,7 +182,7 @@ def _threat(run: Run, known: dict[str, Threat | None]) -> Threat | None:
     """
     if run.unlearned is not None:
         return None
-    text = REPEATED.sub("", (run.path / "spec.toml").read_text(encoding="utf-8"))
+    text = REPEATED.sub("", read_text(run.path / "spec.toml"))
     if text not in known:
         known[text] = _threat_in(run.spec)
     return known[text]

@@ -333,12 +333,13 @@ def unlearned_table(findings: Findings) -> Table | None:
     for variant in findings.variants:
         receipts = [reading.receipt for reading in variant.repeats.values() if reading.receipt]
         qualities = [receipt.quality[main] for receipt in receipts if main in receipt.quality]
+        qualities = [one for one in qualities if None not in (one["parent"], one["unlearned"])]
         if not qualities:
             continue
-        shares = [receipt.cost["share_of_retraining"] for receipt in receipts]
+        shares = [share for one in receipts if (share := one.cost["share_of_retraining"]) is not None]
         near = [receipt.verified["within_spread"] for receipt in receipts if "within_spread" in receipt.verified]
         before, after = (summarise([quality[when] for quality in qualities]) for when in ("parent", "unlearned"))
-        cells = [spread(main, before), spread(main, after), f"{np.mean(shares):.2f}"]
+        cells = [spread(main, before), spread(main, after), f"{np.mean(shares):.2f}" if shares else "unknown"]
         cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else "not verified")
         rows.append([*_variant_cells(findings, variant, words), Cell(str(len(qualities))), *map(Cell, cells)])
     if not rows:

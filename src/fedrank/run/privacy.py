@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fedrank.data.catalog import describe as describe_data
@@ -17,6 +18,7 @@ from fedrank.protect.mechanisms import PricedMechanism
 from fedrank.protect.population import (
     FOLDER,
     LEDGER,
+    PEOPLE,
     SIMULATED,
     Account,
     LedgerTerms,
@@ -160,7 +162,9 @@ class Spent:
         spec = hashlib.sha256(to_toml(task.experiment).encode()).hexdigest()
         terms = LedgerTerms(experiment.clients.count, privacy.delta, tuple(promises), spec)
         place, population = task.folder / LEDGER, None
-        if experiment.population != SIMULATED:
+        if experiment.population == SIMULATED:
+            _check_is_in_no_population(place)
+        else:
             assert privacy.budget is not None
             folder = task.home / FOLDER / experiment.population
             population = Population.open(folder, terms.people, privacy.delta, privacy.budget)
@@ -212,6 +216,16 @@ class Spent:
             **totals(accounts),
             "forgotten": forgotten(people.folder),
         }
+
+
+def _check_is_in_no_population(ledger: Path) -> None:
+    """People who take part in one run only do not pay for what others did."""
+    for above in ledger.absolute().parents:
+        if above.parent.name == FOLDER and (above / PEOPLE).exists():
+            raise ValueError(
+                f"{ledger.parent} lies in the population {above.name!r}, where this run, on simulated people, would be "
+                "counted as one on them; choose another --out or --name"
+            )
 
 
 def together(runs: Iterable[Run]) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import is_alive, is_locked, locked, told
+from fedrank.files import is_alive, is_locked, locked, opened, read_bytes, read_text, told
 from fedrank.names import nearest
 from fedrank.protect.ledger import CHANGED, PARTICIPANTS
 from fedrank.protect.population import FORGOTTEN, LEDGER
@@ -367,7 +368,7 @@ def kept_ledgers(folder: Path) -> list[Path]:
 def read_toml(file: Path) -> dict[str, Any]:
     """A TOML file as a dictionary; an error names the file."""
     try:
-        return parse_toml(file.read_text(encoding="utf-8"))
+        return parse_toml(read_text(file))
     except ValueError as error:
         raise ValueError(f"{file} cannot be read as TOML: {error}") from None
 
@@ -456,7 +457,7 @@ def _round_reached(path: Path, begun: int) -> int:
 
 
 def _check_end(file: str, round: int) -> None:
-    with open(file, "rb") as lines:
+    with opened(file) as lines:
         cells = lines.readline().count(b",")
         lines.seek(max(0, os.fstat(lines.fileno()).st_size - END))
         end = lines.read()
@@ -469,7 +470,7 @@ def _check_end(file: str, round: int) -> None:
 
 def _last_lines(file: str, size: int | None) -> tuple[list[str], list[str]]:
     """Names of the columns of a table, and its rows within the last `size` bytes (None: all); whole ones only."""
-    with open(file, "rb") as table:
+    with opened(file) as table:
         names = table.readline().decode().strip().split(",")
         end = os.fstat(table.fileno()).st_size
         if size is not None and end - table.tell() > size:
@@ -527,8 +528,7 @@ def _evaluated(rounds: dict[str, Column]) -> NDArray[np.int64]:
 # Bounded, because a thousand long runs would not fit into memory together.
 @functools.lru_cache(maxsize=64)
 def _read_rounds(file: str, _inode: int, _changed: int, _size: int, finished: bool) -> dict[str, Column]:
-    with open(file, encoding="utf-8") as text:
-        header, _, body = text.read().partition("\n")
+    header, _, body = read_text(file).partition("\n")
     names = header.strip().split(",")
     lines = (body if finished else body[: body.rfind("\n") + 1]).splitlines()  # a row may still be being written
     cells = [line.count(",") + 1 for line in lines]
@@ -545,8 +545,9 @@ def _read_rounds(file: str, _inode: int, _changed: int, _size: int, finished: bo
 @functools.lru_cache(maxsize=64)
 def _read_queries(file: str, _inode: int, _changed: int, _size: int) -> tuple[NDArray[np.str_], dict[str, Column]]:
     try:
-        with open(file, encoding="utf-8", newline="") as lines:
-            names, *rows = list(csv.reader(lines, strict=True)) or [[]]
+        # Line ends within quotes stay as they are.
+        lines = io.StringIO(read_bytes(file).decode("utf-8"), newline="")
+        names, *rows = list(csv.reader(lines, strict=True)) or [[]]
     except csv.Error as error:
         raise ValueError(f"{os.path.basename(file)} cannot be read as CSV: {error}") from None
     if not names or not {*map(len, rows)} <= {len(names)}:

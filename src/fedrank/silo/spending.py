@@ -26,7 +26,7 @@ from math import inf, sqrt
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedrank.files import parse_json, sync
+from fedrank.files import check_is_file, parse_json, sync
 from fedrank.silo.sketch import SLACK
 
 VERSION = 2  # 1 knew silos by fingerprints of 64 bits
@@ -175,6 +175,7 @@ class SiloLedger:
         """The file, to oneself, with everything read that others have written."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+        check_is_file(handle, self.path)
         with open(handle, "r+b") as file:
             if os.name == "posix":
                 import fcntl

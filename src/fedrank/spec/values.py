@@ -86,12 +86,18 @@ def checked(hint: Any, value: Any, place: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise Unfit(place, value, "give a list in brackets")
         return kind(checked(inner[0], one, f"{place}[{i}]") if inner else one for i, one in enumerate(value))
+    if kind is dict and inner:
+        table = checked(dict, value, place)
+        return {key: checked(inner[1], one, f"{place}.{key}") for key, one in table.items()}
     if kind not in PLAIN:
         return value  # of a class outside the package, which can look at it itself
     fitting, remedy = PLAIN[kind]
     if not isinstance(value, fitting) or (isinstance(value, bool) and kind is not bool):
         raise Unfit(place, value, remedy)
-    return float(value) if kind is float else value  # type: ignore[arg-type]
+    try:
+        return float(value) if kind is float else value  # type: ignore[arg-type]
+    except OverflowError:
+        raise Unfit(place, value, "give a smaller number") from None
 
 
 def _one_of(hints: Iterable[Any], value: Any, place: str) -> Any:
