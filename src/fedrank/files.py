@@ -128,7 +128,8 @@ def read_bytes(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
 
 def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
     """The same as text, with line ends as Python has them."""
-    return io.TextIOWrapper(io.BytesIO(read_bytes(path)), encoding=encoding).read()
+    text = read_bytes(path).decode(encoding)
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _sweep(path: Path) -> None:
