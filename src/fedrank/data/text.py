@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
+from fedrank.names import nearest
+
 VERSION = 1  # of the rule in `tokens`; counts that were made by another one cannot be compared with ours
 
 _WORD = re.compile(r"\w+")
@@ -54,15 +56,18 @@ class Tokeniser:
         words = tokens(text)
         if self.stem == "none":
             return words
-        stem = _stem(self.stem)
+        stem = stemmer(self.stem)
         return [stem(word) for word in words]
 
 
 @cache
-def _stem(language: str) -> Callable[[str], str]:
+def stemmer(language: str) -> Callable[[str], str]:
+    """Snowball's stemmer of a language, from a word to its stem."""
     try:
-        from Stemmer import Stemmer  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from Stemmer import Stemmer, algorithms  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise ImportError("stem = \"english\" needs the package PyStemmer: pip install 'fedrank[logs]'") from None
+        raise ImportError(f"stem = {language!r} needs the package PyStemmer: pip install 'fedrank[logs]'") from None
+    if language not in algorithms():
+        raise ValueError(f'no stemmer {language!r}{nearest(language, algorithms())}; "none" takes words as they are')
     # A stem is looked up far more often than it is made: texts repeat their words.
     return lru_cache(maxsize=1 << 18)(Stemmer(language).stemWord)

@@ -1,0 +1,314 @@
+"""The features `live-1` of a query and a document, for a client that searches its own documents.
+
+Every feature lies between 0 and 1 by definition, and none is a term, a folder, a sender or anything else that means
+something on one machine only: a model learned here serves elsewhere. Rarity is counted over the client's own documents.
+`LIVE_1.raw` computes them, `LIVE_1.scaled` divides them by fixed constants that were published with the version, so
+that nobody has to exchange ranges.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedrank.data.text import stemmer, tokens
+from fedrank.types import Features
+
+BUCKETS = 1 << 20  # of hashes, in which documents are counted
+MOST_WORDS = 4096  # of a document that are kept, its title's first
+MOST_TERMS = 32  # of a query
+HISTORY = 26  # the first column that the client gives itself
+CONSTANTS = "live_constants.json"
+
+_HEAD = struct.Struct("<III")  # words of the title that are kept, words of both that are kept, words that there were
+_HASH_BITS = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class LiveFeature:
+    """One of the numbers."""
+
+    name: str
+    meaning: str
+
+
+NAMED = (
+    LiveFeature("bm25", "BM25 (k1 .9, b .4) of title and body, divided by the query's sum of idf"),
+    LiveFeature("bm25 of title", "the same of the title (k1 1.2, b .75)"),
+    LiveFeature("bm25 of body", "the same of the body (k1 1.2, b .75)"),
+    LiveFeature("engine", "the engine's score / the best score of the list"),
+    LiveFeature("rank", "1 / (r / 10 + 1), r the engine's rank from 0"),
+    LiveFeature("covered", "idf of the query's terms that occur / idf of all"),
+    LiveFeature("covered by title", "the same in the title"),
+    LiveFeature("covered by beginning", "the same in the first 50 words of the body"),
+    LiveFeature("all terms", "1 if every term of the query occurs"),
+    LiveFeature("all terms in title", "1 if every term of the query occurs in the title"),
+    LiveFeature("rarest term", "1 if the query's rarest term occurs"),
+    LiveFeature("rarest term in title", "1 if the query's rarest term occurs in the title"),
+    LiveFeature("adjacent pairs", "share of the query's neighbours that stand side by side in the same order"),
+    LiveFeature("near pairs", "share of the query's neighbours at most 8 words apart, in any order"),
+    LiveFeature("smallest window", "m / words of the shortest stretch with all m matched terms x m / terms"),
+    LiveFeature("first place", "1 / (1 + p / 20), p the place of the first match from 0, the title's words first"),
+    LiveFeature("title precision", "words of the title that are the query's / words of the title"),
+    LiveFeature("length", "ln(1 + words) / 11.5, at most 1"),
+    LiveFeature("title length", "ln(1 + words of the title) / 4, at most 1"),
+    LiveFeature("largest tf", "t / (t + 2), t how often the most frequent term of the query occurs"),
+    LiveFeature("bm25 of a term", "x / (x + 2), x BM25 / terms"),
+    LiveFeature("log tf", "y / (y + 1), y the mean of ln(1 + tf), weighted by idf"),
+    LiveFeature("feedback", "cosine (ln(1 + tf) x idf) with the sum of the 5 best documents, itself left out"),
+    LiveFeature("expanded bm25", "bm25 with the 30 heaviest terms of these documents at half the query's weight"),
+    LiveFeature("latent", "cosine of vectors of query and document, at least 0; 0 without vectors"),
+    LiveFeature("latent feedback", "the same with the sum of the 5 best documents, itself left out"),
+    LiveFeature("clicked for this query", "c / (c + 1), c clicks on it for this query before"),
+    LiveFeature("clicked", "c / (c + 1), c clicks on it before, whatever the query"),
+    LiveFeature("opened lately", "e^(-d / 30), d days since it was opened; 0 if never"),
+    LiveFeature("changed lately", "e^(-d / 7), d days since it changed; 0 if not known"),
+    LiveFeature("changed this year", "e^(-d / 365)"),
+    LiveFeature("kind", "mail 1, page 1/2, file 0"),
+    LiveFeature("depth", "f / (f + 4), f folders or slashes above it"),
+    LiveFeature("from somebody answered", "1 if it is a mail from somebody to whom the user wrote"),
+)
+NAMES = tuple(feature.name for feature in NAMED)
+ENGINE = NAMES.index("engine")
+KINDS = {"mail": 1.0, "page": 0.5, "file": 0.0}
+
+
+def hash_stem(stem: str) -> int:
+    """A stem as a number of 31 bits, the same on every machine."""
+    return int.from_bytes(blake2b(stem.encode(errors="replace"), digest_size=4).digest(), "little") & _HASH_BITS
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardRow:
+    """A document as its stems in order: the title's, then the body's; at most 4,096."""
+
+    words: NDArray[np.int32]
+    title: int  # how many of them are the title's
+    length: int  # how many words there were
+
+    def pack(self) -> bytes:
+        """As one blob."""
+        return _HEAD.pack(self.title, len(self.words), self.length) + self.words.astype("<i4").tobytes()
+
+    @classmethod
+    def unpack(cls, blob: bytes) -> ForwardRow:
+        rows = ForwardRows.of([blob])
+        return cls(rows.words, int(rows.titles[0]), int(rows.lengths[0]))
+
+    @property
+    def buckets(self) -> NDArray[np.int32]:
+        """The buckets in which this document counts, each once."""
+        return np.unique(self.words & np.int32(BUCKETS - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardRows:
+    """Some documents: document d is words[offsets[d] : offsets[d + 1]]."""
+
+    words: NDArray[np.int32]
+    offsets: NDArray[np.int64]  # [documents + 1]
+    titles: NDArray[np.int64]  # [documents]: how many words are the title's
+    lengths: NDArray[np.int64]  # [documents]: how many words there were
+
+    def __len__(self) -> int:
+        return len(self.titles)
+
+    @classmethod
+    def of(cls, blobs: Sequence[bytes]) -> ForwardRows:
+        """From what `ForwardRow.pack` wrote."""
+        heads = []
+        for number, blob in enumerate(blobs):
+            head = _HEAD.unpack_from(blob) if len(blob) >= _HEAD.size else (0, -1, 0)
+            if len(blob) != _HEAD.size + 4 * head[1] or not head[0] <= head[1] <= min(head[2], MOST_WORDS):
+                raise ValueError(
+                    f"forward row {number} of {len(blobs)} has {len(blob)} bytes and begins {blob[:12]!r}: it is cut "
+                    "short or something else, so nothing can be counted in it; index the document again"
+                )
+            heads.append(head)
+        about = np.array(heads, np.int64).reshape(-1, 3)
+        words = np.frombuffer(b"".join(memoryview(blob)[_HEAD.size :] for blob in blobs), "<i4").astype(np.int32)
+        return cls(words, _ends(about[:, 1]), about[:, 0].copy(), about[:, 2].copy())
+
+    @classmethod
+    def join(cls, rows: Sequence[ForwardRow]) -> ForwardRows:
+        return cls(
+            np.concatenate([row.words for row in rows]) if rows else np.empty(0, np.int32),
+            _ends(np.array([len(row.words) for row in rows], np.int64)),
+            np.array([row.title for row in rows], np.int64),
+            np.array([row.length for row in rows], np.int64),
+        )
+
+    def select(self, which: NDArray[np.integer] | Sequence[int]) -> ForwardRows:
+        """Some of the documents, in the given order."""
+        which = np.asarray(which, np.int64)
+        sizes = np.diff(self.offsets)[which]
+        offsets = _ends(sizes)
+        places = np.repeat(self.offsets[which] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return ForwardRows(self.words[places], offsets, self.titles[which], self.lengths[which])
+
+
+@dataclass(frozen=True, eq=False)
+class WordStatistics:
+    """What features need to know of all documents of a client; a sum over them, so that it can follow every change."""
+
+    documents: int
+    frequencies: NDArray[np.int32]  # [2^20]: documents with a word of this bucket
+    words: int  # of all documents, as far as they are kept
+    title_words: int
+
+    @classmethod
+    def of(cls, rows: ForwardRows) -> WordStatistics:
+        document = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
+        pairs = np.unique(document * BUCKETS + (rows.words & np.int32(BUCKETS - 1)))
+        frequencies = np.bincount(pairs % BUCKETS, minlength=BUCKETS).astype(np.int32)
+        return cls(len(rows), frequencies, len(rows.words), int(rows.titles.sum()))
+
+    @property
+    def mean_lengths(self) -> NDArray[np.float64]:
+        """[3]: words of a document, of its title, of its body."""
+        return np.array([self.words, self.title_words, self.words - self.title_words]) / max(self.documents, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class QueryTerms:
+    """The distinct stems of a query in their order, at most 32."""
+
+    stems: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.stems)
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a client knows of a candidate besides its words; days may be fractions, None: never, or not known."""
+
+    clicks_for_query: int = 0
+    clicks: int = 0
+    opened_days_ago: float | None = None
+    changed_days_ago: float | None = None
+    kind: str = "file"  # mail, page or file
+    depth: int = 0
+    answered: bool = False
+
+    def columns(self) -> tuple[float, ...]:
+        """Features 26 to 33."""
+        return (
+            self.clicks_for_query / (self.clicks_for_query + 1),
+            self.clicks / (self.clicks + 1),
+            _fading(self.opened_days_ago, 30),
+            _fading(self.changed_days_ago, 7),
+            _fading(self.changed_days_ago, 365),
+            KINDS[self.kind],
+            self.depth / (self.depth + 4),
+            float(self.answered),
+        )
+
+
+def _fading(days: float | None, scale: float) -> float:
+    return 0.0 if days is None else float(np.exp(-max(days, 0.0) / scale))  # a clock may have been set back
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSet:
+    """A version of the features: the stemmer belongs to it, since other stems are other features."""
+
+    stemmer: str = "english"  # a language of Snowball's, or "none"
+    names: tuple[str, ...] = field(default=NAMES, init=False)
+
+    @property
+    def version(self) -> str:
+        return "live-1" if self.stemmer == "english" else f"live-1-{self.stemmer}"
+
+    @cached_property
+    def constants(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Mean and spread within a list of every feature; the same for every stemmer."""
+        found = json.loads(files("fedrank.data").joinpath(CONSTANTS).read_text(encoding="utf-8"))["features"]
+        table = np.array([(found[name]["mean"], found[name]["spread"]) for name in self.names], np.float32)
+        return table[:, 0], table[:, 1]
+
+    @cached_property
+    def _hashed(self) -> Callable[[str], int]:
+        stem = (lambda word: word) if self.stemmer == "none" else stemmer(self.stemmer)
+        # Texts repeat their words: most are looked up.
+        return lru_cache(maxsize=1 << 18)(lambda word: hash_stem(stem(word)))
+
+    def query(self, text: str) -> QueryTerms:
+        """The terms of a query; words after the 32nd distinct one do not count."""
+        distinct = dict.fromkeys(map(self._hashed, tokens(text)))
+        return QueryTerms(np.fromiter(distinct, np.int32, len(distinct))[:MOST_TERMS])
+
+    def row(self, title: str, body: str) -> ForwardRow:
+        """A document as features need it."""
+        of_title, of_body = tokens(title), tokens(body)
+        kept = of_title[:MOST_WORDS] + of_body[: max(MOST_WORDS - len(of_title), 0)]
+        words = np.fromiter(map(self._hashed, kept), np.int32, len(kept))
+        return ForwardRow(words, min(len(of_title), MOST_WORDS), len(of_title) + len(of_body))
+
+    def raw(
+        self,
+        query: QueryTerms,
+        rows: ForwardRows,
+        scores: ArrayLike,
+        statistics: WordStatistics,
+        past: Iterable[Past] | None = None,
+        query_vector: ArrayLike | None = None,
+        vectors: ArrayLike | None = None,
+    ) -> Features:
+        """Features [candidates, 34] from 0 to 1 of candidates in the engine's order, best score first.
+
+        `vectors` [candidates, any] and `query_vector` come from whatever tells likeness by meaning: an encoder, or a
+        decomposition of the client's own documents.
+        """
+        from fedrank.kernels.live_features import live_features
+
+        of_engine = np.array(scores, np.float64)
+        if of_engine.shape != (len(rows),) or np.any(np.diff(of_engine) > 0):
+            raise ValueError(
+                f"{of_engine.shape} scores for {len(rows)} candidates, or scores that rise: ranks would be wrong; give "
+                "each candidate one, the best first"
+            )
+        out = np.zeros((len(rows), len(self.names)), np.float32)
+        if not len(rows):
+            return out
+        like: Any = np.zeros((len(rows), 0), np.float32) if vectors is None else np.array(vectors, np.float32)
+        asked: Any = np.zeros(0, np.float32) if query_vector is None else np.array(query_vector, np.float32)
+        if like.shape != (len(rows), len(asked)):
+            raise ValueError(
+                f"vectors {like.shape} for {len(rows)} candidates and a query of {asked.shape} have no cosine; give one "
+                "for each candidate and one for the query, of one length"
+            )
+        live_features(
+            out, query.stems, rows.words, rows.offsets, rows.titles, rows.lengths, of_engine, statistics.frequencies,
+            statistics.documents, statistics.mean_lengths, asked, like,
+        )  # fmt: skip
+        if past is not None:
+            out[:, HISTORY:] = [one.columns() for one in past]
+        return out
+
+    def scaled(self, raw: Features) -> Features:
+        """Features in units of their spread within a list: what models are learned on."""
+        mean, spread = self.constants
+        return (raw - mean) / spread
+
+    def start(self) -> NDArray[np.float64]:
+        """The first weights: the engine's score alone, in the engine's order."""
+        weights = np.zeros(len(self.names))
+        weights[ENGINE] = 1.0
+        return weights
+
+
+LIVE_1 = FeatureSet()
+
+
+def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(sizes)))

@@ -1,0 +1,212 @@
+"""Text collections as ranking data with the features `live-1`, as one searcher or as several with their own parts.
+
+Candidates of a query are the best 100 of BM25 over a searcher's own documents, and all that features know of words is
+counted over these documents, too: nobody knows the whole collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from fedrank.data.catalog import Fold
+from fedrank.data.collection import Collection, load_collection
+from fedrank.data.documents import Documents
+from fedrank.data.lists import bm25, ranked
+from fedrank.data.live_features import BUCKETS, ENGINE, LIVE_1, NAMES, FeatureSet, ForwardRows, WordStatistics
+from fedrank.data.ranking import RankingData
+from fedrank.data.text import Tokeniser
+from fedrank.kernels.elementary import log1p_each
+from fedrank.seeds import rng_for
+
+CANDIDATES = 100
+ROUNDS = 20  # of moving documents between topics
+CROWDED = 1.5  # times the mean size that a topic may have
+_FINE = 1 << 10  # steps of a word's weight: sums of whole numbers are the same on every machine
+
+
+def forward_rows(documents: Documents, features: FeatureSet = LIVE_1) -> ForwardRows:
+    """A collection's documents as features need them."""
+    return ForwardRows.join([features.row(*one) for one in zip(documents.title, documents.text, strict=True)])
+
+
+def live_ranking(
+    collection: Collection,
+    queries: Sequence[int] | NDArray[np.integer] | None = None,
+    part: Sequence[int] | NDArray[np.integer] | None = None,
+    rows: ForwardRows | None = None,
+    features: FeatureSet = LIVE_1,
+    scaled: bool = True,
+) -> RankingData:
+    """Queries with the best 100 of BM25 as candidates, in the engine's order; `scaled` features, or raw ones.
+
+    `part` are the documents that the searcher has (None: all of them), and `rows` saves time where the forward rows of
+    the whole collection are known. A query without a relevant document among its candidates is left out: no order of
+    them is better than another.
+    """
+    held = np.arange(len(collection.documents)) if part is None else np.sort(np.asarray(part, np.int64))
+    mine = (forward_rows(collection.documents, features) if rows is None else rows).select(held)
+    statistics = WordStatistics.of(mine)
+    of = collection.documents
+    ids, titles, texts, urls = ([column[d] for d in held] for column in (of.ids, of.title, of.text, of.url))
+    own = Documents(ids, titles, texts, urls)
+    score = bm25(own, Tokeniser("none" if features.stemmer == "none" else "english"))
+    grades_of = np.zeros(len(of), np.int8)
+    found: list[NDArray[np.float32]] = []
+    grades: list[NDArray[np.int8]] = []
+    asked: list[str] = []
+    for query in range(len(collection.queries)) if queries is None else queries:
+        judged, given = collection.judgements(int(query))
+        grades_of[judged] = given
+        scores = score(collection.queries[query])
+        best = ranked(scores, CANDIDATES)
+        if grades_of[held[best]].any():
+            terms = features.query(collection.queries[query])
+            raw = features.raw(terms, mine.select(best), scores[best], statistics)
+            found.append(features.scaled(raw) if scaled else raw)
+            grades.append(grades_of[held[best]])
+            asked.append(collection.query_ids[query])
+        grades_of[judged] = 0
+    if not asked:
+        raise ValueError(
+            f"{collection.name}: no query has a relevant document among the best {CANDIDATES} of {len(held)} "
+            "documents, so there is nothing to learn; give more documents or queries"
+        )
+    return RankingData(
+        np.concatenate(found),
+        np.concatenate(grades),
+        np.cumsum([0, *map(len, grades)], dtype=np.int64),
+        np.array(asked),
+        name=collection.name,
+        top_grade=collection.top_grade,
+        feature_names=NAMES,
+        given=NAMES[ENGINE],
+    )
+
+
+def topics(rows: ForwardRows, count: int, seed: int) -> NDArray[np.int64]:
+    """[documents]: a topic for each, from 0; topics hold similar documents, and none more than 1.5 times its share.
+
+    Spherical k-means over whole numbers, so that every machine finds the same topics.
+    """
+    vectors = _vectors(rows)
+    rng = rng_for(seed, "topics")
+    if not 1 <= count <= vectors.shape[0]:
+        raise ValueError(f"{count} topics of {vectors.shape[0]} documents: some would be empty; use fewer")
+    centres = vectors[np.sort(rng.permutation(vectors.shape[0])[:count])].toarray().astype(np.int64)
+    of_document = np.full(vectors.shape[0], -1)
+    for _ in range(ROUNDS):
+        likeness = _likeness(vectors, centres)
+        moved = _within_bounds(likeness, int(np.ceil(CROWDED * len(rows) / count)))
+        if np.array_equal(moved, of_document):
+            break
+        of_document = moved
+        members = sparse.csr_array(
+            (np.ones(len(moved), np.int64), (moved, np.arange(len(moved)))), shape=(count, len(moved))
+        )
+        centres = (members @ vectors).toarray()
+    return of_document
+
+
+def _vectors(rows: ForwardRows) -> sparse.csr_array:
+    """Documents as whole numbers of ln(1 + tf) x idf, of about the same length; words in one document only are left."""
+    statistics = WordStatistics.of(rows)
+    document = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
+    pairs, tf = np.unique(document * BUCKETS + (rows.words & np.int32(BUCKETS - 1)), return_counts=True)
+    bucket, document = pairs % BUCKETS, pairs // BUCKETS
+    having = statistics.frequencies[bucket].astype(np.float64)
+    weight = log1p_each(tf) * log1p_each((len(rows) - having + 0.5) / (having + 0.5))
+    weight[having < 2] = 0.0
+    fine = np.rint(weight * 16).astype(np.int64)  # so that lengths are sums of whole numbers
+    length = np.sqrt(np.maximum(np.bincount(document, fine * fine, len(rows)), 1.0))
+    values = np.rint(_FINE * fine / length[document]).astype(np.int64)
+    _, column = np.unique(bucket, return_inverse=True)
+    return sparse.csr_array((values, (document, column.ravel())), shape=(len(rows), column.max(initial=0) + 1))
+
+
+def _likeness(vectors: sparse.csr_array, centres: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[documents, topics]"""
+    lengths = np.sqrt(np.maximum((centres.astype(np.float64) ** 2).sum(axis=1), 1.0))
+    likeness: NDArray[np.float64] = np.asarray(vectors @ centres.T, np.float64) / lengths
+    return likeness
+
+
+def _within_bounds(likeness: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """The best topic that has room, for the most decided documents first."""
+    order = np.sort(likeness, axis=1)
+    margin = order[:, -1] - order[:, -2] if likeness.shape[1] > 1 else order[:, -1]
+    room = np.full(likeness.shape[1], most)
+    found = np.empty(len(likeness), np.int64)
+    for document in np.argsort(-margin, kind="stable"):
+        for topic in np.argsort(-likeness[document], kind="stable"):
+            if room[topic]:
+                room[topic] -= 1
+                found[document] = topic
+                break
+    return found
+
+
+def owners(collection: Collection, of_document: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """[queries]: the topic whose documents answer it best; -1 where nothing does."""
+    found = np.full(len(collection.queries), -1)
+    for query in range(len(found)):
+        judged, grades = collection.judgements(query)
+        gain = np.bincount(of_document[judged], grades, count)
+        if gain.any():
+            found[query] = int(np.argmax(gain))
+    return found
+
+
+def collection_fold(name: str, parts: int, fold: int, features: FeatureSet = LIVE_1) -> Fold:
+    """A collection among `parts` searchers, each with its own topic: half of each one's queries to learn, half to test.
+
+    Another fold is another division into topics and halves. Queries know whose they are (`who`), and count the order in
+    which they are dealt as time. A searcher with fewer than two usable queries has none.
+    """
+    collection, rows = _with_rows(name, features)
+    of_document = topics(rows, parts, fold) if parts > 1 else np.zeros(len(rows), np.int64)
+    of_query = owners(collection, of_document, parts)
+    halves: tuple[list[RankingData], list[RankingData]] = ([], [])
+    for part in range(parts):
+        asked = np.flatnonzero(of_query == part)
+        if not len(asked):
+            continue
+        try:
+            data = live_ranking(collection, asked, np.flatnonzero(of_document == part), rows, features)
+        except ValueError:
+            continue  # nothing of it can be found by its words
+        if data.queries < 2:
+            continue
+        dealt = rng_for(fold, "halves", part).permutation(data.queries)
+        for half, some in zip(halves, (dealt[: len(dealt) // 2], dealt[len(dealt) // 2 :]), strict=True):
+            half.append(_of_searcher(data.select(np.sort(some)), part))
+    if not halves[0]:
+        raise ValueError(f"{name} has too few queries for {parts} parts; use fewer parts")
+    train, test = (_joined(half) for half in halves)
+    note = (
+        f"{parts} searchers with {np.bincount(of_document, minlength=parts).min():,} to "
+        f"{np.bincount(of_document, minlength=parts).max():,} documents of their own; {train.queries:,} queries to "
+        f"learn from and {test.queries:,} to test on; best {CANDIDATES} of BM25"
+    )
+    return Fold(train, None, test, name, fold, (note,))
+
+
+def _of_searcher(data: RankingData, part: int) -> RankingData:
+    return replace(data, who=np.full(data.queries, part, np.int32), when=np.arange(data.queries))
+
+
+def _joined(parts: list[RankingData]) -> RankingData:
+    """Searchers one after the other; `join` forgets who they are, since parts might be of different logs."""
+    whole = RankingData.join(parts)
+    return replace(whole, who=np.concatenate([part.who for part in parts]), when=np.arange(whole.queries))
+
+
+@lru_cache(maxsize=2)
+def _with_rows(name: str, features: FeatureSet) -> tuple[Collection, ForwardRows]:
+    collection = load_collection(name)
+    return collection, forward_rows(collection.documents, features)
