@@ -189,7 +189,7 @@ class QueryTerms:
 
 
 @dataclass(frozen=True)
-class Past:
+class Usage:
     """What a client knows of a candidate besides its words; days may be fractions, None: never, or not known."""
 
     clicks_for_query: int = 0
@@ -260,7 +260,7 @@ class FeatureSet:
         rows: ForwardRows,
         scores: ArrayLike,
         statistics: WordStatistics,
-        past: Iterable[Past] | None = None,
+        usage: Iterable[Usage] | None = None,
         query_vector: ArrayLike | None = None,
         vectors: ArrayLike | None = None,
     ) -> Features:
@@ -284,15 +284,15 @@ class FeatureSet:
         asked: Any = np.zeros(0, np.float32) if query_vector is None else np.array(query_vector, np.float32)
         if like.shape != (len(rows), len(asked)):
             raise ValueError(
-                f"vectors {like.shape} for {len(rows)} candidates and a query of {asked.shape} have no cosine; give one "
-                "for each candidate and one for the query, of one length"
+                f"vectors {like.shape} for {len(rows)} candidates and {asked.shape} for the query have no cosine; give "
+                "each candidate one, and the query, of one length"
             )
         live_features(
             out, query.stems, rows.words, rows.offsets, rows.titles, rows.lengths, of_engine, statistics.frequencies,
             statistics.documents, statistics.mean_lengths, asked, like,
         )  # fmt: skip
-        if past is not None:
-            out[:, HISTORY:] = [one.columns() for one in past]
+        if usage is not None:
+            out[:, HISTORY:] = [one.columns() for one in usage]
         return out
 
     def scaled(self, raw: Features) -> Features:
