@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["file", "mail", "page", "note"]  # what a document is; "page" is a bookmark, "note" a line of JSONL
+Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
 Sort = Literal["rank", "date"]
 Order = Literal["drawn", "fixed", "engine"]  # of results: with a little chance, the model's own, the engine's
 

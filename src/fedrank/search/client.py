@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.live_features import LIVE_1, FeatureSet, ForwardRow, ForwardRows, QueryTerms, Usage, WordStatistics
+from fedrank.files import Locked, locked
 from fedrank.progress import Progress, quiet
+from fedrank.search import quality, ubi
 from fedrank.search.answers import (
+    Cause,
     Document,
     Explained,
     Filters,
     ForgottenRows,
+    Gone,
     Indexed,
+    NotFound,
     Order,
+    Result,
+    SearchError,
     SearchStatus,
+    SentBytes,
     Shown,
+    Snippet,
     Sort,
     UbiFiles,
+    Weight,
 )
+from fedrank.search.collect import Collector, forgotten_name, remember_roots, roots_of
+from fedrank.search.encoder import CHARACTERS, Encoder
+from fedrank.search.impressions import (
+    BOUNCE,
+    LEARNER,
+    ImpressionRows,
+    ListKind,
+    Recorded,
+    best_order,
+    draw,
+    draw_more,
+    learn,
+    scores_of,
+    stream_of,
+)
+from fedrank.search.index import Candidacy, Engine
+from fedrank.search.readers import clean
+from fedrank.search.snippets import snippet_of
+from fedrank.search.store import Store, in_parts, marks
+from fedrank.types import Impression
+
+PLACES = 10  # of a page
+LONGEST_QUERY = 2_000  # characters
+FOLLOW_EVERY = 10_000  # documents after which the engine follows, so that a first long run can be searched early
+UNRECORDED = 1 << 50  # ids from here on are lists that are nowhere but in memory
+MOST_UNRECORDED = 200
+DAY = 86_400.0
+NOTES = ("Nothing is encrypted: whoever can read the folder can read your documents, searches and clicks.",)
 
 
 class SearchClient:
@@ -30,6 +79,26 @@ class SearchClient:
     that one line can tell are `SearchError`s; `NotFound` is for 404, `Gone` for 410.
     """
 
+    def __init__(self, folder: str | os.PathLike[str], serve: bool, clock: Callable[[], float]) -> None:
+        self.folder = Path(folder).expanduser()
+        self.features: FeatureSet = LIVE_1
+        self._clock = clock
+        self._turn = threading.RLock()
+        self._unrecorded: OrderedDict[int, Recorded] = OrderedDict()
+        self._encoder: Encoder | None = None
+        with contextlib.ExitStack() as closing:
+            self.store = Store(self.folder)
+            closing.callback(self.store.close)
+            if serve:
+                closing.enter_context(locked(self.folder / "serve.lock", f"the search in {self.folder}"))
+            self.engine = Engine(self.folder)
+            self.rows = ImpressionRows(self.store, self.features)
+            self._begin()
+            with contextlib.suppress(Locked), self._indexing():  # whoever indexes just now does it
+                self._follow()
+            self._followed = self.store.indexed
+            self._closing = closing.pop_all()
+
     @classmethod
     def open(
         cls, folder: str | os.PathLike[str], *, serve: bool = False, clock: Callable[[], float] = time.time
@@ -38,7 +107,7 @@ class SearchClient:
 
         What a crash left undone is done first. A context manager: `with SearchClient.open(folder) as client`.
         """
-        raise NotImplementedError
+        return cls(folder, serve, clock)
 
     def __enter__(self) -> Self:
         return self
@@ -49,7 +118,41 @@ class SearchClient:
         self.close()
 
     def close(self) -> None:
-        raise NotImplementedError
+        with self._turn:
+            self._closing.close()
+
+    def _begin(self) -> None:
+        """A new folder has a model and a key of its own chance; one of other features is refused."""
+        if self.store.setting("model") is None:
+            with self.store.writing():
+                if self.store.setting("model") is None:
+                    self.store.set(features=self.features.version, chance=secrets.randbits(62), created=self._clock())
+                    self.rows.new_model(self._clock(), "the engine's order", self.features.start())
+        if (found := self.store.setting("features")) != self.features.version:
+            raise SearchError(
+                f"{self.folder} has features {found!r}, and this is {self.features.version!r}; index anew"
+            )
+        if path := self.store.setting("encoder", ""):
+            with contextlib.suppress(SearchError, ImportError):  # a file that was moved: its feature is 0
+                self._encoder = Encoder(path)
+
+    @contextlib.contextmanager
+    def _indexing(self) -> Iterator[None]:
+        with locked(self.folder / "index.lock", f"the index in {self.folder}"):
+            yield
+
+    def _follow(self, told: Callable[[int], None] = lambda done: None) -> None:
+        """Let the engine have what the store has; should their numbers differ even then, it begins anew."""
+        with self._turn:
+            self.engine.follow(self.store, self.features, told)
+            if self.engine.documents != self.store.count("SELECT count(*) FROM documents"):
+                self.engine.make_anew()
+                with self.store.writing():
+                    self.store.set(indexed=0)
+                self.engine.follow(self.store, self.features, told)
+            self._followed = self.store.indexed
+
+    # documents
 
     def index(
         self,
@@ -63,14 +166,198 @@ class SearchClient:
         A path is a folder (a Maildir among them), or one file: text, mbox, .eml, JSONL. Nothing in them is trusted:
         what cannot be read is counted with its reason. May be stopped at any moment and goes on where it was.
         """
-        raise NotImplementedError
+        began = time.monotonic()
+        with self._indexing():
+            with self._turn:
+                remember_roots(self.store, paths)
+                remember_roots(self.store, bookmarks, "bookmarks")
+                roots = roots_of(self.store)
+            self.warm()
+
+            def after_batch() -> None:
+                with self._turn:
+                    if self.store.seq - self.store.indexed >= FOLLOW_EVERY:
+                        self._follow()
+
+            collector = Collector(self.store, self.features, self._turn, progress, after_batch)
+            counts = collector.collect(roots)
+            self._follow()
+            self._encode(progress)
+        with self._turn:
+            documents = self.store.count("SELECT count(*) FROM documents")
+            progress("index", 1, 1, f"{documents:,} documents")
+            return Indexed(
+                counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
+                self._skipped(), time.monotonic() - began,
+            )  # fmt: skip
+
+    def warm(self) -> None:
+        """Compile what searching and learning need, so that the first search does not wait for it."""
+        rows = ForwardRows.join([self.features.row("one title", f"some text {n}") for n in range(12)])
+        some = self.features.raw(
+            self.features.query("some text"), rows, np.ones(12), WordStatistics.of(rows), [Usage()] * 12
+        )
+        scaled, weights = self.rows.scaled(some.astype(np.float16)), self.features.start()
+        scores, shown = draw(weights.astype(np.float32), scaled, LEARNER, stream_of(1, 0))
+        draw_more(scores, shown, LEARNER, stream_of(1, 0, 2))
+        learn(weights, Impression(scaled, scores, shown, shown == shown[1]), LEARNER)
+
+    def _encode(self, progress: Progress) -> None:
+        """Vectors of documents that have none by the present encoder."""
+        if self._encoder is None:
+            return
+        encoder, done = self._encoder, 0
+        missing = (
+            "SELECT id, title FROM documents WHERE NOT EXISTS "
+            "(SELECT 1 FROM vectors WHERE document = id AND encoder = ?) ORDER BY id LIMIT 256"
+        )
+        with self._turn:
+            of = self.store.count(f"SELECT count(*) FROM ({missing.replace('LIMIT 256', '')})", encoder.digest)
+        while True:
+            with self._turn:
+                some = self.store.rows(missing, encoder.digest)
+                texts = [f"{title}. {self.store.text(id)[:CHARACTERS]}"[:CHARACTERS] for id, title in some]
+            if not some:
+                return
+            vectors = encoder(texts).astype("<f2")
+            with self._turn, self.store.writing():
+                self.store.db.executemany(
+                    "REPLACE INTO vectors SELECT id, ?, ? FROM documents WHERE id = ?",
+                    ((encoder.digest, one.tobytes(), id) for one, (id, _) in zip(vectors, some, strict=True)),
+                )
+            done += len(some)
+            progress("encode", done, of, f"{done:,} of {of:,} documents")
+
+    # searching
 
     def search(self, query: str, filters: Filters | None = None, sort: Sort = "rank") -> Shown:
         """A new impression and its first page. Any text is a query; one without words finds nothing.
 
         The page answers 303 to /results/ID and shows `shown(ID)`, so that reload and back make no second impression.
         """
-        raise NotImplementedError
+        filters = filters or Filters()
+        query = " ".join(clean(query[:LONGEST_QUERY]).split())
+        with self._turn:
+            now, learning = self._clock(), self._learns
+            self.rows.settle(now, searching=True, learning=learning)
+            self._catch_up()
+            terms = self.features.query(query)
+            found = self.engine.find(terms, filters, sort == "date")
+            found, rows = self._still_there(found)
+            raw = self._raw(terms, query, found, rows, now)
+            one = self._listed(query, terms, filters, sort, found, raw, now, learning)
+            if learning:
+                with self.store.writing():
+                    self.store.set(searches=one.number + 1)
+                    one = replace(one, id=self.rows.add(one))
+            else:
+                one = replace(one, id=UNRECORDED + secrets.randbits(32))
+                self._unrecorded[one.id] = one
+                if len(self._unrecorded) > MOST_UNRECORDED:
+                    self._unrecorded.popitem(last=False)
+            return self._page(one, 1)
+
+    @property
+    def _learns(self) -> bool:
+        return bool(self.store.setting("learn", 1))
+
+    def _catch_up(self) -> None:
+        """See what another process indexed meanwhile."""
+        if (indexed := self.store.indexed) != self._followed:
+            self.engine.reload()
+            self._followed = indexed
+
+    def _still_there(self, found: Candidacy) -> tuple[Candidacy, ForwardRows]:
+        """Candidates that the store has, with their forward rows; the engine may be a moment behind."""
+        ids = found.documents.tolist()
+        blobs = dict(self.store.rows(f"SELECT document, words FROM forward WHERE document IN ({marks(ids)})", *ids))
+        there = np.array([id in blobs for id in ids], bool)
+        rows = ForwardRows.of([blobs[id] for id in ids if id in blobs])
+        return Candidacy(found.documents[there], found.scores[there], found.found), rows
+
+    def _raw(
+        self, terms: QueryTerms, query: str, found: Candidacy, rows: ForwardRows, now: float
+    ) -> NDArray[np.float16]:
+        """Features of all candidates as they are recorded."""
+        ids = found.documents.tolist()
+        asked = vectors = None
+        if self._encoder is not None and ids:
+            stored = dict(
+                self.store.rows(
+                    f"SELECT document, vector FROM vectors WHERE encoder = ? AND document IN ({marks(ids)})",
+                    self._encoder.digest,
+                    *ids,
+                )
+            )
+            none = bytes(2 * self._encoder.dimensions)
+            vectors = np.array([np.frombuffer(stored.get(id, none), "<f2") for id in ids], np.float32)
+            asked = self._encoder([query])[0]
+        past = self._past(terms, ids, now)
+        raw = self.features.raw(terms, rows, found.scores, self.store.statistics(), past, asked, vectors)
+        return raw.astype(np.float16)
+
+    def _past(self, terms: QueryTerms, ids: Sequence[int], now: float) -> list[Usage]:
+        """What is known of candidates besides their words."""
+        for_query = dict(
+            self.store.rows(
+                "SELECT document, count(*) FROM clicks JOIN impressions ON id = impression WHERE terms = ? AND NOT "
+                "bounced GROUP BY document",
+                _key(terms),
+            )
+        )
+        clicks = {
+            id: (times, last)
+            for id, times, last in self.store.rows(
+                f"SELECT document, count(*), max(time) FROM clicks WHERE document IN ({marks(ids)}) AND NOT bounced "
+                "GROUP BY document",
+                *ids,
+            )
+        }
+        facts = {
+            id: (kind, date, depth, answered)
+            for id, kind, date, depth, answered in self.store.rows(
+                "SELECT id, kind, date, depth, sender != '' AND EXISTS (SELECT 1 FROM written_to WHERE address = "
+                f"sender) FROM documents WHERE id IN ({marks(ids)})",
+                *ids,
+            )
+        }
+        past = []
+        for id in ids:
+            kind, date, depth, answered = facts[id]
+            times, last = clicks.get(id, (0, None))
+            past.append(
+                Usage(
+                    for_query.get(id, 0), times, None if last is None else (now - last) / DAY,
+                    (now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered),
+                )
+            )  # fmt: skip
+        return past
+
+    def _listed(
+        self, query: str, terms: QueryTerms, filters: Filters, sort: Sort, found: Candidacy,
+        raw: NDArray[np.float16], now: float, learning: bool,
+    ) -> Recorded:  # fmt: skip
+        """The list, drawn or in order."""
+        order: Order = self.store.setting("order", "drawn")
+        kind: ListKind = "pdgd"
+        if filters or sort != "rank" or order != "drawn" or not learning:
+            kind = "plain"
+        elif self.rows.fast(now):
+            kind = "fast"
+        number = int(self.store.setting("searches", 0))
+        model, master = self.rows.model()
+        features, weights = self.rows.scaled(raw), master.astype(np.float32)
+        if kind == "pdgd" and len(raw):
+            scores, shown = draw(weights, features, LEARNER, stream_of(self.store.setting("chance"), number))
+        else:
+            scores = scores_of(weights, features)
+            in_order = np.arange(len(raw)) if sort == "date" or order == "engine" else best_order(scores)
+            shown = in_order[:PLACES]
+        drawn = (LEARNER.temperature, LEARNER.keep) if kind == "pdgd" else (0.0, 0.0)
+        return Recorded(
+            0, now, number, query, _key(terms), json.dumps(asdict(filters)), sort, kind, "shown", model, *drawn,
+            found.found, found.documents, scores, shown, raw, None,
+        )  # fmt: skip
 
     def shown(self, impression: int, page: int = 1) -> Shown:
         """A page of an impression, the same whenever it is asked for.
@@ -78,34 +365,211 @@ class SearchClient:
         A page that nobody asked for before is drawn now from the rest of the candidates, with all pages before it.
         Coming back within five seconds of a click takes that click back (`bounced`).
         """
-        raise NotImplementedError
+        with self._turn:
+            one = self._get(impression)
+            if not 1 <= page <= max(_pages(one), 1):
+                raise NotFound(f"search {impression} has no page {page}")
+            if len(one.shown) > (page - 1) * PLACES:
+                self._take_back(one, page)
+            elif page > 1:
+                one = self._draw_until(one, page)
+            return self._page(one, page)
+
+    def _take_back(self, one: Recorded, page: int) -> None:
+        clicks = [click for click in self._clicks(one) if not click.bounced and click.place // PLACES == page - 1]
+        if clicks and 0 <= self._clock() - (last := max(clicks, key=lambda click: click.time)).time < BOUNCE:
+            self.rows.bounce(one.id, last.place)
+
+    def _draw_until(self, one: Recorded, page: int) -> Recorded:
+        shown = one.shown
+        for number in range(len(shown) // PLACES + 1, page + 1):
+            if one.kind == "pdgd" and one.scores is not None:
+                stream = stream_of(self.store.setting("chance"), one.number, number)
+                shown = np.concatenate([shown, draw_more(one.scores, shown, LEARNER, stream)])
+            else:
+                by_score = one.scores is not None and one.sort == "rank" and not self._was_engine(one)
+                order = (
+                    best_order(one.scores) if by_score and one.scores is not None else np.arange(len(one.candidates))
+                )
+                rest = order[~np.isin(order, shown)]
+                shown = np.concatenate([shown, rest[:PLACES]])
+        one = replace(one, shown=shown)
+        if one.id in self._unrecorded:
+            self._unrecorded[one.id] = one
+        else:
+            with self.store.writing():
+                self.store.db.execute(
+                    "UPDATE impressions SET shown = ? WHERE id = ?", (shown.astype("u1").tobytes(), one.id)
+                )
+        return one
+
+    @staticmethod
+    def _was_engine(one: Recorded) -> bool:
+        return bool(np.array_equal(one.shown, np.arange(len(one.shown))))
+
+    def _get(self, impression: int) -> Recorded:
+        found = self._unrecorded.get(impression)
+        return self.rows.get(impression) if found is None else found
+
+    def _clicks(self, one: Recorded) -> list[Any]:
+        return [] if one.id in self._unrecorded else self.rows.clicks(one.id)
+
+    def _page(self, one: Recorded, page: int) -> Shown:
+        places = range((page - 1) * PLACES, min(page * PLACES, len(one.shown)))
+        clicked = {click.place for click in self._clicks(one) if not click.bounced}
+        results = self._results(one, places, clicked)
+        teaches = one.kind == "pdgd" and one.state in ("shown", "opened")
+        filters = Filters(**json.loads(one.filters))
+        sort: Sort = "date" if one.sort == "date" else "rank"
+        return Shown(
+            one.id, one.query, filters, sort, page, _pages(one), one.found, len(one.candidates), results, one.state,
+            teaches,
+        )  # fmt: skip
+
+    def _results(self, one: Recorded, places: Sequence[int], clicked: set[int]) -> tuple[Result, ...]:
+        ids = one.candidates[one.shown[list(places)]].tolist()
+        terms = self.features.query(one.query)
+        facts = {
+            row[0]: row[1:]
+            for row in self.store.rows(
+                f"SELECT id, kind, title, place, link, date, words FROM documents JOIN forward ON document = id "
+                f"WHERE id IN ({marks(ids)})",
+                *ids,
+            )
+        }
+        results = []
+        for place, id in zip(places, ids, strict=True):
+            if id not in facts:
+                results.append(Result(id, place, "file", "", "", "", 0, Snippet(""), place in clicked, True))
+                continue
+            kind, title, where, link, date, words = facts[id]
+            snippet = snippet_of(self.store.text(id), ForwardRow.unpack(words), terms, self.features)
+            results.append(Result(id, place, kind, title, where, link, date, snippet, place in clicked))
+        return tuple(results)
 
     def open_document(self, impression: int, place: int, click: bool = True) -> Document:
         """The document at a place (`Result.place`), and a click on it, once; with click = False none is recorded.
 
         Give click = False for HEAD and for a prefetch (`Sec-Purpose`).
         """
-        raise NotImplementedError
+        with self._turn:
+            one = self._get(impression)
+            if not 0 <= place < len(one.shown):
+                raise NotFound(f"search {impression} shows nothing at place {place}")
+            id = int(one.candidates[one.shown[place]])
+            try:
+                document = self.document(id)
+            except NotFound:
+                raise Gone(f"the document at place {place} of search {impression} is no longer there") from None
+            if click and one.id not in self._unrecorded and self._learns:
+                self.rows.click(one.id, place, id, self._clock())
+            return document
 
     def document(self, document: int) -> Document:
         """A document by its id, without any click."""
-        raise NotImplementedError
+        with self._turn:
+            found = None
+            if 0 < document < 1 << 62:
+                found = self.store.one(
+                    "SELECT kind, title, place, link, date, sender, roots.path, files.path FROM documents JOIN files "
+                    "ON files.id = file JOIN roots ON roots.id = root WHERE documents.id = ?",
+                    document,
+                )
+            if found is None:
+                raise NotFound(f"no document {document}")
+            kind, title, where, link, date, sender, root, path = found
+            original = os.fsdecode(os.path.join(root, path) if path else root)
+            return Document(document, kind, title, where, link, original, date, sender, self.store.text(document))
 
     def bounced(self, impression: int, place: int) -> None:
         """The person came back at once: this click is kept, and not learned from."""
-        raise NotImplementedError
+        with self._turn:
+            one = self._get(impression)
+            if not 0 <= place < len(one.shown):
+                raise NotFound(f"search {impression} shows nothing at place {place}")
+            if one.id not in self._unrecorded:
+                self.rows.bounce(one.id, place)
 
     def close_impression(self, impression: int) -> None:
         """The person is done with this list; what waits 30 minutes otherwise is learned from now."""
-        raise NotImplementedError
+        with self._turn:
+            if self._get(impression).id not in self._unrecorded:
+                self.rows.close(impression, self._clock(), self._learns)
 
     def why(self, impression: int) -> tuple[Explained, ...]:
-        """Why this order: every place of the list that was shown so far, from the top."""
-        raise NotImplementedError
+        """Why this order: every place of the list that was shown so far, from the top, by the model as it is now."""
+        with self._turn:
+            one = self._get(impression)
+            if one.raw is None:
+                raise NotFound(f"search {impression} is so old that its features were dropped")
+            _, weights = self.rows.model()
+            features = self.rows.scaled(one.raw)
+            shares = weights * (features - features.mean(axis=0, keepdims=True))
+            scores = scores_of(weights.astype(np.float32), features)
+            by_model = np.argsort(best_order(scores))
+            results = self._results(one, range(len(one.shown)), {click.place for click in self._clicks(one)})
+            explained = []
+            for result, candidate in zip(results, one.shown.tolist(), strict=True):
+                parts = shares[candidate]
+                causes = tuple(
+                    Cause(self.features.names[f], float(one.raw[candidate, f]), float(parts[f]))
+                    for f in np.argsort(-np.abs(parts), kind="stable").tolist()
+                )
+                explained.append(
+                    Explained(result, float(scores[candidate]), int(by_model[candidate]), candidate, causes)
+                )
+            return tuple(explained)
+
+    # what there is
 
     def status(self) -> SearchStatus:
         """What there is, what was learned, and every byte that ever left."""
-        raise NotImplementedError
+        with self._turn:
+            store = self.store
+            self.rows.settle(self._clock(), searching=False, learning=self._learns)
+            model, weights = self.rows.model()
+            origin, start, learned = store.one("SELECT origin, start, learned FROM models WHERE id = ?", model)
+            begun = np.frombuffer(start, "<f8")
+            sent = tuple(
+                SentBytes(int(when), to, what, size)
+                for when, to, what, size in store.rows("SELECT time, receiver, what, bytes FROM sent ORDER BY id")
+            )
+            return SearchStatus(
+                folder=str(self.folder),
+                documents=store.count("SELECT count(*) FROM documents"),
+                kinds=dict(store.rows("SELECT kind, count(*) FROM documents GROUP BY kind ORDER BY kind")),
+                skipped=self._skipped(),
+                roots=tuple(clean(str(root.path)) for root in roots_of(store)),
+                disk_bytes=_size_of(self.folder),
+                searches=store.count("SELECT count(*) FROM impressions"),
+                clicks=store.count("SELECT count(*) FROM clicks WHERE NOT bounced"),
+                bounced=store.count("SELECT count(*) FROM clicks WHERE bounced"),
+                impressions=dict(store.rows("SELECT state, count(*) FROM impressions GROUP BY state ORDER BY state")),
+                kinds_of_lists=dict(store.rows("SELECT kind, count(*) FROM impressions GROUP BY kind ORDER BY kind")),
+                learn=self._learns,
+                order=store.setting("order", "drawn"),
+                learned_from=learned,
+                model=f"number {model}, begun with {origin}, and {learned:,} searches that taught it something",
+                feature_set=self.features.version,
+                weights=tuple(
+                    Weight(name, float(begun[f]), float(weights[f])) for f, name in enumerate(self.features.names)
+                ),
+                weeks=quality.weeks(store),
+                replay=quality.replay(self.rows, weights),
+                interleaved=quality.interleaved(store),
+                sent=sent,
+                sent_bytes=sum(one.bytes for one in sent),
+                encoder=self._encoder.digest if self._encoder else "",
+                waiting=store.count("SELECT count(*) FROM documents WHERE seq > ?", store.indexed),
+                notes=NOTES,
+            )
+
+    def _skipped(self) -> dict[str, int]:
+        rows = self.store.rows(
+            "SELECT reason, sum(times) FROM (SELECT reason, times FROM skipped UNION ALL SELECT reason, times FROM "
+            "passed_over) GROUP BY reason ORDER BY reason"
+        )
+        return dict(rows)
 
     def forget(
         self,
@@ -118,23 +582,132 @@ class SearchClient:
         """Delete rows: searches with this text; a document and every click on it; all searches since a moment
         (seconds since 1970); or everything, documents and model included. Exactly one of the four.
 
-        What the model learned from them stays in its weights, except with `everything`; `learn_setting("reset")`
-        removes it.
+        A document is not indexed again. What the model learned stays in its weights, except with `everything`;
+        `learn_setting("reset")` removes it. The list of what left this device stays always.
         """
-        raise NotImplementedError
+        if sum((query is not None, document is not None, since is not None, everything)) != 1:
+            raise SearchError("say what to forget: a query, a document, a moment, or everything; exactly one of them")
+        with self._turn:
+            self._unrecorded.clear()
+            if everything:
+                gone = self._forget_everything()
+            elif document is not None:
+                gone = self._forget_document(document)
+            else:
+                gone = self._forget_searches(query, since)
+            self.store.sweep()
+            return gone
+
+    def _forget_searches(self, query: str | None, since: int | None) -> ForgottenRows:
+        store = self.store
+        if query is not None:
+            text = " ".join(clean(query[:LONGEST_QUERY]).split())
+            key = _key(self.features.query(text))
+            ids = store.rows("SELECT id FROM impressions WHERE query = ? OR (terms = ? AND terms != x'')", text, key)
+        else:
+            ids = store.rows("SELECT id FROM impressions WHERE time >= ?", since)
+        clicks = 0
+        with store.writing():
+            for some in in_parts([id for (id,) in ids]):
+                clicks += store.db.execute(f"DELETE FROM clicks WHERE impression IN ({marks(some)})", some).rowcount
+                store.db.execute(f"DELETE FROM impressions WHERE id IN ({marks(some)})", some)
+            if since is not None:  # also clicks of then in older lists
+                clicks += store.db.execute("DELETE FROM clicks WHERE time >= ?", (since,)).rowcount
+        return ForgottenRows(0, len(ids), clicks)
+
+    def _forget_document(self, document: int) -> ForgottenRows:
+        store = self.store
+        self.document(document)  # or NotFound
+        with self._indexing():
+            root, key, part = store.one(
+                "SELECT roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON roots.id = "
+                "root WHERE documents.id = ?",
+                document,
+            )
+            blob = int(document).to_bytes(8, "little")
+            with store.writing():
+                store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
+                store.remove([document])
+                clicks = store.db.execute("DELETE FROM clicks WHERE document = ?", (document,)).rowcount
+                for id, candidates in store.rows(
+                    "SELECT id, candidates FROM impressions WHERE instr(candidates, ?)", blob
+                ):
+                    ids = np.frombuffer(candidates, "<i8").copy()
+                    ids[ids == document] = 0
+                    store.db.execute("UPDATE impressions SET candidates = ? WHERE id = ?", (ids.tobytes(), id))
+            self._follow()
+        return ForgottenRows(1, 0, clicks)
+
+    def _forget_everything(self) -> ForgottenRows:
+        store = self.store
+        with self._indexing():
+            counts = [store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")]
+            kept = store.seq
+            with store.writing():
+                for (table,) in store.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
+                    if table not in ("sent", "sqlite_sequence"):
+                        store.db.execute(f"DELETE FROM {table}")
+                store.set(seq=kept, indexed=kept)
+            self.engine.make_anew()
+            self.engine.fresh = False
+            self._encoder = None
+            self._begin()
+            self._followed = store.indexed
+            store.db.execute("VACUUM")
+        return ForgottenRows(*counts)
+
+    # settings
 
     def learn_setting(self, setting: Literal["on", "off", "reset"]) -> None:
         """Off: no search and no click is recorded, lists come in the model's order. Reset: the model as at first."""
-        raise NotImplementedError
+        if setting not in ("on", "off", "reset"):
+            raise SearchError(f"learn {setting}: there is on, off and reset")
+        with self._turn, self.store.writing():
+            if setting == "reset":
+                self.store.db.execute(
+                    "UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed')"
+                )
+                self.rows.new_model(self._clock(), "the engine's order, after a reset", self.features.start())
+            else:
+                self.store.set(learn=int(setting == "on"))
 
     def order_setting(self, order: Order) -> None:
         """How results are ordered from now on; only "drawn" lists teach."""
-        raise NotImplementedError
+        if order not in ("drawn", "fixed", "engine"):
+            raise SearchError(f"order {order}: there is drawn, fixed and engine")
+        with self._turn, self.store.writing():
+            self.store.set(order=order)
 
     def encoder_setting(self, path: str | os.PathLike[str] | None) -> None:
-        """Use the encoder in this ONNX file for one more feature, which is 0 without; None: no longer."""
-        raise NotImplementedError
+        """Use the encoder in this ONNX file for the features "latent", which are 0 without; None: no longer.
+
+        `index` makes the vectors of documents.
+        """
+        encoder = None if path is None else Encoder(path)
+        with self._turn, self.store.writing():
+            self.store.set(encoder="" if encoder is None else str(encoder.path))
+            if encoder is None:
+                self.store.db.execute("DELETE FROM vectors")
+            self._encoder = encoder
 
     def export_ubi(self, folder: str | os.PathLike[str]) -> UbiFiles:
         """Write all searches and clicks as User Behavior Insights 1.3: `ubi_queries.jsonl`, `ubi_events.jsonl`."""
-        raise NotImplementedError
+        with self._turn:
+            return ubi.export(self.rows, folder)
+
+
+def _pages(one: Recorded) -> int:
+    return -(-len(one.candidates) // PLACES)
+
+
+def _key(terms: QueryTerms) -> bytes:
+    """The same for two searches for the same words."""
+    return np.sort(terms.stems).astype("<i4").tobytes()
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total

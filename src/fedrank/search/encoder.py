@@ -1,0 +1,115 @@
+"""A text encoder that the person brings as an ONNX file: likeness by meaning, as the features "latent".
+
+Nothing is downloaded, and vectors stay in the store. Two forms of models are taken: one with a single input of texts,
+and one with `input_ids` (and perhaps `attention_mask`, `token_type_ids`) whose vocabulary lies beside it as
+`vocab.txt`, as sentence encoders of the BERT family are exported. What comes out is a vector for each text, or one for
+each token, of which the mean is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.files import read_bytes, read_text
+from fedrank.search.answers import SearchError
+
+LARGEST = 2 << 30  # bytes of a model
+TOKENS = 128  # of a text that are encoded
+CHARACTERS = 1_000  # of a document that are encoded, title first
+BATCH = 32
+_PIECE = re.compile(r"\w+|[^\w\s]")
+
+
+class Encoder:
+    """Texts to unit vectors."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        except ImportError:
+            raise ImportError("an encoder needs the package onnxruntime: pip install onnxruntime") from None
+        self.path = Path(path).expanduser().absolute()
+        try:
+            data = read_bytes(self.path, LARGEST)
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            options.intra_op_num_threads = 1
+            self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except OSError as problem:
+            raise SearchError(f"{self.path}: {problem.strerror}; give the ONNX file of an encoder") from None
+        except Exception as problem:  # of the runtime, which has its own kinds
+            raise SearchError(f"{self.path} is no encoder that can be used: {problem}".splitlines()[0]) from None
+        self.digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        self._inputs = {one.name: one.type for one in self._session.get_inputs()}
+        self._vocabulary: dict[str, int] = {}
+        if "input_ids" in self._inputs:
+            beside = self.path.with_name("vocab.txt")
+            try:
+                self._vocabulary = {word: number for number, word in enumerate(read_text(beside).split("\n"))}
+            except (OSError, ValueError):
+                raise SearchError(f"{beside} is missing: an encoder with input_ids needs its words there") from None
+        elif [*self._inputs.values()] != ["tensor(string)"]:
+            raise SearchError(f"{self.path} takes {sorted(self._inputs)}; an encoder takes input_ids, or texts")
+        self.dimensions = self(["test"]).shape[1]
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[texts, dimensions], each of length 1; 0 where there is nothing to encode."""
+        found = [self._some(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
+        return np.concatenate(found) if found else np.zeros((0, self.dimensions), np.float32)
+
+    def _some(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        mask: NDArray[Any] = np.ones((len(texts), 1), np.float32)
+        if self._vocabulary:
+            ids = [self._pieces(text) for text in texts]
+            given = np.zeros((len(texts), max(map(len, ids))), np.int64)
+            mask = np.zeros(given.shape, np.int64)
+            for row, tokens in enumerate(ids):
+                given[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+            all_inputs = {"input_ids": given, "attention_mask": mask, "token_type_ids": np.zeros_like(given)}
+            feed: dict[str, Any] = {name: all_inputs[name] for name in self._inputs if name in all_inputs}
+        else:
+            feed = {next(iter(self._inputs)): np.array(texts, dtype=object)}
+        try:
+            out = np.asarray(self._session.run(None, feed)[0], np.float32)
+        except Exception as problem:
+            raise SearchError(f"{self.path} encodes nothing: {problem}".splitlines()[0]) from None
+        if out.ndim == 3:
+            share = mask[:, :, None].astype(np.float32)
+            out = (out * share).sum(axis=1) / np.maximum(share.sum(axis=1), 1.0)
+        if out.ndim != 2 or len(out) != len(texts):
+            raise SearchError(
+                f"{self.path} gives an array {out.shape} for {len(texts)} texts; give one vector for each"
+            )
+        out = np.nan_to_num(out, nan=0.0, posinf=0.0, neginf=0.0)
+        length = np.linalg.norm(out, axis=1, keepdims=True)
+        unit: NDArray[np.float32] = np.divide(out, length, out=np.zeros_like(out), where=length > 0)
+        return unit
+
+    def _pieces(self, text: str) -> list[int]:
+        """WordPiece: every word as the longest pieces that are in the vocabulary."""
+        known = self._vocabulary
+        unknown = known.get("[UNK]", 0)
+        plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
+        out = [known.get("[CLS]", unknown)]
+        for word in _PIECE.findall(plain[: 8 * TOKENS]):
+            start, pieces = 0, []
+            while start < len(word):
+                end = len(word)
+                while end > start and (("##" if start else "") + word[start:end]) not in known:
+                    end -= 1
+                if end == start:
+                    pieces = [unknown]
+                    break
+                pieces.append(known[("##" if start else "") + word[start:end]])
+                start = end
+            out += pieces
+        return [*out[: TOKENS - 1], known.get("[SEP]", unknown)]

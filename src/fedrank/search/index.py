@@ -1,0 +1,209 @@
+"""The engine that finds candidates: a tantivy index over the stems of forward rows. It is derived, and may be deleted.
+
+A term is a stem's 31-bit hash in eight hexadecimal digits, so that engine and features mean the same words. The id of
+a document is a signed integer, since tantivy finds no unsigned one to delete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.live_features import MOST_WORDS, FeatureSet, ForwardRow, QueryTerms
+from fedrank.data.text import tokens
+from fedrank.files import private_folder
+from fedrank.search.answers import Filters, SearchError
+from fedrank.search.store import Store
+
+FOLDER = "engine"
+CANDIDATES = 100
+COMMON = 50_000  # documents: a term that more have is left out of a query that has rarer ones
+HEAP = 48 << 20  # bytes for what is being indexed
+BATCH = 2_000  # documents between two commits
+
+
+class Candidacy(NamedTuple):
+    """What the engine found, its best first."""
+
+    documents: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    found: int  # how many match
+
+
+class Engine:
+    """The index in a folder; opened, or made anew where it is missing, damaged or another version's."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import tantivy
+        except ImportError:
+            raise ImportError("searching needs the package tantivy: pip install 'fedrank[search]'") from None
+        self._tantivy: Any = tantivy
+        self.folder = folder / FOLDER
+        private_folder(self.folder)
+        self.fresh = False
+        try:
+            if not (tantivy.Index.exists(str(self.folder)) and tantivy.Index.is_compatible(str(self.folder))):
+                raise ValueError("none that can be read")
+            self._index: Any = tantivy.Index.open(str(self.folder))
+        except (ValueError, OSError):
+            self.make_anew()
+        self._prepare()
+
+    def make_anew(self) -> None:
+        """Begin with nothing; whoever calls lets it follow from the first change on."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        private_folder(self.folder)
+        builder = self._tantivy.SchemaBuilder()
+        builder.add_integer_field("id", stored=False, indexed=True, fast=True)
+        builder.add_integer_field("date", stored=False, indexed=True, fast=True)
+        builder.add_text_field("kind", stored=False, tokenizer_name="raw", index_option="basic")
+        builder.add_text_field("words", stored=False, tokenizer_name="whitespace", index_option="freq")
+        try:
+            self._index = self._tantivy.Index(builder.build(), path=str(self.folder))
+        except (ValueError, OSError) as problem:
+            raise SearchError(f"{self.folder}: no index can be made there: {problem}") from None
+        self.fresh = True
+        self._prepare()
+
+    def _prepare(self) -> None:
+        split = self._tantivy.TextAnalyzerBuilder(self._tantivy.Tokenizer.whitespace()).build()
+        self._index.register_tokenizer("whitespace", split)
+        self._index.config_reader("Manual", 0)
+        self._index.reload()
+        self._searcher: Any = self._index.searcher()
+
+    def reload(self) -> None:
+        """See what was committed since."""
+        self._index.reload()
+        self._searcher = self._index.searcher()
+
+    @property
+    def documents(self) -> int:
+        return int(self._searcher.num_docs)
+
+    def follow(self, store: Store, features: FeatureSet, told: Callable[[int], None] = lambda done: None) -> int:
+        """Do what the store has and the index has not: delete, add, commit, and only then note that it is done.
+
+        Doing it twice does no harm, so that a crash in between costs nothing but time. Returns how many documents.
+        """
+        if self.fresh and store.indexed:
+            with store.writing():
+                store.set(indexed=0)
+        self.fresh = False
+        done = 0
+        if store.indexed >= store.seq:
+            return done
+        try:
+            writer = self._index.writer(HEAP, 1)
+            while (last := store.indexed) < store.seq:
+                done += self._follow_some(writer, store, features, last)
+                told(done)
+            writer.wait_merging_threads()
+        except (ValueError, OSError) as problem:  # tantivy tells a full disk so
+            if isinstance(problem, SearchError):
+                raise
+            raise SearchError(
+                f"{self.folder}: the index cannot be written: {problem}; nothing is lost; make room, then try again"
+            ) from None
+        finally:
+            self.reload()
+        return done
+
+    def _follow_some(self, writer: Any, store: Store, features: FeatureSet, last: int) -> int:
+        changed = store.rows(
+            "SELECT id, seq, kind, date, words FROM documents JOIN forward ON document = id WHERE seq > ? "
+            "ORDER BY seq LIMIT ?",
+            last,
+            BATCH,
+        )
+        until = changed[-1][1] if len(changed) == BATCH else store.seq
+        gone = store.rows("SELECT document FROM removed WHERE seq > ? AND seq <= ?", last, until)
+        if self.documents:
+            for document, *_ in [*gone, *changed]:
+                writer.delete_documents_by_term("id", document)
+        for document, _, kind, date, words in changed:
+            one = self._tantivy.Document()
+            one.add_integer("id", document)
+            one.add_integer("date", date)
+            one.add_text("kind", kind)
+            one.add_text("words", terms_of(words, partial(store.text, document), features))
+            writer.add_document(one)
+        writer.commit()
+        for name in os.listdir(self.folder):
+            with contextlib.suppress(OSError):
+                os.chmod(self.folder / name, 0o600)
+        with store.writing():
+            store.set(indexed=until)
+            store.db.execute("DELETE FROM removed WHERE seq <= ?", (until,))
+        self.reload()
+        return len(changed)
+
+    def find(self, terms: QueryTerms, filters: Filters, by_date: bool, most: int = CANDIDATES) -> Candidacy:
+        """The best candidates for the terms of a query, or the latest."""
+        query = self._tantivy.Query
+        schema, occur = self._index.schema, self._tantivy.Occur
+        words = [(word, self._searcher.doc_freq("words", word)) for word in map(term, terms.stems.tolist())]
+        words = [(word, having) for word, having in words if having]
+        if not words:
+            return Candidacy(np.empty(0, np.int64), np.empty(0), 0)
+        rare = [word for word, having in words if having <= COMMON] or [min(words, key=lambda pair: pair[1])[0]]
+        wanted = query.boolean_query([(occur.Should, query.term_query(schema, "words", word, "freq")) for word in rare])
+        limits = []
+        if filters.kind is not None:
+            limits.append(query.term_query(schema, "kind", filters.kind, "basic"))
+        if filters.since is not None or filters.before is not None:
+            limits.append(
+                query.range_query(
+                    schema, "date", self._tantivy.FieldType.Integer, filters.since, filters.before,
+                    include_upper=filters.before is None,
+                )
+            )  # fmt: skip
+        if limits:
+            limited = [(occur.Must, query.const_score_query(limit, 0.0)) for limit in limits]
+            wanted = query.boolean_query([(occur.Must, wanted), *limited])
+        return self._search(wanted, most, "date" if by_date else None)
+
+    def _search(self, wanted: Any, most: int, order: str | None) -> Candidacy:
+        result = self._searcher.search(wanted, most, count=True, order_by_field=order)
+        if not result.hits:
+            return Candidacy(np.empty(0, np.int64), np.empty(0), 0)
+        documents = self._searcher.fast_field_values("id", [address for _, address in result.hits])
+        scores = [1.0 for _ in result.hits] if order else [score for score, _ in result.hits]
+        return Candidacy(np.array(documents, np.int64), np.array(scores), int(result.count))
+
+
+def term(stem: int) -> str:
+    """A stem's hash as the engine knows it.
+
+    >>> term(255)
+    '000000ff'
+    """
+    return f"{stem:08x}"
+
+
+def terms_of(packed: bytes, text: Callable[[], str], features: FeatureSet) -> str:
+    """All terms of a document, also those behind the words that its forward row keeps."""
+    row = ForwardRow.unpack(packed)
+    pieces = [_as_terms(row.words)]
+    if row.length > len(row.words):
+        words = tokens(text())
+        for rest in _in_rows(words[MOST_WORDS - row.title :]):
+            pieces.append(_as_terms(features.row("", " ".join(rest)).words))
+    return " ".join(pieces)
+
+
+def _as_terms(words: NDArray[np.int32]) -> str:
+    return words.astype(">u4").tobytes().hex(" ", 4)
+
+
+def _in_rows(words: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (words[start : start + MOST_WORDS] for start in range(0, len(words), MOST_WORDS))

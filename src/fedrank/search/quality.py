@@ -1,0 +1,87 @@
+"""How good lists are, as far as clicks tell: there are no grades, and clicks follow what was shown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.search.answers import Week
+from fedrank.search.impressions import ImpressionRows, best_order, scores_of
+from fedrank.search.store import Store
+
+WEEK = 7 * 86_400
+WEEKS = 26  # latest ones that are shown
+REPLAYED = 100  # latest clicked impressions
+
+
+def weeks(store: Store) -> tuple[Week, ...]:
+    """The latest weeks with a search in them; a search counts as abandoned once nobody clicked for half an hour."""
+    rows = store.rows(
+        "SELECT CAST(time / ? AS INTEGER) AS week, state, (SELECT min(place) FROM clicks WHERE impression = id AND "
+        "NOT bounced) FROM impressions WHERE length(shown) > 0 ORDER BY week",
+        WEEK,
+    )
+    by_week: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
+    for week, state, place in rows:
+        by_week[week].append((state, place))
+    return tuple(_week(week * WEEK, by_week[week]) for week in sorted(by_week)[-WEEKS:])
+
+
+def _week(begins: int, lists: list[tuple[str, int | None]]) -> Week:
+    places = [place for _, place in lists if place is not None]
+    return Week(
+        begins,
+        len(lists),
+        len(places),
+        sum(place == 0 for place in places),
+        sum(place < 3 for place in places),
+        sum(state == "abandoned" for state, place in lists if place is None),
+        sum(1.0 / (place + 1) for place in places) / len(lists),
+    )
+
+
+def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, float]:
+    """Mean 1 / log2(place + 1) of what was clicked, from 1: in the lists as shown, by the engine, by the model.
+
+    Clicks follow what was shown, so that this favours the model that showed it: it may warn, and proves nothing.
+    """
+    found = rows.store.rows(
+        "SELECT DISTINCT impression FROM clicks JOIN impressions ON id = impression WHERE NOT bounced AND features IS "
+        "NOT NULL AND sort = 'rank' ORDER BY impression DESC LIMIT ?",
+        REPLAYED,
+    )
+    gains: dict[str, list[float]] = {"shown": [], "engine": [], "model": []}
+    for (id,) in found:
+        one = rows.get(id)
+        assert one.raw is not None
+        clicked = np.array([click.place for click in rows.clicks(id) if not click.bounced])
+        documents = one.shown[clicked]
+        by_model = np.argsort(best_order(scores_of(weights.astype(np.float32), rows.scaled(one.raw))))
+        for name, places in (("shown", clicked), ("engine", documents), ("model", by_model[documents])):
+            gains[name].append(float(np.mean(1.0 / np.log2(places + 2.0))))
+    return {name: float(np.mean(values)) for name, values in gains.items()} | {"searches": len(found)} if found else {}
+
+
+def interleaved(store: Store) -> dict[str, float]:
+    """Wins, losses and ties of models on trial, by clicks on the places that the two filled; with a 95 % interval."""
+    wins = losses = ties = 0
+    for teams, places in store.rows(
+        "SELECT teams, (SELECT group_concat(place) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "
+        "WHERE kind = 'interleaved' AND teams IS NOT NULL"
+    ):
+        credit = [teams[int(place)] for place in (places or "").split(",") if place]
+        trial, used = credit.count(2), credit.count(1)
+        if trial or used:
+            wins, losses, ties = wins + (trial > used), losses + (trial < used), ties + (trial == used)
+    decided = wins + losses
+    if not decided + ties:
+        return {}
+    out = {"wins": float(wins), "losses": float(losses), "ties": float(ties)}
+    if decided:
+        share, z = wins / decided, 1.96
+        middle = (share + z * z / (2 * decided)) / (1 + z * z / decided)  # Wilson's interval
+        half = z * np.sqrt(share * (1 - share) / decided + z * z / (4 * decided**2)) / (1 + z * z / decided)
+        out |= {"share": share, "low": float(middle - half), "high": float(middle + half)}
+    return out

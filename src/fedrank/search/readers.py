@@ -1,0 +1,523 @@
+"""From the bytes of a file to documents: text, markup, mail, lines of JSON, bookmarks, office files.
+
+Nothing is trusted. Every reader takes time that grows with the bytes alone, takes no more memory than its limits allow,
+and says `Unreadable` with a reason that can be counted. Nothing is fetched, and nothing in a document is run.
+"""
+
+from __future__ import annotations
+
+import email
+import email.header
+import email.message
+import email.policy
+import email.utils
+import hashlib
+import html
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import BinaryIO
+from urllib.parse import urlsplit
+from xml.parsers import expat
+
+from fedrank.search.answers import Kind
+
+LARGEST_TEXT = 1_000_000  # characters of a document that are kept
+LARGEST_PART = 32 << 20  # bytes of one message, or of one line of JSON
+LARGEST_UNPACKED = 64 << 20  # bytes of one member of an office file
+MOST_PARTS = 500  # MIME parts of a message that are looked at
+MOST_PAGES = 2_000  # of a PDF
+_BLANKS = re.compile(r"[ \t\f\v\r\x00]+")
+_LINES = re.compile(r"\n\s*\n+")
+_CODE = frozenset(
+    "bash bat c cc cfg clj cpp cs css dart el erl ex fs go gradle h hpp hs ini java jl js json kt lisp lua m make ml "  # noqa: SIM905
+    "nim pas php pl proto ps1 py r rb rkt rs scala sh sql swift tcl tf toml ts tsx v vb vim xml yaml yml zig".split()
+)
+_TEXT = {"", "txt", "text", "md", "markdown", "rst", "org", "tex", "csv", "tsv", "log", "adoc", "bib", "srt"}
+_MARKUP = {"html", "htm", "xhtml"}
+_OFFICE = {"docx": "word/document.xml", "odt": "content.xml", "odp": "content.xml", "ods": "content.xml"}
+_SLIDES = re.compile(r"ppt/slides/slide\d{1,4}\.xml")
+
+
+class Unreadable(ValueError):
+    """A file, or a part of one, that is no document; its text is the reason, as it is counted."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One document as it was read."""
+
+    part: str  # which part of its file it is, the same whenever the file is read; "" where it is all of it
+    kind: Kind
+    title: str
+    text: str
+    where: str = ""  # an address, or what its file does not say
+    link: str = ""  # only http and https
+    date: int = 0  # seconds since 1970; 0: that of the file
+    sender: str = ""  # an address
+    recipients: tuple[str, ...] = ()
+
+
+def format_of(name: str, first: bytes) -> str:
+    """What a file is, by its name and its first bytes: text, markup, eml, mbox, jsonl, bookmarks, pdf, office."""
+    ending = name.rpartition(".")[2].lower() if "." in name.lstrip(".") else ""
+    if ending in _OFFICE or ending == "pptx":
+        return "office"
+    if first.startswith(b"%PDF-"):
+        return "pdf"
+    if ending == "eml":
+        return "eml"
+    if ending in ("jsonl", "ndjson"):
+        return "jsonl"
+    if first.startswith(b"From ") and b"\n" in first and (ending in ("mbox", "mbx") or _has_headers(first)):
+        return "mbox"
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "text"
+    if b"\0" in first:
+        raise Unreadable("not text")
+    if first.lstrip()[:40].upper().startswith(b"<!DOCTYPE NETSCAPE-BOOKMARK-FILE"):
+        return "bookmarks"
+    if ending in _MARKUP:
+        return "markup"
+    if ending in _TEXT or ending in _CODE:
+        return "text"
+    try:
+        first[: len(first) - 4 if len(first) > 4 else None].decode("utf-8")
+    except UnicodeDecodeError as problem:
+        if problem.end < len(first) - 8:
+            raise Unreadable("not text") from None
+    return "text"
+
+
+def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[Piece | Unreadable]:
+    """The documents of a file, and the parts that are none."""
+    if format == "mbox":
+        yield from _mbox(file, size)
+    elif format == "jsonl":
+        yield from _json_lines(file, size)
+    else:
+        yield from READERS[format](file.read(size), name)
+
+
+def clean(text: str) -> str:
+    """Without what no page and no database takes: NUL, halves of surrogates; blanks and empty lines only once."""
+    text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    text = _LINES.sub("\n\n", _BLANKS.sub(" ", text.replace("\r\n", "\n"))).strip()
+    return text[:LARGEST_TEXT]
+
+
+def decoded(data: bytes) -> str:
+    """Bytes as text: by their mark, as UTF-8, or else as Windows-1252, which is what old files mostly are."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", "replace")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
+
+
+def _one_line(text: str, most: int = 300) -> str:
+    return " ".join(clean(text[: 10 * most]).split())[:most]
+
+
+def _text(data: bytes, name: str) -> Iterator[Piece]:
+    ending = name.rpartition(".")[2].lower()
+    text = clean(decoded(data))
+    if not text:
+        raise Unreadable("empty")
+    title = name
+    if ending in ("md", "markdown") and (heading := re.search(r"^#{1,3}[ \t]+(.{1,300})", text, re.MULTILINE)):
+        title = _one_line(heading[1].strip("# "))
+    yield Piece("", "file", title, text)
+
+
+_SKIPPED = {"script", "style", "template", "noscript", "svg", "math", "iframe", "object"}
+_INLINE = frozenset(
+    "a abbr b bdi bdo cite code data em font i kbd mark q s samp small span strong sub sup u var wbr".split()  # noqa: SIM905
+)
+
+
+def text_of_markup(source: str) -> tuple[str, str]:
+    """(title, text) of HTML, in one pass: a search that found no end is not begun again."""
+    pieces: list[str] = []
+    title, at = "", 0
+    while at < len(source):
+        tag = source.find("<", at)
+        if tag < 0:
+            pieces.append(source[at:])
+            break
+        pieces.append(source[at:tag])
+        if source.startswith("<!--", tag):
+            end = source.find("-->", tag + 4)
+            if end < 0:
+                break
+            at = end + 3
+            continue
+        if not (source[tag + 1 : tag + 2].isalpha() or source[tag + 1 : tag + 2] in ("/", "!", "?")):
+            pieces.append("<")
+            at = tag + 1
+            continue
+        end = source.find(">", tag)
+        if end < 0:
+            break
+        found = re.match(r"/?[A-Za-z][A-Za-z0-9]{0,20}", source[tag + 1 : tag + 24])
+        name = found[0].lower() if found else ""
+        at = end + 1
+        if name in _SKIPPED or name == "title":
+            last = re.compile(f"</{name}", re.IGNORECASE).search(source, at)
+            if last is None:
+                if name == "title":
+                    continue
+                break
+            if name == "title" and not title:
+                title = html.unescape(source[at : last.start()])
+            after = source.find(">", last.end())
+            if after < 0:
+                break
+            at = after + 1
+        elif name.lstrip("/") not in _INLINE:
+            pieces.append("\n")
+    return _one_line(title), clean(html.unescape("".join(pieces)))
+
+
+def _markup(data: bytes, name: str) -> Iterator[Piece]:
+    title, text = text_of_markup(decoded(data))
+    if not title and not text:
+        raise Unreadable("empty")
+    yield Piece("", "file", title or name, text)
+
+
+_BOOKMARK = re.compile(
+    r"<H3[^<>]{0,4000}>([^<]{0,1000})</H3>|(</DL>)"
+    r"|<A\s([^<>]{0,100000})>([^<]{0,4000})</A>(?:\s{0,40}<DD>([^<]{0,4000}))?",
+    re.IGNORECASE,
+)
+_HREF = re.compile(r'HREF="([^"]*)"', re.IGNORECASE)
+_ADDED = re.compile(r'ADD_DATE="(\d{1,18})"', re.IGNORECASE)
+
+
+def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
+    folders: list[str] = []
+    times: dict[str, int] = {}
+    for found in _BOOKMARK.finditer(decoded(data)):
+        if found[1] is not None:
+            folders = [*folders[-20:], _one_line(html.unescape(found[1]))]
+        elif found[2]:
+            folders = folders[:-1]
+        else:
+            address = _HREF.search(found[3])
+            where = _one_line(html.unescape(address[1]) if address else "", 2_000)
+            title = _one_line(html.unescape(found[4])) or where
+            if not title:
+                continue
+            added = _ADDED.search(found[3])
+            times[where] = times.get(where, 0) + 1
+            text = "\n".join(filter(None, [" / ".join(folders), _one_line(html.unescape(found[5] or ""), 2_000)]))
+            yield Piece(
+                _key(where.encode(), times[where]), "page", title, f"{text}\n{_words_of_address(where)}".strip(),
+                where, link_of(where), _moment(float(added[1])) if added else 0,
+            )  # fmt: skip
+
+
+def link_of(address: str) -> str:
+    """The address where it may become a link: http or https, with a host; else nothing."""
+    try:
+        parts = urlsplit(address)
+        there = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return ""
+    return address if there and not re.search(r"[\x00-\x20\x7f]", address) else ""
+
+
+def _words_of_address(address: str) -> str:
+    return " ".join(re.findall(r"[^\W_]+", address.partition("://")[2])[:50])
+
+
+def _json_lines(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
+    seen: dict[bytes, int] = {}
+    for line in _lines(file, size):
+        if line is None:
+            yield Unreadable("too large")
+            continue
+        if not line.strip():
+            continue
+        try:
+            one = json.loads(line)
+            if not isinstance(one, dict):
+                raise ValueError
+        except (ValueError, RecursionError):
+            yield Unreadable("not a line of JSON")
+            continue
+        text = _field(one, "text", "body", "contents", "content", "abstract")
+        title = _one_line(_field(one, "title", "name", "subject"))
+        if not text and not title:
+            yield Unreadable("empty")
+            continue
+        name = _field(one, "_id", "id", "doc_id", "docid", "url").encode("utf-8", "replace") or line
+        digest = hashlib.blake2b(name, digest_size=12).digest()
+        seen[digest] = seen.get(digest, 0) + 1
+        address = _one_line(_field(one, "url", "link", "where"), 2_000)
+        when = _field(one, "date", "time", "timestamp")
+        yield Piece(
+            _key(name, seen[digest]), "note", title or _one_line(text, 80), clean(text), address, link_of(address),
+            _date(when),
+        )  # fmt: skip
+
+
+def _field(one: dict[str, object], *names: str) -> str:
+    for name in names:
+        value = one.get(name)
+        if isinstance(value, str) and value.strip():
+            return value
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return str(value)
+    return ""
+
+
+def _date(text: str) -> int:
+    try:
+        return _moment(float(text))
+    except ValueError:
+        pass
+    try:
+        when = datetime.fromisoformat(text.strip()[:40])
+    except ValueError:
+        return 0
+    return _moment((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+
+
+def _moment(seconds: float) -> int:
+    """Seconds since 1970, also of milliseconds or microseconds; 0 where it is no time that a page can show."""
+    for _ in range(2):
+        if abs(seconds) > 1e11:
+            seconds /= 1000.0
+    return int(seconds) if 0 < seconds < 1e11 else 0
+
+
+def _lines(file: BinaryIO, size: int) -> Iterator[bytes | None]:
+    """Lines of the first `size` bytes; None for one that is too long."""
+    left = size
+    while left > 0:
+        line = file.readline(min(left, LARGEST_PART + 1))
+        if not line:
+            return
+        left -= len(line)
+        if len(line) <= LARGEST_PART:
+            yield line
+            continue
+        while left > 0 and not line.endswith(b"\n"):
+            line = file.readline(min(left, LARGEST_PART))
+            if not line:
+                break
+            left -= len(line)
+        yield None
+
+
+def _mbox(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
+    seen: dict[bytes, int] = {}
+    for message in _messages(file, size):
+        if message is None:
+            yield Unreadable("too large")
+            continue
+        digest = hashlib.blake2b(message, digest_size=12).digest()
+        seen[digest] = seen.get(digest, 0) + 1
+        try:
+            yield _message(message, _key(message, seen[digest]))
+        except Unreadable as problem:
+            yield problem
+
+
+def _messages(file: BinaryIO, size: int) -> Iterator[bytes | None]:
+    """Messages between lines that begin with "From " behind an empty one; None for one that is too large."""
+    lines: list[bytes] = []
+    length, empty, begun = 0, True, False
+    for line in _lines(file, size):
+        if line is not None and empty and line.startswith(b"From "):
+            if begun:
+                yield b"".join(lines) if length <= LARGEST_PART else None
+            lines, length, begun = [], 0, True
+            continue
+        length += LARGEST_PART + 1 if line is None else len(line)
+        if length <= LARGEST_PART and line is not None:
+            lines.append(line[1:] if line.startswith(b">From ") else line)
+        elif length > LARGEST_PART:
+            lines = []
+        empty = line is not None and not line.strip()
+    if begun:
+        yield b"".join(lines) if length <= LARGEST_PART else None
+
+
+def _eml(data: bytes, name: str) -> Iterator[Piece]:
+    yield _message(data, "")
+
+
+def _message(data: bytes, part: str) -> Piece:
+    """A mail: its subject, who wrote it to whom, and the text of its parts."""
+    try:
+        message = email.message_from_bytes(data, policy=email.policy.compat32)
+        subject, sender = _one_line(_header(message, "Subject")), _header(message, "From")
+        to = [_header(message, name) for name in ("To", "Cc")]
+        texts, files = _parts_of(message)
+        written = email.utils.parsedate_to_datetime(_header(message, "Date")) if message["Date"] else None
+    except (ValueError, TypeError, IndexError, OverflowError):  # of the date, which may be missing
+        written = None
+    except (RecursionError, LookupError, AttributeError, AssertionError):
+        raise Unreadable("broken mail") from None
+    try:
+        text = clean("\n\n".join([*texts, *files]))
+    except UnboundLocalError:
+        raise Unreadable("broken mail") from None
+    if not subject and not text and not sender:
+        raise Unreadable("broken mail")
+    people = [address.lower() for _, address in email.utils.getaddresses([line[:10_000] for line in to])]
+    author, address = email.utils.parseaddr(sender[:2_000])
+    try:
+        date = _moment(written.timestamp()) if written else 0
+    except (ValueError, OverflowError, OSError):
+        date = 0
+    return Piece(
+        part, "mail", subject or "(no subject)", text, _one_line(author or address), "", date,
+        _one_line(address.lower()), tuple(filter(None, map(_one_line, people[:100]))),
+    )  # fmt: skip
+
+
+def _header(message: email.message.Message, name: str) -> str:
+    value = message.get(name)
+    if value is None:
+        return ""
+    raw = str(value)[:20_000]
+    try:
+        return clean(str(email.header.make_header(email.header.decode_header(raw))))
+    except (ValueError, LookupError):  # an encoding that nobody knows, or bytes that are not in it
+        return clean(raw)
+
+
+def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
+    """(texts, names of what is attached); of a text that comes in two forms the plain one."""
+    texts: list[str] = []
+    files: list[str] = []
+    plain = False
+    for number, part in enumerate(message.walk()):
+        if number >= MOST_PARTS or sum(map(len, texts)) > LARGEST_TEXT:
+            break
+        kind = part.get_content_type()
+        if name := part.get_filename():
+            files.append(_one_line(str(name)))
+        if part.is_multipart() or part.get_content_disposition() == "attachment" or not kind.startswith("text/"):
+            continue
+        if kind == "text/html" and plain:
+            continue
+        payload = part.get_payload(decode=True)
+        if not isinstance(payload, bytes):
+            continue
+        text = _in_charset(payload, part.get_content_charset())
+        if kind == "text/html":
+            text = text_of_markup(text)[1]
+        plain = plain or (kind == "text/plain" and bool(text.strip()))
+        texts.append(text)
+    return texts, files
+
+
+def _in_charset(data: bytes, charset: str | None) -> str:
+    if charset and charset.lower() not in ("us-ascii", "utf-8", "unknown-8bit"):
+        try:
+            return data.decode(charset, "replace")
+        except (LookupError, ValueError):  # a codec that is none, or none of texts
+            pass
+    return decoded(data)
+
+
+def _office(data: bytes, name: str) -> Iterator[Piece]:
+    """Texts of Word, OpenDocument and PowerPoint files: XML in an archive, of which little is unpacked."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            ending = name.rpartition(".")[2].lower()
+            if ending == "pptx":
+                members = sorted(filter(_SLIDES.fullmatch, archive.namelist()[:10_000]), key=lambda n: (len(n), n))
+            else:
+                members = [_OFFICE[ending]]
+            texts, left = [], LARGEST_UNPACKED
+            for member in members:
+                text, used = _xml_text(archive, member, left)
+                texts.append(text)
+                left -= used
+    except Unreadable:
+        raise
+    except Exception:  # whatever an archive that is none leads to
+        raise Unreadable("broken office file") from None
+    text = clean("\n".join(texts))
+    if not text:
+        raise Unreadable("empty")
+    yield Piece("", "file", name, text)
+
+
+_BREAKS = {"p", "h", "tab", "br", "line-break", "table-row", "tr"}
+
+
+def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, int]:
+    pieces: list[str] = []
+    parser = expat.ParserCreate()
+
+    def refuse(*_: object) -> None:
+        raise Unreadable("broken office file")
+
+    def end(name: str) -> None:
+        if name.rpartition(":")[2] in _BREAKS:
+            pieces.append("\n")
+
+    parser.EntityDeclHandler = refuse  # entities of its own are how a small file becomes a large one
+    parser.CharacterDataHandler = pieces.append
+    parser.EndElementHandler = end
+    used = 0
+    with archive.open(member) as file:
+        while block := file.read(1 << 16):
+            used += len(block)
+            if used > most:
+                raise Unreadable("unpacks to too much")
+            parser.Parse(block, False)
+    parser.Parse(b"", True)
+    return "".join(pieces), used
+
+
+def _pdf(data: bytes, name: str) -> Iterator[Piece]:
+    try:
+        from pypdf import PdfReader  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise Unreadable("PDF, for which the package pypdf is not installed") from None
+    try:
+        pages: list[str] = []
+        reader = PdfReader(io.BytesIO(data))
+        for number, page in enumerate(reader.pages):
+            if number >= MOST_PAGES or sum(map(len, pages)) > LARGEST_TEXT:
+                break
+            pages.append(page.extract_text())
+        title = _one_line(str((reader.metadata or {}).get("/Title") or ""))
+    except Exception:  # whatever a PDF that is none leads to
+        raise Unreadable("broken PDF") from None
+    text = clean("\n\n".join(pages))
+    if not text:
+        raise Unreadable("PDF without text")
+    yield Piece("", "file", title or name, text)
+
+
+def _key(data: bytes, number: int) -> str:
+    """Names a part by what it holds, so that it is the same part when others come before it."""
+    return f"{hashlib.blake2b(data, digest_size=12).hexdigest()}-{number}"
+
+
+READERS: dict[str, Callable[[bytes, str], Iterator[Piece]]] = {
+    "text": _text,
+    "markup": _markup,
+    "eml": _eml,
+    "bookmarks": _bookmarks,
+    "office": _office,
+    "pdf": _pdf,
+}
+
+
+def _has_headers(first: bytes) -> bool:
+    return bool(re.match(rb"From [^\n]{1,500}\n[!-9;-~]{1,80}:[ \t]", first))

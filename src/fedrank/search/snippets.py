@@ -1,0 +1,54 @@
+"""The piece of a document's text that shows best why it was found."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
+from fedrank.search.answers import Snippet
+
+WORDS = 32  # of a snippet
+FARTHEST = 60_000  # characters into the text that are looked at
+_WORD = re.compile(r"\w+")
+
+
+def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureSet) -> Snippet:
+    """The stretch with the most different words of the query, the earliest of those, with these words marked."""
+    body = row.words[row.title :]
+    where = np.flatnonzero(np.isin(body, terms.stems))
+    first = max(_best_start(where, body) - 3, 0) if len(where) else 0
+    start, end, number = 0, 0, -1
+    spans = []
+    for number, word in enumerate(_WORD.finditer(text, 0, FARTHEST)):
+        if number < first:
+            continue
+        if number == first:
+            start = word.start()
+        if number >= first + WORDS:
+            break
+        end = word.end()
+        spans.append(word.span())
+    if number < first:  # the text was cut, or is counted differently
+        return Snippet(text[:200])
+    wanted = set(terms.stems.tolist())
+    marked = tuple((a - start, b - start) for a, b in spans if _stem(features, text[a:b]) in wanted)
+    return Snippet(text[start:end].replace("\n", " "), marked)
+
+
+def _best_start(where: np.ndarray, body: np.ndarray) -> int:
+    best, most = int(where[0]), 0
+    for at in where[:200].tolist():
+        inside = where[(where >= at) & (where < at + WORDS - 3)]
+        different = len(set(body[inside].tolist()))
+        if different > most:
+            best, most = at, different
+    return best
+
+
+@lru_cache(maxsize=1 << 16)
+def _stem(features: FeatureSet, word: str) -> int:
+    stems = features.query(word).stems
+    return int(stems[0]) if len(stems) == 1 else -1

@@ -1,0 +1,151 @@
+"""Where documents come from: folders are walked, and every file is opened without following anybody's links.
+
+A folder is held open while its files are read, so that what lies between the root and a file cannot be exchanged for
+a link meanwhile. What is skipped is counted with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrank.search.readers import Piece, Unreadable, clean, format_of, read_pieces
+
+LARGEST_FILE = 32 << 20  # bytes of a file that is one document
+LARGEST_MANY = 1 << 30  # bytes of one with many documents, which is read bit by bit
+DEEPEST = 60  # folders below the root; each is held open
+SKIPPED_FOLDERS = {"node_modules", "__pycache__", "site-packages", "venv"}
+_MAILDIR = {"cur", "new", "tmp"}
+_HAS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FOLDER = _READ | getattr(os, "O_DIRECTORY", 0)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A file or folder that is not read."""
+
+    key: bytes
+    reason: str
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file below a root; it can be read while the walk stands at it."""
+
+    key: bytes  # what it is known by: its path below the root, less what a mail program changes in it
+    path: bytes  # its path below the root, empty where the root is the file
+    size: int
+    modified: int  # nanoseconds since 1970
+    mail: bool  # lies in a Maildir
+    folder: int | None  # handle of its folder, where the system has such
+    full: str
+
+    @property
+    def depth(self) -> int:
+        return self.path.count(b"/")
+
+    def pieces(self, format: str = "") -> Iterator[Piece | Unreadable]:
+        """Its documents; a reason alone where it has none."""
+        name = os.path.basename(self.full)
+        try:
+            handle = os.open(name, _READ, dir_fd=self.folder) if self.folder is not None else os.open(self.full, _READ)
+            with open(handle, "rb") as file:
+                facts = os.fstat(handle)
+                if not stat.S_ISREG(facts.st_mode):
+                    raise Unreadable("no file")
+                first = file.read(4096)
+                file.seek(0)
+                shown = clean(os.fsencode(name).decode("utf-8", "replace"))
+                kind = format or ("eml" if self.mail else format_of(shown, first))
+                if facts.st_size > (LARGEST_MANY if kind in ("mbox", "jsonl") else LARGEST_FILE):
+                    raise Unreadable("too large")
+                if facts.st_size == 0:
+                    raise Unreadable("empty")
+                yield from read_pieces(file, facts.st_size, shown, kind)
+        except Unreadable as problem:
+            yield problem
+        except FileNotFoundError:
+            yield Unreadable("vanished")
+        except PermissionError:
+            yield Unreadable("not allowed")
+        except OSError:
+            yield Unreadable("cannot be read")
+        except (ValueError, RecursionError, MemoryError):  # whatever the text of a stranger leads to
+            yield Unreadable("broken")
+
+
+def walk(root: Path, avoid: Collection[tuple[int, int]] = ()) -> Iterator[FoundFile | Left]:
+    """All files of a root that might be documents, in the order of their names; `avoid` are folders by (device, inode).
+
+    A root may be a single file.
+    """
+    facts = os.stat(root)  # a root may be a link: it was given by the person
+    if stat.S_ISREG(facts.st_mode):
+        yield FoundFile(b"", b"", facts.st_size, facts.st_mtime_ns, False, None, str(root.resolve()))
+    elif stat.S_ISDIR(facts.st_mode):
+        handle = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0)) if _HAS_FOLDERS else None
+        try:
+            yield from _folder(handle, str(root), b"", 0, avoid, False)
+        finally:
+            if handle is not None:
+                os.close(handle)
+    else:
+        yield Left(b"", "no file")
+
+
+def _folder(
+    handle: int | None, full: str, path: bytes, depth: int, avoid: Collection[tuple[int, int]], of_maildir: bool
+) -> Iterator[FoundFile | Left]:
+    try:
+        with os.scandir(full if handle is None else handle) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError:
+        yield Left(path, "cannot be read")
+        return
+    names = {entry.name for entry in entries}
+    maildir = names >= _MAILDIR
+    for entry in entries:
+        below = os.path.join(path, os.fsencode(entry.name))
+        try:
+            facts = entry.stat(follow_symlinks=False)
+        except OSError:
+            yield Left(below, "vanished")
+            continue
+        if stat.S_ISLNK(facts.st_mode):
+            yield Left(below, "link")
+        elif stat.S_ISREG(facts.st_mode):
+            if entry.name.startswith(".") or maildir or (of_maildir and entry.name.startswith("dovecot")):
+                yield Left(below, "hidden")
+                continue
+            key = os.path.join(os.path.dirname(path), below.rpartition(b"/")[2].partition(b":2,")[0])
+            known_by = key if of_maildir else below
+            where = os.path.join(full, entry.name)
+            yield FoundFile(known_by, below, facts.st_size, facts.st_mtime_ns, of_maildir, handle, where)
+        elif not stat.S_ISDIR(facts.st_mode):
+            yield Left(below, "no file")
+        elif (facts.st_dev, facts.st_ino) in avoid:
+            yield Left(below, "fedrank's own")
+        elif maildir and entry.name == "tmp":
+            continue
+        elif (entry.name.startswith(".") and not maildir) or entry.name in SKIPPED_FOLDERS:
+            yield Left(below, "hidden")
+        elif depth >= DEEPEST:
+            yield Left(below, "too deep")
+        else:
+            inner: int | None = None
+            try:
+                if handle is not None:
+                    inner = os.open(entry.name, _FOLDER, dir_fd=handle)
+            except OSError:
+                yield Left(below, "cannot be read")
+                continue
+            try:
+                mails = maildir and entry.name in ("cur", "new")
+                yield from _folder(inner, os.path.join(full, entry.name), below, depth + 1, avoid, mails)
+            finally:
+                if inner is not None:
+                    os.close(inner)
