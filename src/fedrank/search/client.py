@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -677,6 +677,12 @@ class SearchClient:
             raise SearchError(f"order {order}: there is drawn, fixed and engine")
         with self._turn, self.store.writing():
             self.store.set(order=order)
+
+    @property
+    def order(self) -> Order:
+        """How results are ordered now."""
+        with self._turn:
+            return cast(Order, self.store.setting("order", "drawn"))
 
     def encoder_setting(self, path: str | os.PathLike[str] | None) -> None:
         """Use the encoder in this ONNX file for the features "latent", which are 0 without; None: no longer.
