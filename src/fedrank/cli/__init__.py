@@ -15,6 +15,7 @@ import typer
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
+from fedrank.cli.search import search_app
 from fedrank.cli.shared import (
     AnswerFile,
     Changes,
@@ -62,6 +63,7 @@ app.add_typer(silo_app, name="silo")
 app.add_typer(trees_app, name="trees")
 app.add_typer(papers_app, name="papers")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(search_app, name="search")
 
 
 @app.command(

@@ -1,0 +1,250 @@
+"""`fedrank search`: one person's documents, searched on this machine, in an order that their clicks teach."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedrank.cli.shared import new_console, note, progress, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedrank.search.answers import SearchStatus
+    from fedrank.search.client import SearchClient
+
+search_app = typer.Typer(
+    help="Search your own documents on this machine; the order learns from what you open, and nothing leaves.",
+    no_args_is_help=True,
+)
+Home = Annotated[
+    Path | None,
+    typer.Option("--folder", envvar="FEDRANK_SEARCH", help="Where everything is kept; your data folder if not given."),
+]
+Port = Annotated[int, typer.Option(min=0, max=65_535, help="Of the page; 0: any that is free.")]
+Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in your browser.")]
+
+
+@search_app.command(
+    "index",
+    epilog="Examples:  fedrank search index ~/Documents ~/Mail --bookmarks bookmarks.html  ·  again, what changed:  "
+    "fedrank search index",
+)
+def search_index(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders, mail (mbox, Maildir, .eml), JSONL; those of earlier times if not given."),
+    ] = None,
+    bookmarks: Annotated[
+        list[Path] | None, typer.Option(help="A browser's exported bookmarks; may be repeated.")
+    ] = None,
+    encoder: Annotated[
+        Path | None, typer.Option(help="A text encoder of your own as an ONNX file, for two more features.")
+    ] = None,
+    folder: Home = None,
+) -> None:
+    """Read documents, or what changed in them since the last time. May be stopped and goes on where it was."""
+    console = new_console()
+    with _client(folder) as client:
+        if encoder is not None:
+            client.encoder_setting(encoder)
+        with progress(console) as tell:
+            done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
+        say(
+            console,
+            f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
+            f"{done.unchanged:,} of {done.files:,} files as before; {done.seconds:.1f} s",
+        )
+        if done.skipped:
+            say(console, f"Skipped: {_counts(done.skipped)}")
+        if not done.documents:
+            note("there is nothing to search; name a folder, such as fedrank search index ~/Documents")
+        say(console, f"Search them: fedrank search serve{_same(folder)}")
+
+
+@search_app.command("serve", epilog="Examples:  fedrank search serve  ·  fedrank search serve --port 8080 --no-browser")
+def search_serve(port: Port = 0, browser: Browser = True, folder: Home = None) -> None:
+    """Open the page, on this machine only, by a link that works once; until Ctrl-C."""
+    console = new_console()
+    with _client(folder, serve=True) as client:
+        _serve(client, console, port, browser)
+
+
+@search_app.command("status", epilog="Examples:  fedrank search status  ·  fedrank search status --json")
+def search_status(
+    json: Annotated[bool, typer.Option("--json", help="All numbers, as JSON.")] = False, folder: Home = None
+) -> None:
+    """Documents, searches, clicks, what was learned, which model is in use, and every byte that ever left."""
+    with _client(folder) as client:
+        status = client.status()
+    if json:
+        typer.echo(status.as_json())
+    else:
+        _tell(status, new_console())
+
+
+@search_app.command(
+    "forget",
+    epilog="Examples:  fedrank search forget --query 'night train'  ·  fedrank search forget --since 2026-01-31  ·  "
+    "fedrank search forget --all",
+)
+def search_forget(
+    query: Annotated[str | None, typer.Option(help="Searches with this text.")] = None,
+    document: Annotated[int | None, typer.Option(help="A document by its number, and every click on it.")] = None,
+    since: Annotated[str | None, typer.Option(help="All searches since this day, such as 2026-01-31.")] = None,
+    all: Annotated[bool, typer.Option("--all", help="Documents, searches, clicks and the model.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, with --all.")] = False,
+    folder: Home = None,
+) -> None:
+    """Delete rows. What the model learned from them stays in its weights until fedrank search learn reset."""
+    if (query is not None) + (document is not None) + (since is not None) + all != 1:
+        raise ValueError("nothing was deleted: give one of --query, --document, --since and --all")
+    moment = None if since is None else _moment(since)
+    if all and not yes:
+        typer.confirm("Delete the index, all searches and clicks, and what was learned?", abort=True)
+    with _client(folder) as client:
+        gone = client.forget(query=query, document=document, since=moment, everything=all)
+    say(new_console(), f"{gone}")
+
+
+@search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
+def search_learn(
+    setting: Annotated[str, typer.Argument(help="on; off: nothing is recorded; reset: the model as at first.")],
+    folder: Home = None,
+) -> None:
+    """Learn from clicks or not, or forget what was learned."""
+    said: dict[str, tuple[Literal["on", "off", "reset"], str]] = {
+        "on": ("on", "Learning is on: searches and clicks are recorded here, and the order learns from them."),
+        "off": ("off", "Learning is off: no search and no click is recorded."),
+        "reset": ("reset", "The model is as it was at first. Searches and clicks stay: see fedrank search forget."),
+    }
+    if setting not in said:
+        raise ValueError(f"{setting!r} is not one of on, off, reset; nothing was changed")
+    chosen, sentence = said[setting]
+    with _client(folder) as client:
+        client.learn_setting(chosen)
+    say(new_console(), sentence)
+
+
+@search_app.command("export", epilog="Example:  fedrank search export --ubi my-searches")
+def search_export(
+    ubi: Annotated[Path, typer.Option(help="Folder for ubi_queries.jsonl and ubi_events.jsonl.")], folder: Home = None
+) -> None:
+    """Write all searches and clicks as User Behavior Insights 1.3, as fedrank logs build reads them."""
+    with _client(folder) as client:
+        written = client.export_ubi(ubi)
+    console = new_console()
+    say(console, f"{written.queries}: {written.searches:,} searches")
+    say(console, f"{written.events}: {written.clicks:,} clicks")
+
+
+@search_app.command("demo", epilog="Example:  fedrank search demo")
+def search_demo(
+    out: Annotated[Path, typer.Option(help="Folder for the made-up documents and their index.")] = Path("search-demo"),
+    port: Port = 0,
+    browser: Browser = True,
+) -> None:
+    """A made-up mailbox, notes and bookmarks with six weeks of searches, and the page to try at once."""
+    from fedrank.search.demo import HINT, make_demo
+
+    console = new_console()
+    with progress(console) as tell:
+        store = make_demo(out, time.time(), tell)
+    say(console, f"Made-up documents: {out / 'documents'}; to remove all of it, delete {out}")
+    with _client(store, serve=True) as client:
+        _serve(client, console, port, browser, HINT)
+
+
+def default_folder() -> Path:
+    """Where this system keeps what belongs to a person's programs."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "fedrank" / "search"
+
+
+def _client(folder: Path | None, serve: bool = False) -> SearchClient:
+    from fedrank.search.client import SearchClient
+
+    return SearchClient.open(folder or default_folder(), serve=serve)
+
+
+def _serve(client: SearchClient, console: Console, port: int, browser: bool, hint: str = "") -> None:
+    from fedrank.search.serve import serve
+
+    def ready(link: str) -> None:
+        say(console, f"Open {link}")
+        say(console, "This link works once, in one browser. Ctrl-C ends it.")
+        if browser:
+            _browse(link)
+
+    serve(client, port, hint, ready)
+    say(console, "Ended; everything that was answered is kept.")
+
+
+def _browse(link: str) -> None:
+    import threading
+    import webbrowser
+
+    # A browser of the terminal would keep the page from being served.
+    threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
+
+
+def _tell(status: SearchStatus, console: Console) -> None:
+    from fedrank.search.render import moment, size
+
+    lines = [
+        ("Documents", f"{status.documents:,}" + (f" ({_counts(status.kinds)})" if status.kinds else "")),
+        ("From", ", ".join(status.roots) or "nowhere yet: fedrank search index ~/Documents"),
+        ("Skipped", _counts(status.skipped) or "nothing"),
+        ("Searches", f"{status.searches:,}" + (f" ({_counts(status.impressions)})" if status.impressions else "")),
+        ("Clicks", f"{status.clicks:,}, and {status.bounced:,} taken back within five seconds"),
+        ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order {status.order}"),
+        ("Model", f"{status.model}; features {status.feature_set}"),
+    ]
+    changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5]
+    if status.learned_from:
+        told = ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)
+        lines.append(("Changed most", told))
+    if status.weeks:
+        week = status.weeks[-1]
+        lines.append(
+            ("Last week", f"{week.searches:,} searches, {week.first:,} clicked at the top, {week.clicked:,} at all")
+        )
+    if status.replay:
+        told = ", ".join(f"{name} {value:.3f}" for name, value in status.replay.items())
+        lines.append(("Clicked, 1/log2", told))
+    if status.interleaved:
+        lines.append(("On trial", ", ".join(f"{name} {value:g}" for name, value in status.interleaved.items())))
+    lines.append(("Kept in", f"{status.folder}, {size(status.disk_bytes)}"))
+    lines.append(("Left", f"{status.sent_bytes:,} bytes" + ("" if status.sent else ": nothing, ever")))
+    lines += [("", f"{moment(one.time)} to {one.to}: {one.what}, {one.bytes:,} bytes") for one in status.sent]
+    wide = max(len(name) for name, _ in lines) + 2
+    for name, text in lines:
+        say(console, f"{name:{wide}}{text}")
+    for text in status.notes:
+        note(text)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def _moment(day: str) -> int:
+    try:
+        return int(datetime.fromisoformat(day).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"--since {day!r} is not a day; nothing was deleted; write it as 2026-01-31") from None
+
+
+def _same(folder: Path | None) -> str:
+    return "" if folder is None else f" --folder {folder}"

@@ -1,0 +1,43 @@
+"""Opening the original of a document with the system's own program; only ever because somebody clicked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+OpensOriginal = Callable[[str], str]  # from a path to what became of it, one of `web.NOTES`
+
+# To open one of these is to run it, on some system.
+RUNS = {
+    *(".action", ".app", ".bat", ".cmd", ".com", ".command", ".cpl", ".desktop", ".exe", ".fileloc", ".hta"),
+    *(".inetloc", ".jar", ".js", ".jse", ".lnk", ".msi", ".pif", ".ps1", ".reg", ".scpt", ".scr", ".service"),
+    *(".terminal", ".tool", ".url", ".vbe", ".vbs", ".webloc", ".workflow", ".wsf", ".wsh"),
+}
+
+
+def open_original(path: str) -> str:
+    """Hand a file to the system, unless that could run it as a program."""
+    if not path or not os.path.isabs(path):
+        return "no-original"
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):
+        return "vanished"
+    if not stat.S_ISREG(facts.st_mode):
+        return "no-original"
+    if Path(path).suffix.lower() in RUNS or (os.name == "posix" and facts.st_mode & 0o111):
+        return "program"
+    if sys.platform == "win32":
+        os.startfile(path)
+        return "opened"
+    opener = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
+    if opener is None:
+        return "no-opener"
+    silent = subprocess.DEVNULL
+    subprocess.Popen([opener, path], stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    return "opened"

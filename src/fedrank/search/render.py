@@ -1,0 +1,100 @@
+"""The pages as text: templates with everything escaped, and how dates, sizes and marked words are written."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fedrank.search import pictures
+from fedrank.search.answers import Snippet
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
+ORDERS = {
+    "drawn": ("learned", "What was learned, with a little chance among close results; clicks teach."),
+    "fixed": ("fixed", "What was learned so far, always the same; clicks are noted and teach nothing."),
+    "engine": ("engine", "The search engine's own order; clicks are noted and teach nothing."),
+}
+
+
+def render(template: str, **values: Any) -> bytes:
+    """A page. Whatever half a character a document or a name holds, it can be sent."""
+    return _environment().get_template(template).render(**values).encode("utf-8", "replace")
+
+
+@cache
+def part(name: str) -> bytes:
+    """A file that pages load: one of `style.css`, `dwell.js`, `icon.svg`."""
+    return files("fedrank.search").joinpath("pages", name).read_bytes()
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fedrank", "search/pages"),
+        autoescape=True,  # titles, texts, names and queries come from anybody
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
+    environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.Scale.over}
+    environment.globals |= {"week_bar": pictures.week_bar, "split": pictures.split, "meanings": meanings()}
+    return environment
+
+
+def meanings() -> dict[str, str]:
+    """What each feature is, in a sentence."""
+    from fedrank.data.live_features import NAMED
+
+    return {feature.name: feature.meaning for feature in NAMED}
+
+
+def day(seconds: float) -> str:
+    """A date; nothing where it is not known or no calendar has it."""
+    return _time("%Y-%m-%d", seconds)
+
+
+def moment(seconds: float) -> str:
+    return _time("%Y-%m-%d %H:%M", seconds)
+
+
+def _time(form: str, seconds: float) -> str:
+    try:
+        return time.strftime(form, time.localtime(seconds)) if seconds else ""
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def size(count: float) -> str:
+    """Bytes, as people read them."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
+
+
+def short(text: str, most: int) -> str:
+    """A text that must not push everything else aside."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def marked(snippet: Snippet) -> Markup:
+    """The snippet with its words marked, and everything escaped."""
+    from markupsafe import Markup, escape
+
+    pieces, at = [], 0
+    for start, end in sorted(snippet.marked):
+        if at <= start < end <= len(snippet.text):
+            pieces += [escape(snippet.text[at:start]), Markup("<mark>"), escape(snippet.text[start:end])]
+            pieces.append(Markup("</mark>"))
+            at = end
+    return Markup("").join([*pieces, escape(snippet.text[at:])])

@@ -1,0 +1,371 @@
+"""The page: what a browser may ask for, and what it gets. Plain forms and links; only dwell time needs a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from urllib.parse import parse_qsl
+
+from fedrank.search.answers import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
+from fedrank.search.client import SearchClient
+from fedrank.search.door import ENTER, Door, ahead
+from fedrank.search.original import OpensOriginal, open_original
+from fedrank.search.render import part, render
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LONGEST_FORM = 1 << 20  # bytes
+PART = 200_000  # characters of a document on one page
+DRAWN_CAUSES = 6
+HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "x-dns-prefetch-control": "off",  # links of bookmarks are not looked up before somebody clicks
+    "referrer-policy": "same-origin",  # with no-referrer, browsers would hide the origin of our own forms from us
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",  # nothing of it stays in the browser, and going back asks us again
+}
+PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
+NOTES = {
+    "forgotten": "Deleted: {} searches, {} clicks, {} documents.",
+    "on": "Learning is on.",
+    "off": "Learning is off: no search and no click is recorded.",
+    "reset": "The model is as it was at first.",
+    "order": "The order is set.",
+    "opened": "The original was handed to your system.",
+    "no-original": "There is no original to open.",
+    "program": "This file could run as a program, so it was not opened. Its place is shown below.",
+    "no-opener": "Your system has no command to open files with. Its place is shown below.",
+    "vanished": "The original is no longer there.",
+}
+
+Form = Mapping[str, str]
+
+
+class Site(NamedTuple):
+    """What every page needs."""
+
+    client: SearchClient
+    door: Door
+    open: OpensOriginal
+    hint: str  # a sentence below the search box of the first page
+
+
+def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
+    """The whole page as an application that a server runs."""
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    site = Site(client, door, opens, hint)
+
+    def get(path: str, answer: Callable[[Site, Request], Response]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await _in_thread(answer, site, request)
+
+        return Route(path, endpoint, methods=["GET"])
+
+    def post(path: str, answer: Callable[[Site, Request, Form], Response]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            form = await _form(request)
+            return await _in_thread(answer, site, request, form)
+
+        return Route(path, endpoint, methods=["POST"])
+
+    app = Starlette(
+        routes=[
+            get("/", _home),
+            get(ENTER + "{token}", _enter),
+            *(get(f"/{name}", _part) for name in PARTS),
+            post("/search", _search),
+            get("/results/{impression}", _results),
+            get("/results/{impression}/why", _why),
+            get("/results/{impression}/open/{place}", _open),
+            post("/results/{impression}/bounced/{place}", _bounced),
+            get("/documents/{document}", _document),
+            post("/documents/{document}/original", _original),
+            get("/status", _status),
+            post("/learn", _learn),
+            post("/order", _order),
+            post("/forget", _forget),
+        ],
+        exception_handlers=_problems(),
+    )
+    return _Guard(app, door)
+
+
+class _Guard:
+    """Before every page: who asks, and from where; after it: the headers that all answers have."""
+
+    def __init__(self, app: Starlette, door: Door) -> None:
+        self._app, self._door = app, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.responses import PlainTextResponse
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *(pair for pair in more if pair[0] not in given)]
+            await send(message)
+
+        answer: ASGIApp = self._app
+        if (refusal := self._door.refuses(scope["method"], scope["path"], scope["headers"])) is not None:
+            answer = PlainTextResponse(f"{refusal.status}: {refusal.reason}\n", refusal.status)
+        elif ahead(scope["headers"]):  # refused, so that a browser asks again once somebody clicks
+            answer = PlainTextResponse("503: nothing is shown before somebody clicks\n", 503)
+        await answer(scope, receive, sealed)
+
+
+def _home(site: Site, request: Request) -> Response:
+    _no_head(request)
+    return _html("home.html", status=site.client.status(), hint=site.hint, note=_note(request))
+
+
+def _enter(site: Site, request: Request) -> Response:
+    _no_head(request)
+    response = _see_other("/")
+    if site.door.knows(request.scope["headers"]):  # a reload
+        return response
+    session = site.door.enter(request.path_params["token"])
+    if session is None:
+        return _message(401, "This link was used before, or is not ours. End fedrank search serve and start it again.")
+    response.set_cookie(site.door.cookie, session, path="/", httponly=True, samesite="strict")
+    return response
+
+
+def _part(site: Site, request: Request) -> Response:
+    from starlette.responses import Response
+
+    name = request.url.path.removeprefix("/")
+    return Response(part(name), media_type=PARTS[name])
+
+
+def _search(site: Site, request: Request, form: Form) -> Response:
+    query = form.get("q", "")
+    if not query.strip():
+        return _see_other("/")
+    if form.get("order"):
+        site.client.order_setting(_one_of(form["order"], Order, "an order"))
+    kind = form.get("kind") or None
+    filters = Filters(
+        None if kind is None else _one_of(kind, Kind, "a kind"), _since(form.get("since", "")), _until(form)
+    )
+    shown = site.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "a way to sort"))
+    return _see_other(f"/results/{shown.impression}")
+
+
+def _results(site: Site, request: Request) -> Response:
+    _no_head(request)
+    shown = site.client.shown(_number(request, "impression"), _whole(request.query_params.get("page", "1")))
+    return _html("results.html", shown=shown, order=site.client.order, note=_note(request))
+
+
+def _open(site: Site, request: Request) -> Response:
+    impression, place = _number(request, "impression"), _number(request, "place")
+    document = site.client.open_document(impression, place, click=request.method == "GET")
+    return _show(request, document, impression, place)
+
+
+def _document(site: Site, request: Request) -> Response:
+    return _show(request, site.client.document(_number(request, "document")))
+
+
+def _show(request: Request, document: Document, impression: int = 0, place: int = 0) -> Response:
+    """A document as text, however long: in parts."""
+    parts = max(-(-len(document.text) // PART), 1)
+    at = _whole(request.query_params.get("part", "1"))
+    if not 1 <= at <= parts:
+        raise NotFound(f"no part {at}")
+    text = document.text[(at - 1) * PART : at * PART]
+    return _html(
+        "document.html", document=document, text=text, part=at, parts=parts, impression=impression, place=place,
+        note=_note(request),
+    )  # fmt: skip
+
+
+def _bounced(site: Site, request: Request, form: Form) -> Response:
+    from starlette.responses import Response
+
+    site.client.bounced(_number(request, "impression"), _number(request, "place"))
+    return Response(status_code=204)
+
+
+def _original(site: Site, request: Request, form: Form) -> Response:
+    id = _number(request, "document")
+    return _see_other(f"/documents/{id}?note={site.open(site.client.document(id).original)}")
+
+
+def _why(site: Site, request: Request) -> Response:
+    _no_head(request)
+    impression = _number(request, "impression")
+    explained = site.client.why(impression)
+    shares = [cause.share for one in explained for cause in one.causes]
+    return _html("why.html", impression=impression, explained=explained, shares=shares, most=DRAWN_CAUSES)
+
+
+def _status(site: Site, request: Request) -> Response:
+    _no_head(request)
+    status = site.client.status()
+    changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
+    span = [value for one in changed for value in (one.start, one.now)]
+    return _html("status.html", status=status, changed=changed, span=span, note=_note(request))
+
+
+def _learn(site: Site, request: Request, form: Form) -> Response:
+    setting = _one_of(form.get("setting", ""), Literal["on", "off", "reset"], "a setting")
+    site.client.learn_setting(setting)
+    return _see_other(f"/status?note={setting}")
+
+
+def _order(site: Site, request: Request, form: Form) -> Response:
+    site.client.order_setting(_one_of(form.get("order", ""), Order, "an order"))
+    return _see_other("/status?note=order")
+
+
+def _forget(site: Site, request: Request, form: Form) -> Response:
+    what: dict[str, Any]
+    match form.get("what"):
+        case "query":
+            what = {"query": form.get("query", "")}
+        case "document":
+            what = {"document": _whole(form.get("document", ""))}
+        case "since":
+            what = {"since": _since(form.get("since", ""))}
+        case "everything" if form.get("sure", "").strip().lower() == "everything":
+            what = {"everything": True}
+        case _:
+            raise SearchError("nothing was deleted: type the word everything into the box if you mean it")
+    if what.get("since", 0) is None:
+        raise SearchError("nothing was deleted: choose a day")
+    gone = site.client.forget(**what)
+    return _see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
+
+
+def _problems() -> dict[Any, Callable[[Request, Exception], Response]]:
+    """Every problem as a page of one sentence."""
+    from starlette.exceptions import HTTPException
+
+    def of_http(request: Request, problem: Exception) -> Response:
+        assert isinstance(problem, HTTPException)
+        told = {404: "There is no such page.", 405: "This cannot be asked for in this way.", 413: "That is too much."}
+        return _message(problem.status_code, told.get(problem.status_code, problem.detail))
+
+    return {
+        HTTPException: of_http,
+        NotFound: lambda request, problem: _message(404, "There is no such search, place or document."),
+        Gone: lambda request, problem: _message(410, "This document was there, and has been removed since."),
+        SearchError: lambda request, problem: _message(400, str(problem)),
+        OSError: lambda request, problem: _message(503, _told(problem)),
+    }
+
+
+def _told(problem: Exception) -> str:
+    from fedrank.files import told
+
+    return told(problem)
+
+
+def _html(template: str, status_code: int = 200, **values: Any) -> Response:
+    from starlette.responses import HTMLResponse
+
+    return HTMLResponse(render(template, **values), status_code)
+
+
+def _message(status_code: int, text: str) -> Response:
+    return _html("message.html", status_code, text=text, code=status_code)
+
+
+def _see_other(where: str) -> Response:
+    from starlette.responses import RedirectResponse
+
+    return RedirectResponse(where, 303)
+
+
+def _no_head(request: Request) -> None:
+    """A page that might change something when it is shown is not shown to those who want its headers only."""
+    from starlette.exceptions import HTTPException
+
+    if request.method == "HEAD":
+        raise HTTPException(405)
+
+
+def _note(request: Request) -> str:
+    """What was just done: one of our own sentences, with numbers at most."""
+    form = NOTES.get(request.query_params.get("note", ""), "")
+    numbers = [text for text in request.query_params.getlist("n") if re.fullmatch(r"[0-9]{1,12}", text)]
+    return form.format(*(f"{int(text):,}" for text in numbers)) if form.count("{}") == len(numbers) else ""
+
+
+def _number(request: Request, name: str) -> int:
+    return _whole(request.path_params[name])
+
+
+def _whole(text: str) -> int:
+    """A number that a row may have; whatever else stands in an address leads nowhere."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise NotFound(text)
+    return int(text)
+
+
+def _one_of(text: str, kinds: Any, what: str) -> Any:
+    if text not in get_args(kinds):
+        raise SearchError(f"{text!r} is not {what}; there are {', '.join(get_args(kinds))}")
+    return text
+
+
+def _since(text: str) -> int | None:
+    """The beginning of a day, here; None without one."""
+    return None if not text else _seconds(_date(text))
+
+
+def _until(form: Form) -> int | None:
+    text = form.get("until", "")
+    return None if not text else _seconds(_date(text) + timedelta(days=1))
+
+
+def _date(text: str) -> date:
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        raise SearchError(f"{text!r} is not a day; write it as 2024-12-31") from None
+    if not 1900 <= day.year <= 9000:
+        raise SearchError(f"{text!r} is not a day that documents have; write it as 2024-12-31")
+    return day
+
+
+def _seconds(day: date) -> int:
+    return int(datetime(day.year, day.month, day.day).timestamp())
+
+
+async def _form(request: Request) -> Form:
+    """The fields of a form, the first of each name; bytes that are no text become a replacement character."""
+    from starlette.exceptions import HTTPException
+
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LONGEST_FORM:
+            raise HTTPException(413)
+    try:
+        pairs = parse_qsl(body.decode("ascii", "replace"), keep_blank_values=True, errors="replace", max_num_fields=50)
+    except ValueError:
+        raise HTTPException(413) from None
+    return dict(reversed(pairs))
+
+
+async def _in_thread(answer: Callable[..., Response], *given: Any) -> Response:
+    """Searching takes milliseconds: others are answered meanwhile."""
+    from starlette.concurrency import run_in_threadpool
+
+    run = cast(Callable[..., Awaitable["Response"]], run_in_threadpool)
+    return await run(answer, *given)
