@@ -57,11 +57,13 @@ class FoundFile:
                 facts = os.fstat(handle)
                 if not stat.S_ISREG(facts.st_mode):
                     raise Unreadable("no file")
+                if facts.st_size > LARGEST_MANY:
+                    raise Unreadable("too large")
                 first = file.read(4096)
                 file.seek(0)
                 shown = clean(os.fsencode(name).decode("utf-8", "replace"))
                 kind = format or ("eml" if self.mail else format_of(shown, first))
-                if facts.st_size > (LARGEST_MANY if kind in ("mbox", "jsonl") else LARGEST_FILE):
+                if facts.st_size > LARGEST_FILE and kind not in ("mbox", "jsonl"):
                     raise Unreadable("too large")
                 if facts.st_size == 0:
                     raise Unreadable("empty")

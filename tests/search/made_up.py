@@ -1,0 +1,42 @@
+"""A made-up desk for tests of the search client: a clock, a folder of documents, an opened client."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from fedrank.search.client import SearchClient
+
+FRUIT = ("apple", "pear", "plum", "cherry", "quince", "fig", "lemon", "grape", "melon", "peach")
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def write_documents(folder: Path, count: int = 40) -> Path:
+    """Documents about two fruits each, all of which mention an orchard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in range(count):
+        one, two = FRUIT[n % 10], FRUIT[(3 * n + 1) % 10]
+        text = f"The orchard grows {one} and {two}. " * (1 + n % 4) + f"Row {n} has water and shade. " * (n % 3)
+        (folder / f"row{n:03}.txt").write_text(text)
+    return folder
+
+
+@contextlib.contextmanager
+def opened(folder: Path, clock: Clock | None = None, count: int = 40):
+    """A client with made-up documents below `folder`."""
+    documents = write_documents(folder / "documents", count)
+    with SearchClient.open(folder / "store", clock=clock or Clock()) as client:
+        client.index([documents])
+        yield client

@@ -1,0 +1,428 @@
+"""Lists, clicks, states and learning: the live client does what a simulated one does, and a person stays in charge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrank import kernels
+from fedrank.data.ranking import RankingData
+from fedrank.federate.client import Simulated
+from fedrank.rank.users import USERS
+from fedrank.search.answers import Filters, Gone, NotFound
+from fedrank.search.client import SearchClient
+from fedrank.search.impressions import (
+    LEARNER,
+    Recorded,
+    best_order,
+    draw,
+    draw_more,
+    learn,
+    pack_features,
+    stream_of,
+    unpack_features,
+)
+from fedrank.seeds import Chance
+from fedrank.types import Crowd, Impression, OwnChance
+from tests.search.made_up import FRUIT, Clock, opened
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """A store with documents and nothing else, to be copied."""
+    folder = tmp_path_factory.mktemp("indexed")
+    with opened(folder):
+        pass
+    return folder / "store"
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def client(indexed, tmp_path, clock):
+    import shutil
+
+    shutil.copytree(indexed, tmp_path / "store")
+    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+        yield client
+
+
+def state(client, impression):
+    return client.rows.get(impression).state
+
+
+def weights(client):
+    return client.rows.model()[1]
+
+
+def fixed_order(client, query):
+    """Documents as the model alone orders them; nothing is recorded."""
+    client.learn_setting("off")
+    found = client.search(query)
+    client.learn_setting("on")
+    return [result.id for result in found.results]
+
+
+def crowd_of(data: RankingData, user: str) -> Crowd:
+    """One simulated client that takes its queries in order."""
+    count, tables = len(data.offsets) - 1, USERS[user][2]
+    one = np.zeros(1, np.int32)
+    return Crowd(
+        data=data, ids=np.zeros(1, np.int64), pool=one, interactions=np.array([count]),
+        queries=np.arange(count, dtype=np.int32), pools=np.array([0, count]), at=np.zeros(1, np.int64), view=one,
+        judged=one, user=one, malicious=np.zeros(1, bool), grades=data.grades[None],
+        ideal=kernels.measures.ideal_dcg(data.grades[None], data.offsets, 10),
+        click=np.array([tables.click]), stop=np.array([tables.stop]), attention=np.ones((1, 10)), user_names=(user,),
+        shared=np.empty(0, np.int32),
+    )  # fmt: skip
+
+
+def test_a_live_client_with_a_simulated_person_learns_what_a_simulated_client_learns(client, clock):
+    """Draw for draw: the same lists, and the same weights to the last bit."""
+    chance = next(c for c in (Chance(seed, 1) for seed in range(9)) if int(c.key("learn")) < 1 << 62)
+    key = int(chance.key("learn"))
+    with client.store.writing():
+        client.store.set(chance=key)
+    start, tables = weights(client), USERS["navigational"][2]
+    click, stop = np.array(tables.click), np.array(tables.stop)
+    live = []
+    for number in range(25):
+        clock.wait(20)
+        found = client.search(f"orchard {FRUIT[number % 10]} {FRUIT[number % 7]} water")
+        one = client.rows.get(found.impression)
+        grades = (one.candidates % 3 == 0).astype(np.int8)
+        clicked = np.empty(len(one.shown), bool)
+        kernels.show.read_and_click(
+            grades, one.shown, len(one.shown), click, stop, np.ones(10), stream_of(key, number), clicked
+        )
+        for place in np.flatnonzero(clicked).tolist():
+            client.open_document(found.impression, place)
+        live.append((one, grades))
+    clock.wait(3600)
+    assert client.status().learned_from > 10
+    learned = weights(client)
+
+    features = [client.rows.scaled(one.raw) for one, _ in live]
+    data = RankingData(
+        np.concatenate(features),
+        np.concatenate([grades for _, grades in live]),
+        np.cumsum([0, *map(len, features)]),
+        np.arange(len(live)).astype(str),
+        top_grade=1,
+    )
+    crowd = crowd_of(data, "navigational")
+    updates = LEARNER(start, crowd, chance).updates
+    np.testing.assert_array_equal((learned - start).astype(np.float32), updates[0])
+
+    lists = []
+
+    class Watched(Simulated):
+        def drawn(self, weights, number):
+            one = super().drawn(weights, number)
+            lists.append(one.shown)
+            return one
+
+    own = OwnChance(chance, 0)
+    again = LEARNER.from_impressions(start.astype(np.float32), Watched(crowd, own, LEARNER), own)
+    np.testing.assert_array_equal(again.updates, updates)
+    for (one, _), shown in zip(live, lists, strict=True):
+        np.testing.assert_array_equal(one.shown, shown)
+
+
+def test_what_was_recorded_is_what_was_scored(client):
+    found = client.search("orchard apple")
+    one = client.rows.get(found.impression)
+    master = weights(client)
+    scores = np.empty(len(one.candidates), np.float32)
+    kernels.rankers.score(master.astype(np.float32), 0, client.rows.scaled(one.raw), 0, len(scores), scores)
+    np.testing.assert_array_equal(scores, one.scores)
+    assert one.raw.shape == (len(one.candidates), 34) and one.raw.min() >= 0 and one.raw.max() <= 1
+
+
+def test_features_are_packed_without_loss_and_small():
+    raw = np.random.default_rng(1).random((100, 34)).round(2).astype(np.float16)
+    np.testing.assert_array_equal(unpack_features(pack_features(raw), 100), raw)
+    assert unpack_features(pack_features(np.zeros((0, 34), np.float16)), 0).size == 0
+
+
+def test_an_impression_takes_less_than_five_kilobytes(client):
+    found = client.search("orchard water shade apple")
+    sizes = client.store.one(
+        "SELECT length(candidates) + length(scores) + length(shown) + length(features) + length(query) + length(terms) "
+        "FROM impressions WHERE id = ?",
+        found.impression,
+    )
+    assert sizes[0] * 100 / found.candidates < 5_000  # of as many candidates as there may be
+
+
+def test_asking_again_gives_the_same_list_and_no_second_impression(client):
+    found = client.search("orchard")
+    assert client.shown(found.impression) == found
+    assert client.status().searches == 1
+
+
+def test_a_click_counts_once_and_a_prefetch_never(client, clock):
+    found = client.search("orchard")
+    client.open_document(found.impression, 1, click=False)
+    assert state(client, found.impression) == "shown"
+    first = client.open_document(found.impression, 1)
+    clock.wait(1)
+    assert client.open_document(found.impression, 1) == first
+    assert first.id == found.results[1].id
+    (click,) = client.rows.clicks(found.impression)
+    assert click.time == clock.now - 1 and state(client, found.impression) == "opened"
+
+
+def test_page_two_is_drawn_from_the_rest_once_in_the_same_impression(client):
+    found = client.search("orchard")
+    assert found.pages == 4
+    second = client.shown(found.impression, 2)
+    assert [result.place for result in second.results] == list(range(10, 20))
+    assert not {result.id for result in second.results} & {result.id for result in found.results}
+    assert client.shown(found.impression, 2) == second
+    last = client.shown(found.impression, 4)
+    assert len(client.rows.get(found.impression).shown) == 40 and len(last.results) == 10
+    assert client.shown(found.impression, 1).results == found.results
+    assert client.status().searches == 1
+    with pytest.raises(NotFound):
+        client.shown(found.impression, 5)
+
+
+def test_two_pages_are_one_list_drawn_without_replacement():
+    """Lists of two pages come as often as one Plackett-Luce list of both; the first place is kept on page 1 alone."""
+    scores = np.array([0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.3, 0.15], np.float32)
+    times = np.zeros(12)
+    for number in range(4_000):
+        _, shown = draw(np.ones(1, np.float32), scores[:, None].copy(), LEARNER, stream_of(5, number))
+        both = np.concatenate([shown, draw_more(scores, shown, LEARNER, stream_of(5, number, 2))])
+        assert sorted(both.tolist()) == list(range(12))
+        times[both[0]] += 1
+    rates = np.exp(scores / LEARNER.temperature)
+    expected = (1 - LEARNER.keep) * rates / rates.sum()
+    expected[10] += LEARNER.keep
+    np.testing.assert_allclose(times / 4_000, expected, atol=0.02)
+
+
+def test_equal_documents_gain_nothing_over_each_other_on_average():
+    """The first of two equal documents is kept in its place most of the time, and is not preferred for it."""
+    features = np.eye(2, dtype=np.float32)  # told apart by features of weight 0
+    scores, total, size = np.zeros(2, np.float32), np.zeros(2), 0.0
+    for shown, listed in (([0, 1], (1 + LEARNER.keep) / 2), ([1, 0], (1 - LEARNER.keep) / 2)):
+        for clicked, chance in (([True, False], 0.5), ([False, True], 0.25)):  # reads from the top, leaves at a click
+            change = np.zeros(2)
+            learn(change, Impression(features, scores, np.array(shown), np.array(clicked)), LEARNER)
+            total += listed * chance * change
+            size += listed * chance * np.abs(change).sum()
+    assert size > 1e-4
+    assert abs(total[0] - total[1]) < 1e-9 * size
+
+
+def test_coming_back_at_once_takes_the_click_back(client, clock):
+    found = client.search("orchard")
+    client.open_document(found.impression, 2)
+    clock.wait(3)
+    assert not client.shown(found.impression).results[2].clicked
+    assert [click.bounced for click in client.rows.clicks(found.impression)] == [True]
+    assert state(client, found.impression) == "shown"
+    client.open_document(found.impression, 4)
+    clock.wait(6)
+    assert client.shown(found.impression).results[4].clicked
+    assert state(client, found.impression) == "opened"
+
+
+def test_one_accident_changes_nothing(client, clock):
+    before, order = weights(client), fixed_order(client, "orchard apple")
+    found = client.search("orchard apple")
+    client.open_document(found.impression, 3)
+    clock.wait(2)
+    client.shown(found.impression)
+    clock.wait(3600)
+    client.search("plum")
+    np.testing.assert_array_equal(weights(client), before)
+    assert fixed_order(client, "orchard apple") == order
+    assert client.status().bounced == 1 and client.status().clicks == 0
+
+
+def test_three_clear_clicks_move_a_document_up_and_a_reset_takes_it_back(client, clock):
+    query = "orchard apple water"
+    order = fixed_order(client, query)
+    wanted = order[4]
+    for _ in range(3):
+        found = client.search(query)
+        places = [result.place for page in (1, 2, 3, 4) for result in client.shown(found.impression, page).results
+                  if result.id == wanted]  # fmt: skip
+        client.open_document(found.impression, places[0])
+        clock.wait(120)
+    client.search("something else")
+    assert client.status().learned_from == 3
+    after = fixed_order(client, query)
+    assert after.index(wanted) < 4
+    client.learn_setting("reset")
+    np.testing.assert_array_equal(weights(client), client.features.start())
+    assert fixed_order(client, query) == order
+
+
+def test_what_was_learned_is_kept_over_a_restart(client, clock):
+    found = client.search("orchard apple")
+    client.open_document(found.impression, 3)
+    clock.wait(60)
+    client.close_impression(found.impression)
+    learned = weights(client)
+    assert (learned != client.features.start()).any() and state(client, found.impression) == "learned"
+    client.close()
+    with SearchClient.open(client.folder, clock=clock) as again:
+        np.testing.assert_array_equal(weights(again), learned)
+        assert again.shown(found.impression).results == tuple(
+            replace(result, clicked=result.place == 3) for result in found.results
+        )
+
+
+def test_states_from_shown_to_learned(client, clock):
+    first = client.search("orchard")
+    client.open_document(first.impression, 2)
+    second = client.search("orchard pear")
+    assert state(client, first.impression) == "opened"  # a second ago: the person may come back
+    clock.wait(10)
+    third = client.search("orchard fig")
+    assert state(client, first.impression) == "learned"
+    clock.wait(29 * 60)
+    client.status()
+    assert state(client, second.impression) == "shown"
+    clock.wait(120)
+    client.status()
+    assert [state(client, one.impression) for one in (second, third)] == ["abandoned"] * 2
+
+
+def test_an_opened_list_is_learned_half_an_hour_later_without_any_search(client, clock):
+    found = client.search("orchard")
+    client.open_document(found.impression, 2)
+    clock.wait(29 * 60)
+    assert client.status().impressions == {"opened": 1}
+    clock.wait(60)
+    assert client.status().impressions == {"learned": 1}
+
+
+def test_what_waited_a_week_is_discarded(client, clock):
+    found = client.search("orchard")
+    client.open_document(found.impression, 2)
+    before = weights(client)
+    clock.wait(8 * 86_400)
+    client.search("plum")
+    assert state(client, found.impression) == "discarded"
+    np.testing.assert_array_equal(weights(client), before)
+
+
+@pytest.mark.parametrize("how", ["kind", "date", "sort", "fixed", "engine"])
+def test_filtered_sorted_and_fixed_lists_teach_nothing(client, clock, how):
+    if how in ("fixed", "engine"):
+        client.order_setting(how)
+    filters = {"kind": Filters(kind="file"), "date": Filters(since=1)}.get(how)
+    found = client.search("orchard water", filters, "date" if how == "sort" else "rank")
+    one = client.rows.get(found.impression)
+    assert one.kind == "plain" and not found.teaches and found.results
+    expected = best_order(one.scores) if how in ("kind", "date", "fixed") else np.arange(len(one.candidates))
+    client.shown(found.impression, 2)
+    np.testing.assert_array_equal(client.rows.get(found.impression).shown, expected[:20])
+    before = weights(client)
+    client.open_document(found.impression, 3)
+    clock.wait(3600)
+    client.status()
+    np.testing.assert_array_equal(weights(client), before)
+    assert state(client, found.impression) == "closed"
+
+
+def test_more_than_thirty_searches_a_minute_are_fast(client, clock):
+    for _ in range(31):
+        clock.wait(1)
+        last = client.search("orchard")
+    kinds = client.status().kinds_of_lists
+    assert kinds == {"pdgd": 30, "fast": 1} and not last.teaches
+    clock.wait(61)
+    assert client.search("orchard").teaches
+
+
+def test_learning_off_records_nothing(client, clock):
+    client.learn_setting("off")
+    found = client.search("orchard")
+    assert client.shown(found.impression).results == found.results
+    second = client.shown(found.impression, 2)
+    assert second.results and client.shown(found.impression, 2) == second
+    client.open_document(found.impression, 1)
+    assert len(client.why(found.impression)) == 20
+    status = client.status()
+    assert (status.searches, status.clicks, status.learn) == (0, 0, False)
+    assert (
+        client.store.count("SELECT count(*) FROM impressions") == client.store.count("SELECT count(*) FROM clicks") == 0
+    )
+
+
+def test_a_click_on_an_old_list_after_learning_went_off_is_not_recorded(client):
+    found = client.search("orchard")
+    client.learn_setting("off")
+    client.open_document(found.impression, 1)
+    assert client.status().clicks == 0
+
+
+def test_scores_and_features_of_old_impressions_are_dropped(client, clock, monkeypatch):
+    monkeypatch.setattr("fedrank.search.impressions.KEPT", 2)
+    ids = []
+    for _ in range(4):
+        clock.wait(60)
+        found = client.search("orchard")
+        client.open_document(found.impression, 1)
+        ids.append(found.impression)
+    clock.wait(3600)
+    client.status()
+    kept = [client.rows.get(id).raw is not None for id in ids]
+    assert kept == [False, False, True, True]
+    assert client.shown(ids[0], 2).results
+    with pytest.raises(NotFound, match="dropped"):
+        client.why(ids[0])
+
+
+@pytest.mark.parametrize("impression", [0, -1, 999, 10**21, 1 << 62])
+def test_a_foreign_impression_is_not_found(client, impression):
+    for ask in (client.shown, client.why, client.close_impression):
+        with pytest.raises(NotFound):
+            ask(impression)
+    with pytest.raises(NotFound):
+        client.open_document(impression, 0)
+
+
+@pytest.mark.parametrize("place", [-1, 10, 10**21])
+def test_a_foreign_place_is_not_found(client, place):
+    found = client.search("orchard")
+    for ask in (client.open_document, client.bounced):
+        with pytest.raises(NotFound):
+            ask(found.impression, place)
+    with pytest.raises(NotFound):
+        client.shown(found.impression, place)
+    with pytest.raises(NotFound):
+        client.document(place if place < 0 else 10**21)
+
+
+def test_a_document_that_went_is_gone_and_the_list_stays(client):
+    found = client.search("orchard")
+    with client.store.writing():
+        client.store.remove([found.results[0].id])
+    with pytest.raises(Gone):
+        client.open_document(found.impression, 0)
+    again = client.shown(found.impression)
+    assert again.results[0].gone and again.results[1:] == found.results[1:]
+
+
+def test_why_adds_up_to_the_difference_in_scores(client):
+    found = client.search("orchard apple water")
+    explained = client.why(found.impression)
+    assert [one.result.id for one in explained] == [result.id for result in found.results]
+    one, two = explained[0], explained[-1]
+    difference = sum(cause.share for cause in one.causes) - sum(cause.share for cause in two.causes)
+    assert difference == pytest.approx(one.score - two.score, abs=1e-4)
+    assert one.causes[0].feature == "engine" and len(one.causes) == 34
+    recorded: Recorded = client.rows.get(found.impression)
+    assert [one.engine_place for one in explained] == recorded.shown.tolist()

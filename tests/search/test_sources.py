@@ -1,0 +1,312 @@
+"""What is read, and what is skipped with which reason. Nothing in a folder may stop the others from being read."""
+
+from __future__ import annotations
+
+import io
+import json
+import mailbox
+import os
+import socket
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fedrank.search import readers, sources
+from fedrank.search.readers import Unreadable, link_of, text_of_markup
+from fedrank.search.sources import FoundFile, Left, walk
+
+MAIL = b"""From: "Ann B." <ann@example.org>
+To: me@example.org
+Subject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=
+Date: Mon, 01 Jan 2024 10:00:00 +0000
+MIME-Version: 1.0
+Content-Type: multipart/alternative; boundary=xx
+
+--xx
+Content-Type: text/plain; charset=iso-8859-1
+Content-Transfer-Encoding: quoted-printable
+
+the plain caf=E9
+--xx
+Content-Type: text/html
+
+<p>the <b>html</b></p>
+--xx
+Content-Type: application/pdf; name=plan.pdf
+Content-Disposition: attachment; filename=plan.pdf
+Content-Transfer-Encoding: base64
+
+AAAA
+--xx--
+"""
+
+
+def read(folder: Path):
+    """(documents by path, reasons by path) of a folder."""
+    documents, reasons = {}, {}
+    for found in walk(folder):
+        name = os.fsdecode(found.key)
+        if isinstance(found, Left):
+            reasons[name] = found.reason
+            continue
+        assert isinstance(found, FoundFile)
+        for piece in found.pieces():
+            if isinstance(piece, Unreadable):
+                reasons[name] = str(piece)
+            else:
+                documents.setdefault(name, []).append(piece)
+    return documents, reasons
+
+
+def only(folder: Path):
+    documents, reasons = read(folder)
+    assert not reasons
+    (pieces,) = documents.values()
+    return pieces
+
+
+def test_text_markdown_and_code_are_files_with_titles(tmp_path):
+    (tmp_path / "a.txt").write_text("plain text")
+    (tmp_path / "b.md").write_text("some\n## A heading ##\nmore")
+    (tmp_path / "c.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "README").write_text("no ending")
+    (tmp_path / "old.txt").write_bytes("Größe".encode("cp1252"))
+    (tmp_path / "wide.txt").write_bytes("Größe".encode("utf-16"))
+    documents, reasons = read(tmp_path)
+    assert not reasons
+    titles = {name: pieces[0].title for name, pieces in documents.items()}
+    assert titles["b.md"] == "A heading" and titles["c.py"] == "c.py" and titles["README"] == "README"
+    assert documents["old.txt"][0].text == documents["wide.txt"][0].text == "Größe"
+    assert {piece.kind for pieces in documents.values() for piece in pieces} == {"file"}
+
+
+def test_html_is_its_text_without_scripts(tmp_path):
+    (tmp_path / "a.html").write_text(
+        "<html><head><title>A &amp; B</title><style>p {}</style></head><body><!-- not this --><p>one <b>two</b></p>"
+        "<script>three()</script>1 < 2<br>four</body>"
+    )
+    (piece,) = only(tmp_path)
+    assert piece.title == "A & B"
+    assert piece.text.split() == ["one", "two", "1", "<", "2", "four"]
+
+
+@pytest.mark.parametrize("piece", ["<!--", "<script>", "<title>", "<a href='", "<!", "</", "&#", "<style><script>"])
+def test_html_that_never_ends_takes_no_longer_than_its_length(piece):
+    text_of_markup(piece * 200_000)  # a quadratic reader would take hours
+
+
+def test_mail_has_its_plain_part_and_the_names_of_files(tmp_path):
+    (tmp_path / "a.eml").write_bytes(MAIL)
+    (piece,) = only(tmp_path)
+    assert (piece.kind, piece.title, piece.sender, piece.date) == ("mail", "Grüße", "ann@example.org", 1704103200)
+    assert piece.text == "the plain café\n\nplan.pdf"
+    assert piece.where == "Ann B."
+    assert piece.recipients == ("me@example.org",)
+
+
+def test_mail_without_a_plain_part_is_its_html(tmp_path):
+    (tmp_path / "a.eml").write_bytes(b"Subject: x\nContent-Type: text/html\n\n<p>only <i>this</i></p>")
+    assert only(tmp_path)[0].text == "only this"
+
+
+@pytest.mark.parametrize(
+    "mail",
+    [
+        b"Subject: x\nDate: not a date\n\ntext",
+        b"Subject: x\nDate: Mon, 99 Jan 99999 10:00:00 +9999\n\ntext",
+        b"Subject: =?nonsense?b?AAAA?=\n\ntext",
+        b"Subject: x\nContent-Type: text/plain; charset=no-such\n\ntext",
+        b"Subject: x\nContent-Type: text/plain; charset=rot13\n\ntext",
+        b"Subject: x\nContent-Transfer-Encoding: base64\n\n!!!!text",
+        b"Subject: x\nFrom: " + b"<" * 5000 + b"\n\ntext",
+        b"Subject: \xff\xfe\n\n\xff\xfetext",
+        b"Subject: x\nContent-Type: multipart/mixed; boundary=a\n\n--a\nContent-Type: text/plain\n\ntext",
+    ],
+)
+def test_a_mail_that_is_a_little_broken_is_read_still(tmp_path, mail):
+    (tmp_path / "a.eml").write_bytes(mail)
+    (piece,) = only(tmp_path)
+    assert piece.kind == "mail"
+    piece.text.encode(), piece.title.encode()  # no halves of surrogates
+
+
+def test_broken_mail_is_counted(tmp_path):
+    (tmp_path / "nothing.eml").write_bytes(b"\n\n\n")
+    nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(2_000))
+    (tmp_path / "nested.eml").write_bytes(nested)
+    documents, reasons = read(tmp_path)
+    assert reasons == {"nested.eml": "broken mail", "nothing.eml": "broken mail"} and not documents
+
+
+def test_mbox_has_a_document_for_each_message_named_by_what_it_holds(tmp_path):
+    path = tmp_path / "Inbox"
+    box = mailbox.mbox(path)
+    for n in range(3):
+        box.add(b"Subject: number %d\n\nFrom here it begins\n" % n)
+    box.close()
+    before = only(tmp_path)
+    assert [piece.title for piece in before] == ["number 0", "number 1", "number 2"]
+    assert before[0].text == "From here it begins"
+    path.write_bytes(b"From x\nSubject: new\n\nnew\n\n" + path.read_bytes())
+    after = only(tmp_path)
+    assert {piece.part for piece in after} > {piece.part for piece in before}
+
+
+def test_maildir_keeps_a_message_when_its_flags_change(tmp_path):
+    box = mailbox.Maildir(tmp_path / "Mail")
+    box.add(MAIL)
+    (before,) = read(tmp_path)[0]
+    (new,) = (tmp_path / "Mail" / "new").iterdir()
+    new.rename(tmp_path / "Mail" / "cur" / f"{new.name}:2,S")
+    ((after, pieces),) = read(tmp_path)[0].items()
+    assert after == before and pieces[0].kind == "mail"
+
+
+def test_lines_of_json_are_documents_each(tmp_path):
+    lines = [
+        {"_id": "a", "title": "First", "text": "one", "url": "https://example.org/x", "date": "2024-01-01"},
+        {"id": 7, "body": "two " * 50, "timestamp": 1704103200000},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{broken\n[1]\n\n{}\n" + "[" * 100_000)
+    documents, reasons = read(tmp_path)
+    first, second = documents["a.jsonl"]
+    assert (first.title, first.link, first.date) == ("First", "https://example.org/x", 1704067200)
+    assert second.title.startswith("two two") and second.date == 1704103200
+    assert reasons
+
+
+def test_bookmarks_are_pages_and_only_some_become_links(tmp_path):
+    (tmp_path / "bookmarks.html").write_text(
+        "<!DOCTYPE NETSCAPE-Bookmark-file-1>\n<TITLE>Bookmarks</TITLE><DL><p>\n<DT><H3>Garden</H3><DL><p>\n"
+        '<DT><A HREF="https://example.org/apple-trees" ADD_DATE="1704103200">Trees &amp; more</A>\n<DD>good\n'
+        '<DT><A HREF="javascript:alert(1)">bad</A>\n<DT><A HREF="file:///etc/passwd">worse</A></DL><p></DL>'
+    )
+    first, second, third = only(tmp_path)
+    assert (first.kind, first.title, first.link) == ("page", "Trees & more", "https://example.org/apple-trees")
+    assert "Garden" in first.text and "good" in first.text and "apple trees" in first.text
+    assert first.date == 1704103200
+    assert (second.where, second.link, third.link) == ("javascript:alert(1)", "", "")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["javascript:x", "file:///x", "data:text/html,x", "//x", "https://", "http://[", "https://a b", "ftp://a", ""],
+)
+def test_what_may_not_become_a_link(address):
+    assert link_of(address) == ""
+
+
+def test_links_pipes_sockets_and_devices_are_never_opened(tmp_path):
+    (tmp_path / "secret.txt").write_text("outside")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "out.txt").symlink_to(tmp_path / "secret.txt")
+    (root / "folder").symlink_to(tmp_path)
+    (root / "loop").symlink_to(root)
+    os.mkfifo(root / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "socket"))
+        documents, reasons = read(root)
+    assert not documents
+    assert reasons == {
+        "folder": "link", "loop": "link", "out.txt": "link", "pipe.txt": "no file", "socket": "no file",
+    }  # fmt: skip
+
+
+def test_a_file_exchanged_for_a_link_or_a_pipe_while_we_walk_is_not_read(tmp_path):
+    (tmp_path / "secret").write_text("outside")
+    root = tmp_path / "root"
+    (root / "inner").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (root / "inner" / name).write_text("inside")
+    reasons = []
+    for found in walk(root):
+        assert isinstance(found, FoundFile)
+        path = root / os.fsdecode(found.path)
+        path.unlink()
+        if path.name == "a.txt":
+            path.symlink_to(tmp_path / "secret")
+        elif path.name == "b.txt":
+            os.mkfifo(path)
+        reasons += [str(piece) for piece in found.pieces()]
+    assert reasons == ["cannot be read", "no file", "vanished"]
+
+
+def test_too_large_too_deep_hidden_binary_and_empty_are_counted(tmp_path):
+    with open(tmp_path / "large.txt", "wb") as file:
+        file.truncate(2 << 30)
+    with open(tmp_path / "large.mbox", "wb") as file:
+        file.write(b"From x\nSubject: y\n\n")
+        file.truncate(2 << 30)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0\0")
+    (tmp_path / "noise").write_bytes(bytes(range(128, 256)) * 40)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".hidden.txt").write_text("x")
+    deep = tmp_path
+    for _ in range(sources.DEEPEST + 2):
+        deep = deep / "d"
+        deep.mkdir()
+    documents, reasons = read(tmp_path)
+    assert not documents
+    assert reasons.pop("/".join("d" * (sources.DEEPEST + 1))) == "too deep"
+    assert reasons == {
+        ".git": "hidden", ".hidden.txt": "hidden", "empty.txt": "empty", "large.mbox": "too large",
+        "large.txt": "too large", "noise": "not text", "picture.png": "not text",
+    }  # fmt: skip
+
+
+def test_what_may_not_be_read_is_counted(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x")
+    real = os.open
+
+    def refuse(path, *rest, **more):
+        if path == "a.txt":
+            raise PermissionError(13, "no")
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(sources.os, "open", refuse)
+    assert read(tmp_path)[1] == {"a.txt": "not allowed"}
+
+
+def office(path: Path, member: str, xml: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, xml)
+
+
+def test_office_files_are_their_text(tmp_path):
+    word = b"<w:document xmlns:w='w'><w:p><w:t>one</w:t></w:p><w:p><w:t>two &amp; three</w:t></w:p></w:document>"
+    office(tmp_path / "a.docx", "word/document.xml", word)
+    office(tmp_path / "b.odt", "content.xml", b"<o:d xmlns:o='o'><o:p>four</o:p></o:d>")
+    office(tmp_path / "c.pptx", "ppt/slides/slide1.xml", b"<a:t xmlns:a='a'>five</a:t>")
+    documents, reasons = read(tmp_path)
+    assert not reasons
+    assert [pieces[0].text for pieces in documents.values()] == ["one\ntwo & three", "four", "five"]
+
+
+def test_bombs_are_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LARGEST_UNPACKED", 1 << 20)
+    office(tmp_path / "a.docx", "word/document.xml", b"<a>" + b" " * (8 << 20) + b"</a>")
+    laughs = b"<!DOCTYPE a [<!ENTITY b 'ha'><!ENTITY c '&b;&b;&b;&b;'>]><a>&c;</a>"
+    office(tmp_path / "b.docx", "word/document.xml", laughs)
+    (tmp_path / "c.docx").write_bytes(b"PK\x03\x04 nothing more")
+    documents, reasons = read(tmp_path)
+    assert not documents
+    assert reasons == {
+        "a.docx": "unpacks to too much", "b.docx": "broken office file", "c.docx": "broken office file",
+    }  # fmt: skip
+
+
+def test_pdf_without_the_package_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7 ...")
+    assert read(tmp_path)[1] == {"a.pdf": "PDF, for which the package pypdf is not installed"}
+
+
+def test_one_message_too_large_does_not_hide_the_others(monkeypatch):
+    monkeypatch.setattr(readers, "LARGEST_PART", 1000)
+    data = b"From a\nSubject: 1\n\nx\n\nFrom b\nSubject: 2\n\n" + b"y" * 3000 + b"\n" + b"z\n" * 900
+    data += b"\nFrom c\nSubject: 3\n\nz\n"
+    pieces = list(readers.read_pieces(io.BytesIO(data), len(data), "box", "mbox"))
+    assert [str(p) if isinstance(p, Unreadable) else p.title for p in pieces] == ["1", "too large", "3"]
