@@ -6,6 +6,7 @@ Nobody and nothing in it is real. The same moment gives the same files.
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -246,10 +247,13 @@ def write_documents(folder: Path, now: float) -> list[Path]:
             said = [*chance.sample(topic.sentences, 5), *chance.sample(chance.choice(TOPICS).sentences, 1)]
             if number % 2:
                 page = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in said)
-                write_whole(notes / f"{topic.name.lower()}-{number}.html", f"<title>{title}</title>\n{page}")
+                path, text = notes / f"{topic.name.lower()}-{number}.html", f"<title>{title}</title>\n{page}"
             else:
-                text = "\n\n".join(said)
-                write_whole(notes / f"{topic.name.lower()}-{number}.md", f"# {title}: my notes\n\n{text}\n")
+                lines_of = "\n\n".join(said)
+                path, text = notes / f"{topic.name.lower()}-{number}.md", f"# {title}: my notes\n\n{lines_of}\n"
+            write_whole(path, text)
+            written = now - chance.randrange(2, 400) * DAY
+            os.utime(path, (written, written))
         for sentence in chance.sample(topic.sentences, 2):
             lines.append(json.dumps({"title": f"Remember: {topic.name}", "text": sentence}))
     links = "".join(f'<DT><A HREF="{escape(address)}">{escape(name)}</A>\n' for name, address in BOOKMARKS)

@@ -18,7 +18,7 @@ WIDE, TALL = 100.0, 10.0  # units; a bar is stretched to its column
 
 
 @dataclass(frozen=True)
-class Scale:
+class BarScale:
     """Numbers as places across a picture; 0 is always on it."""
 
     low: float

@@ -45,7 +45,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
-    environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.Scale.over}
+    environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
     environment.globals |= {"week_bar": pictures.week_bar, "split": pictures.split, "meanings": meanings()}
     return environment
 

@@ -51,7 +51,7 @@ NOTES = {
 Form = Mapping[str, str]
 
 
-class Site(NamedTuple):
+class Served(NamedTuple):
     """What every page needs."""
 
     client: SearchClient
@@ -65,18 +65,18 @@ def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOrigi
     from starlette.applications import Starlette
     from starlette.routing import Route
 
-    site = Site(client, door, opens, hint)
+    served = Served(client, door, opens, hint)
 
-    def get(path: str, answer: Callable[[Site, Request], Response]) -> Route:
+    def get(path: str, answer: Callable[[Served, Request], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
-            return await _in_thread(answer, site, request)
+            return await _in_thread(answer, served, request)
 
         return Route(path, endpoint, methods=["GET"])
 
-    def post(path: str, answer: Callable[[Site, Request, Form], Response]) -> Route:
+    def post(path: str, answer: Callable[[Served, Request, Form], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
             form = await _form(request)
-            return await _in_thread(answer, site, request, form)
+            return await _in_thread(answer, served, request, form)
 
         return Route(path, endpoint, methods=["POST"])
 
@@ -126,58 +126,58 @@ class _Guard:
         await answer(scope, receive, sealed)
 
 
-def _home(site: Site, request: Request) -> Response:
+def _home(served: Served, request: Request) -> Response:
     _no_head(request)
-    return _html("home.html", status=site.client.status(), hint=site.hint, note=_note(request))
+    return _html("home.html", status=served.client.status(), hint=served.hint, note=_note(request))
 
 
-def _enter(site: Site, request: Request) -> Response:
+def _enter(served: Served, request: Request) -> Response:
     _no_head(request)
     response = _see_other("/")
-    if site.door.knows(request.scope["headers"]):  # a reload
+    if served.door.knows(request.scope["headers"]):  # a reload
         return response
-    session = site.door.enter(request.path_params["token"])
+    session = served.door.enter(request.path_params["token"])
     if session is None:
         return _message(401, "This link was used before, or is not ours. End fedrank search serve and start it again.")
-    response.set_cookie(site.door.cookie, session, path="/", httponly=True, samesite="strict")
+    response.set_cookie(served.door.cookie, session, path="/", httponly=True, samesite="strict")
     return response
 
 
-def _part(site: Site, request: Request) -> Response:
+def _part(served: Served, request: Request) -> Response:
     from starlette.responses import Response
 
     name = request.url.path.removeprefix("/")
     return Response(part(name), media_type=PARTS[name])
 
 
-def _search(site: Site, request: Request, form: Form) -> Response:
+def _search(served: Served, request: Request, form: Form) -> Response:
     query = form.get("q", "")
     if not query.strip():
         return _see_other("/")
     if form.get("order"):
-        site.client.order_setting(_one_of(form["order"], Order, "an order"))
+        served.client.order_setting(_one_of(form["order"], Order, "an order"))
     kind = form.get("kind") or None
     filters = Filters(
         None if kind is None else _one_of(kind, Kind, "a kind"), _since(form.get("since", "")), _until(form)
     )
-    shown = site.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "a way to sort"))
+    shown = served.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "a way to sort"))
     return _see_other(f"/results/{shown.impression}")
 
 
-def _results(site: Site, request: Request) -> Response:
+def _results(served: Served, request: Request) -> Response:
     _no_head(request)
-    shown = site.client.shown(_number(request, "impression"), _whole(request.query_params.get("page", "1")))
-    return _html("results.html", shown=shown, order=site.client.order, note=_note(request))
+    shown = served.client.shown(_number(request, "impression"), _whole(request.query_params.get("page", "1")))
+    return _html("results.html", shown=shown, order=served.client.order, note=_note(request))
 
 
-def _open(site: Site, request: Request) -> Response:
+def _open(served: Served, request: Request) -> Response:
     impression, place = _number(request, "impression"), _number(request, "place")
-    document = site.client.open_document(impression, place, click=request.method == "GET")
+    document = served.client.open_document(impression, place, click=request.method == "GET")
     return _show(request, document, impression, place)
 
 
-def _document(site: Site, request: Request) -> Response:
-    return _show(request, site.client.document(_number(request, "document")))
+def _document(served: Served, request: Request) -> Response:
+    return _show(request, served.client.document(_number(request, "document")))
 
 
 def _show(request: Request, document: Document, impression: int = 0, place: int = 0) -> Response:
@@ -193,46 +193,46 @@ def _show(request: Request, document: Document, impression: int = 0, place: int 
     )  # fmt: skip
 
 
-def _bounced(site: Site, request: Request, form: Form) -> Response:
+def _bounced(served: Served, request: Request, form: Form) -> Response:
     from starlette.responses import Response
 
-    site.client.bounced(_number(request, "impression"), _number(request, "place"))
+    served.client.bounced(_number(request, "impression"), _number(request, "place"))
     return Response(status_code=204)
 
 
-def _original(site: Site, request: Request, form: Form) -> Response:
+def _original(served: Served, request: Request, form: Form) -> Response:
     id = _number(request, "document")
-    return _see_other(f"/documents/{id}?note={site.open(site.client.document(id).original)}")
+    return _see_other(f"/documents/{id}?note={served.open(served.client.document(id).original)}")
 
 
-def _why(site: Site, request: Request) -> Response:
+def _why(served: Served, request: Request) -> Response:
     _no_head(request)
     impression = _number(request, "impression")
-    explained = site.client.why(impression)
+    explained = served.client.why(impression)
     shares = [cause.share for one in explained for cause in one.causes]
     return _html("why.html", impression=impression, explained=explained, shares=shares, most=DRAWN_CAUSES)
 
 
-def _status(site: Site, request: Request) -> Response:
+def _status(served: Served, request: Request) -> Response:
     _no_head(request)
-    status = site.client.status()
+    status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
     span = [value for one in changed for value in (one.start, one.now)]
     return _html("status.html", status=status, changed=changed, span=span, note=_note(request))
 
 
-def _learn(site: Site, request: Request, form: Form) -> Response:
+def _learn(served: Served, request: Request, form: Form) -> Response:
     setting = _one_of(form.get("setting", ""), Literal["on", "off", "reset"], "a setting")
-    site.client.learn_setting(setting)
+    served.client.learn_setting(setting)
     return _see_other(f"/status?note={setting}")
 
 
-def _order(site: Site, request: Request, form: Form) -> Response:
-    site.client.order_setting(_one_of(form.get("order", ""), Order, "an order"))
+def _order(served: Served, request: Request, form: Form) -> Response:
+    served.client.order_setting(_one_of(form.get("order", ""), Order, "an order"))
     return _see_other("/status?note=order")
 
 
-def _forget(site: Site, request: Request, form: Form) -> Response:
+def _forget(served: Served, request: Request, form: Form) -> Response:
     what: dict[str, Any]
     match form.get("what"):
         case "query":
@@ -247,7 +247,7 @@ def _forget(site: Site, request: Request, form: Form) -> Response:
             raise SearchError("nothing was deleted: type the word everything into the box if you mean it")
     if what.get("since", 0) is None:
         raise SearchError("nothing was deleted: choose a day")
-    gone = site.client.forget(**what)
+    gone = served.client.forget(**what)
     return _see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
 
