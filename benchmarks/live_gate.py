@@ -1,0 +1,125 @@
+"""How often does the gate let a model through, and how soon does it stop a broken one?
+
+    python benchmarks/live_gate.py [--clients 1000] [--check]
+
+Bets: 1,000 clients each, whose people prefer the new model's places in so many of the decided searches; alone, and ten
+clients whose counts are added up after every ten searches of each. Replays: 1,000 clients with 100 recorded searches
+each, among 30 made-up documents of which people click the relevant ones; the new model is better, as good in another
+way, the same, noisy, random, or turns the order around. Only the bets are held to a figure: a replay may only refuse.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from fedrank.search.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
+from fedrank.types import Impression
+
+# wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused
+FIGURES = {0.2: (0.001, 0.0, 25), 0.45: (0.01, 0.0, None), 0.5: (0.05, 0.0, None), 0.6: (1.0, 0.8, None)}
+CANDIDATES, SEARCHES, PLACES = 30, 100, 10
+TEMPERATURE, KEEP = 0.3, 0.9
+SKILL = 0.5  # correlation of the old model's scores with relevance
+
+
+def bets(gate: Gate, share: float, clients: int, rng: np.random.Generator, pooled: int = 1, every: int = 1):
+    """Verdicts, and decided searches of one client until each."""
+    verdicts, lengths = [], []
+    for _ in range(clients):
+        wins = losses = 0
+        verdict = "undecided"
+        while verdict == "undecided":
+            won = int(rng.binomial(pooled * every, share))
+            wins, losses = wins + won, losses + pooled * every - won
+            verdict = gate.verdict(wins, losses)
+        verdicts.append(verdict)
+        lengths.append((wins + losses) / pooled)
+    return np.array(verdicts), np.array(lengths)
+
+
+def searches(rng: np.random.Generator):
+    """One client's recorded searches: true relevance, and what the old model showed."""
+    for _ in range(SEARCHES):
+        truth = rng.normal(size=CANDIDATES)
+        scores = (SKILL * truth + np.sqrt(1 - SKILL**2) * rng.normal(size=CANDIDATES)).astype(np.float32)
+        noisy = scores / TEMPERATURE + rng.gumbel(size=CANDIDATES)
+        if rng.random() < KEEP:
+            noisy[np.argmax(scores)] = np.inf
+        shown = np.argsort(-noisy)[:PLACES]
+        yield truth, Impression(np.zeros((CANDIDATES, 1), np.float32), scores, shown, click(truth, shown, rng))
+
+
+def click(truth: np.ndarray, shown: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Read from the top, click by relevance, leave after a click."""
+    clicked = rng.random(len(shown)) < 0.9 / (1 + np.exp(-3 * (truth[shown] - 1.2)))
+    after = np.cumsum(clicked) - clicked > 0
+    return clicked & ~after
+
+
+def models(truth: np.ndarray, scores: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    noise = rng.normal(size=CANDIDATES)
+    return {
+        "better": scores + truth,
+        "equally good": SKILL * truth + np.sqrt(1 - SKILL**2) * noise,
+        "same": scores,
+        "noisy": scores + 2 * noise,
+        "random": noise,
+        "turned around": -scores,
+    }
+
+
+def replays(clients: int, rng: np.random.Generator) -> dict[str, tuple[float, float]]:
+    """Share that a replay refuses, and share of decided mixed lists that the new model wins."""
+    refused: dict[str, list[bool]] = {}
+    won: dict[str, list[int]] = {}
+    for _ in range(clients):
+        recorded = []
+        scores: dict[str, list[np.ndarray]] = {}
+        for truth, one in searches(rng):
+            recorded.append(Replayed(one, TEMPERATURE, KEEP))
+            for name, new in models(truth, one.scores, rng).items():
+                scores.setdefault(name, []).append(new)
+                if len(recorded) <= 3:  # of every client: enough in all
+                    draft = team_draft(np.argsort(-one.scores), np.argsort(-new), PLACES, rng)
+                    winner = draft.winner(click(truth, draft.shown, rng))
+                    if winner != NEITHER:
+                        won.setdefault(name, []).append(winner == NEW)
+        for name, new in scores.items():
+            refused.setdefault(name, []).append(replay(recorded, new).refused)
+    return {name: (float(np.mean(refused[name])), float(np.mean(won.get(name, [np.nan])))) for name in refused}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--check", action="store_true", help="exit 1 where a figure is missed")
+    asked = parser.parse_args()
+    rng, gate, missed = np.random.default_rng(1), Gate(), []
+    print(f"{asked.clients:,} clients, {gate}")
+    print(f"{'new model wins':>15} {'adopted':>9} {'median until adopted':>21} {'median until refused':>21}")
+    for share, (most, least, soon) in FIGURES.items():
+        verdicts, lengths = bets(gate, share, asked.clients, rng)
+        adopted, refused = verdicts == "adopt", verdicts == "refuse"
+        until = float(np.median(lengths[refused])) if refused.any() else float("nan")
+        adopt_time = f"{np.median(lengths[adopted]):.0f}" if adopted.any() else "-"
+        print(f"{share:15.0%} {adopted.mean():9.1%} {adopt_time:>21} {until:21.0f}")
+        if not least <= adopted.mean() <= most or (soon is not None and until > soon):
+            missed.append(f"wins {share:.0%}: adopted {adopted.mean():.1%}, median until refused {until:.0f}")
+    print("\nten clients whose counts are added up after every ten decided searches of each:")
+    together = Gate(most=4000)
+    for share in (*FIGURES, 0.53):
+        verdicts, lengths = bets(together, share, asked.clients, rng, pooled=10, every=10)
+        adopted = verdicts == "adopt"
+        print(f"{share:15.0%} {adopted.mean():9.1%}   median of one client until decided {np.median(lengths):.0f}")
+    print(f"\nreplay of {SEARCHES} searches: {'refused':>9} {'wins of mixed lists':>20}")
+    for name, (refused_share, wins) in replays(asked.clients, rng).items():
+        print(f"{name:>24} {refused_share:12.1%} {wins:20.1%}")
+    for line in missed:
+        print(f"MISSED: {line}")
+    return int(asked.check and bool(missed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,213 @@
+"""The gate between a new model and the person: it keeps a worse one out, and lets a better one in.
+
+First a replay of recorded searches, from which neither model learned: how often would people have clicked at the top?
+The probabilities of the lists that were shown are known, so that nothing has to be guessed. It may only refuse. Then
+lists of both models are mixed (team draft), and clicks decide. The test may be looked at after every search, stops
+early where the new model does harm, and needs no more than two counts, so that clients can decide together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.types import Impression
+
+Ruling = Literal["adopt", "refuse", "undecided"]
+
+PLACES = 3  # from the top that a replay looks at; weights of longer prefixes vary too much
+CLIP = 10.0  # largest weight of a recorded search
+FEWEST = 30  # recorded searches below which a replay says nothing
+CERTAIN = 1.96  # standard errors on either side of a replay's interval
+NEITHER, OLD, NEW = -1, 0, 1  # whose a place is
+SURE_OF_NOISE = 3.0  # standard deviations by which protected counts are taken at their worst
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A recorded search, and how its list was drawn."""
+
+    impression: Impression
+    temperature: float
+    keep: float  # probability with which the best document stayed first
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How the new model would have done on recorded searches: discounted clicks in the first places of a list."""
+
+    searches: int
+    effective: float  # searches that are worth as much as these, since weights differ
+    old: float  # mean of what was clicked
+    new: float  # what the new model is estimated to get
+    low: float  # interval of new - old
+    high: float
+
+    @property
+    def refused(self) -> bool:
+        """Whether the new model is worse beyond doubt."""
+        return self.searches >= FEWEST and self.high < 0
+
+
+def replay(recorded: Sequence[Replayed], scores: Sequence[NDArray[np.floating]]) -> Replay:
+    """Estimate the new model's clicks from searches that another one answered; `scores` are the new model's.
+
+    Clipped and self-normalised: place i counts with the probability of the list down to it under the new model, divided
+    by that under the old. Clipping pulls towards what was shown, and so away from refusing.
+    """
+    if len(recorded) != len(scores):
+        raise ValueError(
+            f"{len(scores)} lists of scores for {len(recorded)} recorded searches: give the new model's scores for "
+            "each search"
+        )
+    weights = np.zeros((len(recorded), PLACES))
+    clicks = np.zeros((len(recorded), PLACES))
+    for row, (one, new) in enumerate(zip(recorded, scores, strict=True)):
+        shown, clicked = one.impression.shown[:PLACES], one.impression.clicked[:PLACES]
+        before = prefix_probabilities(one.impression.scores, shown, one.temperature, one.keep)
+        after = prefix_probabilities(new, shown, one.temperature, one.keep)
+        if before[-1] <= 0:
+            continue  # cannot have been drawn so: what was recorded is of no use
+        weights[row, : len(shown)] = np.minimum(after / before, CLIP)
+        clicks[row, : len(shown)] = clicked
+    discounts = 1 / np.log2(np.arange(PLACES) + 2)
+    totals = weights.sum(axis=0)
+    there = totals > 0
+    estimate = np.divide((weights * clicks).sum(axis=0), totals, out=np.zeros(PLACES), where=there)
+    mean = np.divide(totals, max(len(recorded), 1), out=np.ones(PLACES), where=there)
+    new_gain, old_gain = float(estimate @ discounts), float(clicks.mean(axis=0) @ discounts) if len(recorded) else 0.0
+    # How much each search moved the difference, to first order.
+    moved = (weights / mean * (clicks - estimate)) @ discounts - (clicks @ discounts - old_gain)
+    error = float(np.std(moved, ddof=1) / math.sqrt(len(moved))) if len(moved) > 1 else math.inf
+    first = weights[:, 0]
+    effective = float(first.sum() ** 2 / (first @ first)) if first.any() else 0.0
+    difference = new_gain - old_gain
+    margin = CERTAIN * error
+    return Replay(len(recorded), effective, old_gain, new_gain, difference - margin, difference + margin)
+
+
+def prefix_probabilities(
+    scores: NDArray[np.floating], shown: NDArray[np.integer], temperature: float, keep: float
+) -> NDArray[np.float64]:
+    """[places]: probability that a drawn list begins with the first 1, 2, ... of the shown documents.
+
+    The best document stays first with probability `keep`; otherwise, and behind it, documents are drawn one after the
+    other with probabilities in proportion to e^(score / temperature).
+    """
+    scaled = np.asarray(scores, np.float64) / temperature
+    best = int(np.argmax(scaled))
+    rates = np.exp(scaled - scaled[best])
+    left = rates.copy()
+    found = np.empty(len(shown))
+    so_far = 1.0
+    for place, document in enumerate(shown):
+        total = left.sum()
+        chance = left[document] / total if total > 0 else 0.0
+        if place == 0:
+            chance = keep * (document == best) + (1 - keep) * chance
+        so_far *= chance
+        found[place] = so_far
+        left[document] = 0.0
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A list of two models' documents, and whose choice each place was."""
+
+    shown: NDArray[np.int64]
+    team: NDArray[np.int8]  # [places]: OLD, NEW, or NEITHER where both chose the same
+
+    def winner(self, clicked: NDArray[np.bool_]) -> int:
+        """Whose documents got more clicks; NEITHER if nobody's did."""
+        new, old = (int(np.sum(clicked & (self.team == team))) for team in (NEW, OLD))
+        return NEITHER if new == old else NEW if new > old else OLD
+
+
+def team_draft(old: NDArray[np.integer], new: NDArray[np.integer], places: int, rng: np.random.Generator) -> Draft:
+    """Mix two rankings of the same documents: they choose in turn, and a coin says who goes first in each turn.
+
+    Where both would choose the same document it is nobody's, and a click on it says nothing. Two equal rankings give
+    that ranking.
+    """
+    orders = (list(map(int, old)), list(map(int, new)))
+    shown: list[int] = []
+    team: list[int] = []
+    taken: set[int] = set()
+    at = [0, 0]
+
+    def choice(side: int) -> int | None:
+        order = orders[side]
+        while at[side] < len(order) and order[at[side]] in taken:
+            at[side] += 1
+        return order[at[side]] if at[side] < len(order) else None
+
+    def place(document: int, side: int) -> None:
+        taken.add(document)
+        shown.append(document)
+        team.append(side)
+
+    while len(shown) < places:
+        wishes = choice(OLD), choice(NEW)
+        if wishes[OLD] is None and wishes[NEW] is None:
+            break
+        if wishes[OLD] == wishes[NEW]:
+            place(wishes[OLD], NEITHER)  # type: ignore[arg-type]
+            continue
+        leads = int(rng.integers(2))
+        for side in (leads, 1 - leads):
+            wish = choice(side)
+            if wish is not None and len(shown) < places:
+                place(wish, side)
+    return Draft(np.array(shown, np.int64), np.array(team, np.int8))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """When a new model has won often enough, or lost too often. Counts are of searches that one of the two won.
+
+    Two bets on these: one that the new model wins more than half, one that it wins less. Whatever happens, and however
+    often somebody looks, a model that is not better wins the first bet with probability `level` at most, and one that
+    is not worse the second with probability `harm` at most. Stakes do not change, so that nothing but the counts
+    matters, and counts of several clients may be added up.
+    """
+
+    level: float = 0.05  # largest probability that a model is adopted that is no better
+    stake: float = 0.2  # of the bet that it wins more than half: nearly the best one where it wins 60 %
+    harm: float = 0.05  # largest probability that a model is refused early that is no worse
+    harm_stake: float = 0.4  # of the other bet: a broken model is to go soon
+    most: int = 400  # decided searches of one client, or of all together, after which it is refused
+
+    def __post_init__(self) -> None:
+        for name in ("level", "stake", "harm", "harm_stake"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} decides nothing; use a number between 0 and 1")
+        if self.most < 1:
+            raise ValueError(f"most = {self.most} refuses everything unseen; use 1 or more")
+
+    def evidence(self, wins: float, losses: float) -> tuple[float, float]:
+        """(for the new model, against it), as logarithms of what a stake of 1 has become in each bet."""
+        return (
+            wins * math.log1p(self.stake) + losses * math.log1p(-self.stake),
+            losses * math.log1p(self.harm_stake) + wins * math.log1p(-self.harm_stake),
+        )
+
+    def verdict(self, wins: float, losses: float, noise: float = 0.0) -> Ruling:
+        """What the counts say so far; to be asked after every decided search, or after every round of a federation.
+
+        `noise` is the standard deviation of what protects each of two pooled counts, which are then taken at their
+        worst.
+        """
+        slack = SURE_OF_NOISE * noise
+        gained, _ = self.evidence(max(wins - slack, 0.0), losses + slack)
+        _, against = self.evidence(wins + slack, max(losses - slack, 0.0))
+        if against >= -math.log(self.harm):
+            return "refuse"
+        if gained >= -math.log(self.level):
+            return "adopt"
+        return "refuse" if wins + losses >= self.most else "undecided"
