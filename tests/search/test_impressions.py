@@ -141,7 +141,9 @@ def test_what_was_recorded_is_what_was_scored(client):
     scores = np.empty(len(one.candidates), np.float32)
     kernels.rankers.score(master.astype(np.float32), 0, client.rows.scaled(one.raw), 0, len(scores), scores)
     np.testing.assert_array_equal(scores, one.scores)
-    assert one.raw.shape == (len(one.candidates), 34) and one.raw.min() >= 0 and one.raw.max() <= 1
+    assert one.raw.shape == (len(one.candidates), 34)
+    assert one.raw.min() >= 0
+    assert one.raw.max() <= 1
 
 
 def test_features_are_packed_without_loss_and_small():
@@ -175,7 +177,8 @@ def test_a_click_counts_once_and_a_prefetch_never(client, clock):
     assert client.open_document(found.impression, 1) == first
     assert first.id == found.results[1].id
     (click,) = client.rows.clicks(found.impression)
-    assert click.time == clock.now - 1 and state(client, found.impression) == "opened"
+    assert click.time == clock.now - 1
+    assert state(client, found.impression) == "opened"
 
 
 def test_page_two_is_drawn_from_the_rest_once_in_the_same_impression(client):
@@ -186,7 +189,8 @@ def test_page_two_is_drawn_from_the_rest_once_in_the_same_impression(client):
     assert not {result.id for result in second.results} & {result.id for result in found.results}
     assert client.shown(found.impression, 2) == second
     last = client.shown(found.impression, 4)
-    assert len(client.rows.get(found.impression).shown) == 40 and len(last.results) == 10
+    assert len(client.rows.get(found.impression).shown) == 40
+    assert len(last.results) == 10
     assert client.shown(found.impression, 1).results == found.results
     assert client.status().searches == 1
     with pytest.raises(NotFound):
@@ -245,7 +249,8 @@ def test_one_accident_changes_nothing(client, clock):
     client.search("plum")
     np.testing.assert_array_equal(weights(client), before)
     assert fixed_order(client, "orchard apple") == order
-    assert client.status().bounced == 1 and client.status().clicks == 0
+    assert client.status().bounced == 1
+    assert client.status().clicks == 0
 
 
 def test_three_clear_clicks_move_a_document_up_and_a_reset_takes_it_back(client, clock):
@@ -273,7 +278,8 @@ def test_what_was_learned_is_kept_over_a_restart(client, clock):
     clock.wait(60)
     client.close_impression(found.impression)
     learned = weights(client)
-    assert (learned != client.features.start()).any() and state(client, found.impression) == "learned"
+    assert (learned != client.features.start()).any()
+    assert state(client, found.impression) == "learned"
     client.close()
     with SearchClient.open(client.folder, clock=clock) as again:
         np.testing.assert_array_equal(weights(again), learned)
@@ -324,7 +330,9 @@ def test_filtered_sorted_and_fixed_lists_teach_nothing(client, clock, how):
     filters = {"kind": Filters(kind="file"), "date": Filters(since=1)}.get(how)
     found = client.search("orchard water", filters, "date" if how == "sort" else "rank")
     one = client.rows.get(found.impression)
-    assert one.kind == "plain" and not found.teaches and found.results
+    assert one.kind == "plain"
+    assert not found.teaches
+    assert found.results
     expected = best_order(one.scores) if how in ("kind", "date", "fixed") else np.arange(len(one.candidates))
     client.shown(found.impression, 2)
     np.testing.assert_array_equal(client.rows.get(found.impression).shown, expected[:20])
@@ -341,7 +349,8 @@ def test_more_than_thirty_searches_a_minute_are_fast(client, clock):
         clock.wait(1)
         last = client.search("orchard")
     kinds = client.status().kinds_of_lists
-    assert kinds == {"pdgd": 30, "fast": 1} and not last.teaches
+    assert kinds == {"pdgd": 30, "fast": 1}
+    assert not last.teaches
     clock.wait(61)
     assert client.search("orchard").teaches
 
@@ -351,7 +360,8 @@ def test_learning_off_records_nothing(client, clock):
     found = client.search("orchard")
     assert client.shown(found.impression).results == found.results
     second = client.shown(found.impression, 2)
-    assert second.results and client.shown(found.impression, 2) == second
+    assert second.results
+    assert client.shown(found.impression, 2) == second
     client.open_document(found.impression, 1)
     assert len(client.why(found.impression)) == 20
     status = client.status()
@@ -413,7 +423,8 @@ def test_a_document_that_went_is_gone_and_the_list_stays(client):
     with pytest.raises(Gone):
         client.open_document(found.impression, 0)
     again = client.shown(found.impression)
-    assert again.results[0].gone and again.results[1:] == found.results[1:]
+    assert again.results[0].gone
+    assert again.results[1:] == found.results[1:]
 
 
 def test_why_adds_up_to_the_difference_in_scores(client):
@@ -423,6 +434,7 @@ def test_why_adds_up_to_the_difference_in_scores(client):
     one, two = explained[0], explained[-1]
     difference = sum(cause.share for cause in one.causes) - sum(cause.share for cause in two.causes)
     assert difference == pytest.approx(one.score - two.score, abs=1e-4)
-    assert one.causes[0].feature == "engine" and len(one.causes) == 34
+    assert one.causes[0].feature == "engine"
+    assert len(one.causes) == 34
     recorded: Recorded = client.rows.get(found.impression)
     assert [one.engine_place for one in explained] == recorded.shown.tolist()

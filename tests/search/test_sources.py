@@ -76,7 +76,9 @@ def test_text_markdown_and_code_are_files_with_titles(tmp_path):
     documents, reasons = read(tmp_path)
     assert not reasons
     titles = {name: pieces[0].title for name, pieces in documents.items()}
-    assert titles["b.md"] == "A heading" and titles["c.py"] == "c.py" and titles["README"] == "README"
+    assert titles["b.md"] == "A heading"
+    assert titles["c.py"] == "c.py"
+    assert titles["README"] == "README"
     assert documents["old.txt"][0].text == documents["wide.txt"][0].text == "Größe"
     assert {piece.kind for pieces in documents.values() for piece in pieces} == {"file"}
 
@@ -136,7 +138,8 @@ def test_broken_mail_is_counted(tmp_path):
     nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(2_000))
     (tmp_path / "nested.eml").write_bytes(nested)
     documents, reasons = read(tmp_path)
-    assert reasons == {"nested.eml": "broken mail", "nothing.eml": "broken mail"} and not documents
+    assert reasons == {"nested.eml": "broken mail", "nothing.eml": "broken mail"}
+    assert not documents
 
 
 def test_mbox_has_a_document_for_each_message_named_by_what_it_holds(tmp_path):
@@ -160,7 +163,8 @@ def test_maildir_keeps_a_message_when_its_flags_change(tmp_path):
     (new,) = (tmp_path / "Mail" / "new").iterdir()
     new.rename(tmp_path / "Mail" / "cur" / f"{new.name}:2,S")
     ((after, pieces),) = read(tmp_path)[0].items()
-    assert after == before and pieces[0].kind == "mail"
+    assert after == before
+    assert pieces[0].kind == "mail"
 
 
 def test_lines_of_json_are_documents_each(tmp_path):
@@ -172,7 +176,8 @@ def test_lines_of_json_are_documents_each(tmp_path):
     documents, reasons = read(tmp_path)
     first, second = documents["a.jsonl"]
     assert (first.title, first.link, first.date) == ("First", "https://example.org/x", 1704067200)
-    assert second.title.startswith("two two") and second.date == 1704103200
+    assert second.title.startswith("two two")
+    assert second.date == 1704103200
     assert reasons
 
 
@@ -184,7 +189,9 @@ def test_bookmarks_are_pages_and_only_some_become_links(tmp_path):
     )
     first, second, third = only(tmp_path)
     assert (first.kind, first.title, first.link) == ("page", "Trees & more", "https://example.org/apple-trees")
-    assert "Garden" in first.text and "good" in first.text and "apple trees" in first.text
+    assert "Garden" in first.text
+    assert "good" in first.text
+    assert "apple trees" in first.text
     assert first.date == 1704103200
     assert (second.where, second.link, third.link) == ("javascript:alert(1)", "", "")
 

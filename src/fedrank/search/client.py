@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -272,7 +273,7 @@ class SearchClient:
         ids = found.documents.tolist()
         blobs = dict(self.store.rows(f"SELECT document, words FROM forward WHERE document IN ({marks(ids)})", *ids))
         there = np.array([id in blobs for id in ids], bool)
-        rows = ForwardRows.of([blobs[id] for id in ids if id in blobs])
+        rows = ForwardRows.of([zlib.decompress(blobs[id]) for id in ids if id in blobs])
         return Candidacy(found.documents[there], found.scores[there], found.found), rows
 
     def _raw(
@@ -443,7 +444,7 @@ class SearchClient:
                 results.append(Result(id, place, "file", "", "", "", 0, Snippet(""), place in clicked, True))
                 continue
             kind, title, where, link, date, words = facts[id]
-            snippet = snippet_of(self.store.text(id), ForwardRow.unpack(words), terms, self.features)
+            snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), terms, self.features)
             results.append(Result(id, place, kind, title, where, link, date, snippet, place in clicked))
         return tuple(results)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import MOST_WORDS, FeatureSet, ForwardRow, QueryTerms
+from fedrank.data.live_features import MOST_WORDS, FeatureSet, ForwardRows, QueryTerms
 from fedrank.data.text import tokens
 from fedrank.files import private_folder
 from fedrank.search.answers import Filters, SearchError
@@ -130,12 +131,13 @@ class Engine:
         if self.documents:
             for document, *_ in [*gone, *changed]:
                 writer.delete_documents_by_term("id", document)
-        for document, _, kind, date, words in changed:
+        rows = ForwardRows.of([zlib.decompress(words) for *_, words in changed])
+        for number, (document, _, kind, date, _) in enumerate(changed):
             one = self._tantivy.Document()
             one.add_integer("id", document)
             one.add_integer("date", date)
             one.add_text("kind", kind)
-            one.add_text("words", terms_of(words, partial(store.text, document), features))
+            one.add_text("words", terms_of(rows, number, partial(store.text, document), features))
             writer.add_document(one)
         writer.commit()
         for name in os.listdir(self.folder):
@@ -190,13 +192,13 @@ def term(stem: int) -> str:
     return f"{stem:08x}"
 
 
-def terms_of(packed: bytes, text: Callable[[], str], features: FeatureSet) -> str:
+def terms_of(rows: ForwardRows, number: int, text: Callable[[], str], features: FeatureSet) -> str:
     """All terms of a document, also those behind the words that its forward row keeps."""
-    row = ForwardRow.unpack(packed)
-    pieces = [_as_terms(row.words)]
-    if row.length > len(row.words):
-        words = tokens(text())
-        for rest in _in_rows(words[MOST_WORDS - row.title :]):
+    words = rows.words[rows.offsets[number] : rows.offsets[number + 1]]
+    pieces = [_as_terms(words)]
+    if rows.lengths[number] > len(words):
+        behind = tokens(text())[MOST_WORDS - int(rows.titles[number]) :]
+        for rest in _in_rows(behind):
             pieces.append(_as_terms(features.row("", " ".join(rest)).words))
     return " ".join(pieces)
 

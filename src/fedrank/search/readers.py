@@ -32,7 +32,7 @@ LARGEST_UNPACKED = 64 << 20  # bytes of one member of an office file
 MOST_PARTS = 500  # MIME parts of a message that are looked at
 MOST_BOUNDARIES = 200  # of a message: the standard parser looks for all that are open in every line
 MOST_PAGES = 2_000  # of a PDF
-_BLANKS = re.compile(r"[ \t\f\v\r\x00]+")
+_BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single one is fine, and most are
 _LINES = re.compile(r"\n\s*\n+")
 _BOUNDARY = re.compile(rb"boundary\s*=", re.IGNORECASE)
 _CODE = frozenset(

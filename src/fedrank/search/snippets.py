@@ -18,7 +18,10 @@ _WORD = re.compile(r"\w+")
 def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureSet) -> Snippet:
     """The stretch with the most different words of the query, the earliest of those, with these words marked."""
     body = row.words[row.title :]
-    where = np.flatnonzero(np.isin(body, terms.stems))
+    found = np.zeros(len(body), bool)
+    for stem in terms.stems:
+        found |= body == stem
+    where = np.flatnonzero(found)
     first = max(_best_start(where, body) - 3, 0) if len(where) else 0
     start, end, number = 0, 0, -1
     spans = []

@@ -129,6 +129,7 @@ class Store:
         self.db.execute("PRAGMA synchronous = NORMAL")  # a crash of ours loses nothing; a power cut the last moment
         self.db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
         self.db.execute("PRAGMA cache_size = -16384")
+        self.db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
         if version == 0:
             with self.writing():
                 if self._pragma("user_version") == 0:  # nobody else made it meanwhile
@@ -236,8 +237,8 @@ class Store:
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (*values, file, one.part),
                 ).lastrowid
-            self.db.execute("REPLACE INTO texts VALUES (?, ?)", (document, zlib.compress(one.text.encode(), 6)))
-            self.db.execute("REPLACE INTO forward VALUES (?, ?)", (document, one.row.pack()))
+            self.db.execute("REPLACE INTO texts VALUES (?, ?)", (document, zlib.compress(one.text.encode(), 3)))
+            self.db.execute("REPLACE INTO forward VALUES (?, ?)", (document, zlib.compress(one.row.pack(), 1)))
             self.db.executemany(
                 "INSERT OR IGNORE INTO written_to VALUES (?, ?)", ((document, a) for a in one.written_to)
             )
@@ -268,7 +269,7 @@ class Store:
     def forward_rows(self, documents: Sequence[int]) -> list[ForwardRow]:
         """In any order."""
         return [
-            ForwardRow.unpack(words)
+            ForwardRow.unpack(zlib.decompress(words))
             for some in in_parts(documents)
             for (words,) in self.rows(f"SELECT words FROM forward WHERE document IN ({marks(some)})", *some)
         ]

@@ -1,0 +1,167 @@
+"""How fast is the search client on 100,000 made-up documents? Whole queries next to the engine alone.
+
+    python benchmarks/live_search.py [--documents 100000] [--queries 1000] [--check]
+
+Documents are like abstracts: 60 to 260 words by Zipf's law from 60,000, a third of which the document had before, as
+lines of JSONL. A whole query finds candidates,
+computes features, draws, records and makes ten snippets; the engine alone finds 100 candidates by the same terms.
+Memory is the peak of a process of its own that opens the store and searches. Processor time is what remains of a figure
+on a machine that does other things, too.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import json
+import multiprocessing
+import resource
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+WORDS = 60_000
+TARGETS = {  # what was promised, as (figure, at most)
+    "whole query, p50 in ms": 15.0,
+    "whole query, p99 in ms": 50.0,
+    "milliseconds a document": 0.5,
+    "bytes of disk a document": 2_000.0,
+    "peak memory in MB": 500.0,
+    "seconds to open": 1.0,
+    "seconds of the first search": 2.0,
+    "bytes an impression": 5_000.0,
+}
+
+
+def word(number: int) -> str:
+    """A made-up word, the same for the same number."""
+    letters = "aeiou", "bcdfghklmnprstvz"
+    out = ""
+    number += 7
+    while number:
+        number, at = divmod(number, 16)
+        out += letters[1][at] + letters[0][at % 5]
+    return out
+
+
+def write_documents(path: Path, count: int) -> None:
+    rng = np.random.default_rng(1)
+    words = np.array([word(n) for n in range(WORDS)])
+    shares = 1.0 / (np.arange(WORDS) + 2.7)
+    with path.open("w") as file:
+        for start in range(0, count, 1_000):
+            lengths = rng.integers(60, 260, min(1_000, count - start))
+            drawn = words[rng.choice(WORDS, int(lengths.sum()), p=shares / shares.sum())]
+            for n, text in enumerate(np.split(drawn, np.cumsum(lengths)[:-1])):
+                again = rng.random(len(text)) < 1 / 3
+                text = np.where(again, text[(rng.random(len(text)) * np.arange(len(text))).astype(int)], text)
+                line = {"id": start + n, "title": " ".join(text[:5]), "text": " ".join(text[5:])}
+                file.write(json.dumps(line) + "\n")
+
+
+def some_queries(count: int) -> list[str]:
+    """One to five words, common and rare ones."""
+    rng = np.random.default_rng(2)
+    return [
+        " ".join(word(int(WORDS ** rng.random()) - 1) for _ in range(int(rng.integers(1, 6)))) for _ in range(count)
+    ]
+
+
+def measure(folder: str, queries: list[str], out: multiprocessing.Queue) -> None:
+    """In a process of its own, as it starts after `index`."""
+    from fedrank.search.answers import Filters
+    from fedrank.search.client import SearchClient
+
+    now = 1_700_000_000.0
+
+    def clock() -> float:
+        return now
+
+    began = time.perf_counter()
+    with SearchClient.open(folder, serve=True, clock=clock) as client:
+        opened = time.perf_counter() - began
+        began = time.perf_counter()
+        client.search(queries[0])
+        first = time.perf_counter() - began
+        whole, alone, busy = [], [], []
+        for number, query in enumerate(queries):
+            now += 60.0
+            terms = client.features.query(query)
+            began = time.perf_counter()
+            client.engine.find(terms, Filters(), False)
+            alone.append(time.perf_counter() - began)
+            began, cpu = time.perf_counter(), time.process_time()
+            shown = client.search(query)
+            whole.append(time.perf_counter() - began)
+            busy.append(time.process_time() - cpu)
+            if shown.results and number % 3 == 0:
+                client.open_document(shown.impression, number % len(shown.results))
+        size = client.store.one(
+            "SELECT avg(length(candidates) + length(scores) + length(shown) + length(features) + length(query) + 100) "
+            "FROM impressions WHERE features IS NOT NULL"
+        )[0]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    out.put((opened, first, whole, busy, alone, size, peak))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--queries", type=int, default=1_000)
+    parser.add_argument("--check", action="store_true", help="fail where a target is missed")
+    given = parser.parse_args()
+    from fedrank.search.client import SearchClient
+
+    folder = Path(tempfile.mkdtemp(prefix="fedrank-live-search-"))
+    try:
+        write_documents(folder / "documents.jsonl", given.documents)
+        with SearchClient.open(folder / "store") as client:
+            client.warm()
+            began, cpu = time.perf_counter(), time.process_time()
+            client.index([folder / "documents.jsonl"])
+            indexing, cpu = time.perf_counter() - began, time.process_time() - cpu
+            began = time.perf_counter()
+            client.index()
+            nothing_new = time.perf_counter() - began
+        disk = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
+        context = multiprocessing.get_context("spawn")
+        out = context.Queue()
+        process = context.Process(target=measure, args=(str(folder / "store"), some_queries(given.queries), out))
+        process.start()
+        opened, first, whole, busy, alone, size, peak = out.get()
+        process.join()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    figures = {
+        "whole query, p50 in ms": 1e3 * float(np.percentile(whole, 50)),
+        "whole query, p99 in ms": 1e3 * float(np.percentile(whole, 99)),
+        "whole query, p50 in ms of processor time": 1e3 * float(np.percentile(busy, 50)),
+        "whole query, p99 in ms of processor time": 1e3 * float(np.percentile(busy, 99)),
+        "engine alone, p50 in ms": 1e3 * float(np.percentile(alone, 50)),
+        "engine alone, p99 in ms": 1e3 * float(np.percentile(alone, 99)),
+        "milliseconds a document": 1e3 * indexing / given.documents,
+        "documents a second": given.documents / indexing,
+        "documents a second of processor time": given.documents / cpu,
+        "seconds to find nothing new": nothing_new,
+        "bytes of disk a document": disk / given.documents,
+        "peak memory in MB": peak,
+        "seconds to open": opened,
+        "seconds of the first search": first,
+        "bytes an impression": float(size),
+    }
+    for name, value in figures.items():
+        target = f"   at most {TARGETS[name]:,g}" if name in TARGETS else ""
+        print(f"{name:42} {value:12,.3f}{target}")
+    missed = [name for name, most in TARGETS.items() if figures[name] > most]
+    if given.check and missed:
+        raise SystemExit(f"missed: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

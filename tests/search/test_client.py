@@ -1,0 +1,340 @@
+"""What a person can ask of the client: to forget, to tell what it knows, to hand out; and whatever a query may be."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedrank.search.answers import Filters, NotFound, SearchError
+from fedrank.search.client import SearchClient
+from tests.search.made_up import Clock, opened, write_documents
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def client(tmp_path, clock):
+    with opened(tmp_path, clock, count=25) as client:
+        yield client
+
+
+def search_and_click(client, clock, query, place=1):
+    found = client.search(query)
+    client.open_document(found.impression, place)
+    clock.wait(60)
+    return found
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "", " ", "\0", "orchard\0", 'title:(" AND', "orchard OR NOT -", "🍎 orchard", "\ud83c", "orchard " * 8_000, "*",
+        "a" * 65_536, "orchard\n\r\tapple", "' OR 1=1; --", "../../etc", "<script>", "[1 TO 2]", "ＯＲＣＨＡＲＤ",
+    ],
+)  # fmt: skip
+def test_any_text_is_a_query(client, query):
+    found = client.search(query)
+    assert found.query.encode() is not None
+    if any(word in query.lower() for word in ("orchard", "ｏｒｃｈａｒｄ")):
+        assert len(found.results) == 10
+    assert client.shown(found.impression) == found
+    assert client.shown(found.impression, 1).pages == max(found.pages, 0)
+    for filters in (Filters("file"), Filters(since=0, before=1)):
+        client.search(query, filters, "date")
+
+
+def test_snippets_show_where_the_words_stand(client, tmp_path):
+    text = "start " * 300 + "the <b>rare</b> Wombats were here " + "end " * 300
+    (tmp_path / "documents" / "long.txt").write_text(text)
+    client.index()
+    (result,) = client.search("wombat rare").results
+    marked = [result.snippet.text[a:b] for a, b in result.snippet.marked]
+    assert marked == ["rare", "Wombats"]
+    assert "<b>" in result.snippet.text  # as it is: whoever shows it escapes
+
+
+def test_markup_and_odd_names_come_through_as_they_are(client, tmp_path):
+    name = b"odd \xff<script>.txt"
+    path = os.path.join(os.fsencode(tmp_path / "documents"), name)
+    with open(path, "w") as file:
+        file.write("wombats <img src=x>")
+    client.index()
+    (result,) = client.search("wombats").results
+    assert result.title == "odd \ufffd<script>.txt"
+    json.dumps(result.title).encode()
+    assert client.document(result.id).original == os.fsdecode(path)
+
+
+def test_forgetting_a_query_deletes_its_rows_and_no_others(client, clock):
+    search_and_click(client, clock, "orchard apple")
+    search_and_click(client, clock, "Apple  ORCHARD")
+    kept = search_and_click(client, clock, "orchard pear")
+    gone = client.forget(query="apple orchard")
+    assert (gone.impressions, gone.clicks, gone.documents) == (2, 2, 0)
+    assert [id for (id,) in client.store.rows("SELECT id FROM impressions")] == [kept.impression]
+    assert [id for (id,) in client.store.rows("SELECT impression FROM clicks")] == [kept.impression]
+
+
+def test_what_is_forgotten_is_not_in_the_files_any_more(client, clock):
+    secret = "orchard xylophonist"
+    search_and_click(client, clock, secret)
+    client.store.sweep()
+    files = [path for path in client.folder.rglob("*") if path.is_file()]
+    assert any(b"xylophonist" in path.read_bytes() for path in files)
+    client.forget(query=secret)
+    assert not any(b"xylophonist" in path.read_bytes() for path in files if path.exists())
+
+
+def test_forgetting_since_a_moment(client, clock):
+    old = search_and_click(client, clock, "orchard apple")
+    moment = int(clock())
+    search_and_click(client, clock, "orchard pear")
+    client.open_document(old.impression, 3)  # a late click in an old list
+    gone = client.forget(since=moment)
+    assert (gone.impressions, gone.clicks) == (1, 2)
+    assert [click.place for click in client.rows.clicks(old.impression)] == [1]
+
+
+def test_forgetting_a_document_removes_it_everywhere_and_for_good(client, clock, tmp_path):
+    found = search_and_click(client, clock, "orchard apple", place=0)
+    document = found.results[0].id
+    gone = client.forget(document=document)
+    assert (gone.documents, gone.clicks) == (1, 1)
+    with pytest.raises(NotFound):
+        client.document(document)
+    assert client.shown(found.impression).results[0].gone
+    assert document not in client.rows.get(found.impression).candidates
+    assert document not in [result.id for result in client.search("orchard apple").results]
+    done = client.index()
+    assert done.documents == 24
+    os.utime(tmp_path / "documents" / found.results[0].title, (5, 5))  # read again, and left out
+    done = client.index()
+    assert (done.documents, done.skipped) == (24, {"forgotten": 1})
+    with pytest.raises(NotFound):
+        client.forget(document=10**21)
+
+
+def test_forgetting_everything_leaves_an_empty_client_that_works(client, clock, tmp_path):
+    search_and_click(client, clock, "orchard apple", place=2)
+    client.status()
+    with client.store.writing():
+        client.store.db.execute("INSERT INTO sent (time, receiver, what, bytes) VALUES (1, 'them', 'update', 136)")
+    gone = client.forget(everything=True)
+    assert (gone.documents, gone.impressions, gone.clicks) == (25, 1, 1)
+    status = client.status()
+    assert (status.documents, status.searches, status.clicks, status.learned_from) == (0, 0, 0, 0)
+    assert status.roots == ()
+    assert status.sent_bytes == 136  # what left cannot be taken back, and is not hidden
+    assert client.search("orchard").found == 0
+    assert client.index([tmp_path / "documents"]).documents == 25
+    assert client.search("orchard").found == 25
+
+
+def test_forgetting_must_say_what(client):
+    for what in ({}, {"query": "x", "since": 1}, {"query": "x", "everything": True}):
+        with pytest.raises(SearchError, match="exactly one"):
+            client.forget(**what)
+
+
+def test_status_counts_and_is_json(client, clock):
+    search_and_click(client, clock, "orchard apple", place=0)
+    search_and_click(client, clock, "orchard pear", place=4)
+    found = client.search("orchard plum")
+    client.open_document(found.impression, 2)
+    client.bounced(found.impression, 2)
+    clock.wait(3600)
+    status = client.status()
+    assert (status.documents, status.searches, status.clicks, status.bounced) == (25, 3, 2, 1)
+    assert status.impressions == {"abandoned": 1, "learned": 2}
+    (week,) = status.weeks
+    assert (week.searches, week.clicked, week.first, week.top_three, week.abandoned) == (3, 2, 1, 1, 1)
+    assert week.reciprocal == pytest.approx((1 + 1 / 5) / 3)
+    assert status.replay["shown"] == pytest.approx((1 + 1 / np.log2(6)) / 2)
+    assert set(status.replay) == {"shown", "engine", "model", "searches"}
+    assert status.learned_from == 2
+    assert (status.sent, status.sent_bytes, status.interleaved) == ((), 0, {})
+    read = json.loads(status.as_json())
+    assert read["weights"][3]["feature"] == "engine"
+    assert read["disk_bytes"] > 10_000
+    assert len(read["weights"]) == 34
+
+
+def test_wins_of_interleaved_lists_are_counted_with_an_interval(client):
+    found = client.search("orchard")
+    with client.store.writing():
+        for n, place in enumerate((0, 1, 1, 2)):
+            id = client.store.db.execute(
+                "INSERT INTO impressions (time, number, query, terms, filters, sort, kind, state, model, temperature, "
+                "keep, found, candidates, scores, shown, teams) SELECT time, number, query, terms, filters, sort, "
+                "'interleaved', 'shown', model, 0, 0, found, candidates, scores, shown, x'010200' FROM impressions "
+                "WHERE id = ?",
+                (found.impression,),
+            ).lastrowid
+            client.store.db.execute("INSERT INTO clicks VALUES (?, ?, 1, ?, 0)", (id, place, n))
+    seen = client.status().interleaved
+    assert (seen["wins"], seen["losses"], seen["ties"]) == (2, 1, 0)
+    assert 0 < seen["low"] < seen["share"] == 2 / 3 < seen["high"] < 1
+
+
+def test_settings_are_checked_and_kept(client, clock):
+    for wrong in (lambda: client.learn_setting("maybe"), lambda: client.order_setting("upside down")):
+        with pytest.raises(SearchError):
+            wrong()
+    client.order_setting("engine")
+    client.learn_setting("off")
+    client.close()
+    with SearchClient.open(client.folder, clock=clock) as again:
+        status = again.status()
+        assert (status.order, status.learn) == ("engine", False)
+
+
+def test_clicked_before_becomes_a_feature(client, clock):
+    names = client.features.names
+    found = search_and_click(client, clock, "orchard apple", place=2)
+    clicked = found.results[2].id
+    again = client.rows.get(client.search("apple orchard").impression)
+    row = again.raw[np.flatnonzero(again.candidates == clicked)[0]]
+    assert row[names.index("clicked for this query")] == row[names.index("clicked")] == 0.5
+    assert row[names.index("opened lately")] > 0.99
+    other = client.rows.get(client.search("orchard pear").impression)
+    row = other.raw[np.flatnonzero(other.candidates == clicked)[0]]
+    assert row[names.index("clicked for this query")] == 0
+    assert row[names.index("clicked")] == 0.5
+
+
+def test_mail_from_somebody_whom_the_person_wrote_to(tmp_path, clock):
+    for folder, sender, to in (("Inbox", "ann@x.org", "me@x.org"), ("Sent", "me@x.org", "Ann <ANN@x.org>"),
+                               ("Inbox2", "bob@x.org", "me@x.org")):  # fmt: skip
+        (tmp_path / "mail" / folder).mkdir(parents=True)
+        text = f"Subject: orchard\nFrom: {sender}\nTo: {to}\n\nhello"
+        (tmp_path / "mail" / folder / "1.eml").write_text(text)
+    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+        client.index([tmp_path / "mail"])
+        one = client.rows.get(client.search("orchard").impression)
+        column = one.raw[:, client.features.names.index("from somebody answered")]
+        found = {
+            client.document(int(id)).sender: float(value) for id, value in zip(one.candidates, column, strict=True)
+        }
+        assert found == {"ann@x.org": 1.0, "me@x.org": 0.0, "bob@x.org": 0.0}
+
+
+def test_ubi_is_written_in_the_order_shown_without_clicks_taken_back(client, clock, tmp_path):
+    found = search_and_click(client, clock, "orchard äpple", place=3)
+    client.shown(found.impression, 2)
+    client.open_document(found.impression, 5)
+    client.bounced(found.impression, 5)
+    files = client.export_ubi(tmp_path / "ubi")
+    (query,) = map(json.loads, Path(files.queries).read_text(encoding="utf-8").splitlines())
+    (event,) = map(json.loads, Path(files.events).read_text(encoding="utf-8").splitlines())
+    assert query["user_query"] == "orchard äpple"
+    assert query["query_response_hit_ids"][:10] == [str(result.id) for result in found.results]
+    assert len(query["query_response_hit_ids"]) == 20
+    assert event["query_id"] == query["query_id"]
+    assert event["action_name"] == "click"
+    assert event["event_attributes"]["object"]["object_id"] == str(found.results[3].id)
+    assert event["event_attributes"]["position"]["ordinal"] == 4
+    assert query["timestamp"].endswith("Z")
+    assert (files.searches, files.clicks) == (1, 1)
+    assert os.stat(files.queries).st_mode & 0o077 == 0
+
+
+def test_searches_go_on_while_files_are_indexed(client, tmp_path):
+    write_documents(tmp_path / "documents", 400)
+    problems, done = [], threading.Event()
+
+    def searches():
+        try:
+            while not done.is_set():
+                client.search("orchard apple")
+        except Exception as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=searches) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    client.index()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert client.search("orchard").found == 400
+
+
+def test_nothing_is_opened_to_the_outside(client, clock, monkeypatch):
+    import socket
+
+    def refuse(*_, **__):
+        raise AssertionError("a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    search_and_click(client, clock, "orchard")
+    client.index()
+    client.status()
+    assert client.status().sent == ()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A tiny encoder: a table of vectors for words, "apple" and "fruit" alike; the mean is the text's vector."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from onnx import TensorProto, helper, numpy_helper
+
+    folder = tmp_path_factory.mktemp("encoder")
+    words = ["[UNK]", "[CLS]", "[SEP]", "app", "##le", "fruit", "stone"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    table = np.zeros((len(words), 4), np.float32)
+    table[[3, 4, 5], 0] = 1.0
+    table[6, 1] = 1.0
+    table[0, 2] = 0.05
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "input_ids"], ["vectors"])],
+        "tiny",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "length"])],
+        [helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["n", "length", 4])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, folder / "encoder.onnx")
+    return folder / "encoder.onnx"
+
+
+def test_an_encoder_fills_the_latent_features_and_nothing_is_there_without(tmp_path, clock, encoder):
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "a.txt").write_text("report apple apple")
+    (tmp_path / "documents" / "b.txt").write_text("report stone stone")
+    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+        client.index([tmp_path / "documents"])
+        column = client.features.names.index("latent")
+        before = client.rows.get(client.search("report fruit").impression)
+        assert not before.raw[:, column].any()
+        client.encoder_setting(encoder)
+        client.index()
+        one = client.rows.get(client.search("report fruit").impression)
+        latent = {
+            client.document(int(id)).title: float(v) for id, v in zip(one.candidates, one.raw[:, column], strict=True)
+        }
+        assert latent["a.txt"] > 0.9 > 0.3 > latent["b.txt"]
+        assert client.status().encoder
+    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+        assert client.rows.get(client.search("report fruit").impression).raw[:, column].any()
+        client.encoder_setting(None)
+        assert not client.rows.get(client.search("report fruit").impression).raw[:, column].any()
+        assert client.store.count("SELECT count(*) FROM vectors") == 0
+
+
+def test_what_is_no_encoder_is_one_line(client, tmp_path):
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    for path in (tmp_path / "bad.onnx", tmp_path / "missing.onnx"):
+        with pytest.raises(SearchError) as problem:
+            client.encoder_setting(path)
+        assert "\n" not in str(problem.value)
