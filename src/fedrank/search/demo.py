@@ -218,13 +218,17 @@ BOOKMARKS = (
     ("A trick that should never run", "javascript:alert('no')"),
     ("A file on this machine", "file:///etc/hosts"),
 )
-# What somebody looks for, and a word in the title of what they open.
+# What somebody looks for, and the title of what they open.
 WISHES = (
-    ("roof invoice", "Invoice"), ("leak attic", "Leak"), ("lisbon train", "Train"), ("night train", "Night"),
-    ("choir rehearsal", "rehearsal"), ("concert programme", "Programme"), ("heron battery", "battery"),
-    ("firmware", "firmware"), ("sourdough starter", "starter"), ("rye bread", "Rye"), ("tomatoes", "Tomatoes"),
-    ("tax receipts", "Receipts"), ("deadline tax", "Deadline"), ("bicycle chain", "chain"), ("museum trip", "museum"),
-    ("cat vaccination", "Vaccination"), ("casa azul booking", "Booking"), ("compost", "Compost"),
+    ("roof invoice", "Invoice for the roof"), ("leak attic", "Leak above the attic"),
+    ("lisbon train", "Train to Lisbon: my notes"), ("night train", "Night train times"),
+    ("choir rehearsal", "Choir rehearsal moved"), ("concert programme", "Programme of the concert"),
+    ("heron battery", "Heron: battery life: my notes"), ("firmware", "Heron firmware 1.4"),
+    ("sourdough starter", "Feeding the starter"), ("rye bread", "Rye bread with caraway"),
+    ("tomatoes", "Tomatoes and blight: my notes"), ("tax receipts", "Receipts for the tax return"),
+    ("deadline tax", "Deadline for the return"), ("bicycle chain", "Brake pads and chain"),
+    ("museum trip", "Trip to the museum: my notes"), ("cat vaccination", "Vaccination of the cat"),
+    ("casa azul booking", "Booking at Casa Azul"), ("compost", "Compost in winter"),
 )  # fmt: skip
 
 
@@ -303,9 +307,9 @@ def make_demo(folder: Path, now: float, progress: Progress = quiet) -> Path:
 
 
 def _search(client: SearchClient, query: str, wanted: str) -> None:
-    """Somebody opens the first result that says what they want in its title, if there is one."""
+    """Somebody opens what they want, if they see it."""
     shown = client.search(query)
     for result in shown.results:
-        if wanted in result.title:
+        if result.title == wanted:
             client.open_document(shown.impression, result.place)
             return

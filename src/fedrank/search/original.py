@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,5 +40,6 @@ def open_original(path: str) -> str:
     if opener is None:
         return "no-opener"
     silent = subprocess.DEVNULL
-    subprocess.Popen([opener, path], stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    started = subprocess.Popen([opener, path], stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    threading.Thread(target=started.wait, daemon=True).start()  # it may stay as long as its window
     return "opened"

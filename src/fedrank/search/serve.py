@@ -17,6 +17,7 @@ from fedrank.search.web import make_app
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.types import ASGIApp
 
 _TWO_HOSTS = b"421: this page has one Host\n"
 
@@ -43,15 +44,17 @@ def serve(
 ) -> None:
     """Serve until interrupted; `ready` is told the one-time link as soon as it can be opened."""
     with listening(port) as (bound, door):
-        server = make_server(client, door, hint, ready)
+        server = make_server(make_app(client, door, hint), door, ready)
         with _ended_by_signals():
             server.run(sockets=[bound])
 
 
-def make_server(
-    client: SearchClient, door: Door, hint: str = "", ready: Callable[[str], None] = lambda link: None
-) -> uvicorn.Server:
-    import uvicorn
+def make_server(app: ASGIApp, door: Door, ready: Callable[[str], None]) -> uvicorn.Server:
+    """What serves the page; `ready` is told the link."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise ImportError("the page needs a web server: pip install 'fedrank[search]'") from None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -59,7 +62,7 @@ def make_server(
             ready(door.link)
 
     config = uvicorn.Config(
-        make_app(client, door, hint), http=_protocol(), ws="none", lifespan="off", loop="asyncio", log_level="critical",
+        app, http=_protocol(), ws="none", lifespan="off", loop="asyncio", log_level="critical",
         access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
     )  # fmt: skip
     return Server(config)

@@ -62,8 +62,11 @@ class Served(NamedTuple):
 
 def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
     """The whole page as an application that a server runs."""
-    from starlette.applications import Starlette
-    from starlette.routing import Route
+    try:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+    except ImportError:
+        raise ImportError("the page needs a web framework: pip install 'fedrank[search]'") from None
 
     served = Served(client, door, opens, hint)
 
@@ -99,6 +102,7 @@ def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOrigi
         ],
         exception_handlers=_problems(),
     )
+    app.router.redirect_slashes = False  # an address is ours, or there is no such page
     return _Guard(app, door)
 
 

@@ -1,7 +1,7 @@
 // Who leaves a document within five seconds did not find what they looked for: that click is not learned from.
-// Going back is noticed without this; a tab that is closed is not.
+// Going back is noticed without a script. What is not is a tab of its own that is closed: only this is told here.
 "use strict";
-(() => {
+if (history.length === 1) {
   const ENOUGH = 5000; // milliseconds in sight
   const where = document.currentScript.dataset.bounced;
   let seen = 0;
@@ -12,14 +12,14 @@
     if (since !== null) seen += now - since;
     since = document.visibilityState === "visible" ? now : null;
   };
-  const useful = () => { stays = true; };
+  const goesOn = () => { stays = true; };
   look();
   document.addEventListener("visibilitychange", look);
-  document.addEventListener("submit", useful);
-  document.addEventListener("copy", useful);
-  for (const link of document.querySelectorAll("a.leave, nav.pages a")) link.addEventListener("click", useful);
+  document.addEventListener("submit", goesOn);
+  document.addEventListener("copy", goesOn);
+  window.navigation?.addEventListener("navigate", goesOn); // a reload, or a link: the tab is still there
   addEventListener("pagehide", () => {
     look();
     if (!stays && seen < ENOUGH) navigator.sendBeacon(where);
   });
-})();
+}
