@@ -174,7 +174,7 @@ def test_wins_of_interleaved_lists_are_counted_with_an_interval(client):
             id = client.store.db.execute(
                 "INSERT INTO impressions (time, number, query, terms, filters, sort, kind, state, model, temperature, "
                 "keep, found, candidates, scores, shown, teams) SELECT time, number, query, terms, filters, sort, "
-                "'interleaved', 'shown', model, 0, 0, found, candidates, scores, shown, x'010200' FROM impressions "
+                "'interleaved', 'shown', model, 0, 0, found, candidates, scores, shown, x'0001ff' FROM impressions "
                 "WHERE id = ?",
                 (found.impression,),
             ).lastrowid

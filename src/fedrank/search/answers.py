@@ -161,6 +161,17 @@ class SentBytes:
 
 
 @dataclass(frozen=True)
+class TrialNews:
+    """How a new model does that is on trial, or how the last trial ended."""
+
+    origin: str
+    state: str  # replay, draft, adopted, refused by a replay, refused by clicks, stopped
+    kept: int  # searches kept from learning so far, for the replay
+    wins: int  # mixed lists that the new model won
+    losses: int
+
+
+@dataclass(frozen=True)
 class SearchStatus:
     """Everything that the status page and `status --json` show."""
 
@@ -188,6 +199,7 @@ class SearchStatus:
     sent_bytes: int
     encoder: str  # digest of the encoder in use, or empty
     waiting: int = 0  # documents in the store that the index does not have yet
+    trial: TrialNews | None = None  # of a new model, the latest
     notes: tuple[str, ...] = field(default=())  # sentences for the person, such as that nothing is encrypted at rest
 
     def as_dict(self) -> dict[str, Any]:

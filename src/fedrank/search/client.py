@@ -62,6 +62,7 @@ from fedrank.search.index import Candidacy, Engine
 from fedrank.search.readers import clean
 from fedrank.search.snippets import snippet_of
 from fedrank.search.store import Store, in_parts, marks
+from fedrank.search.trial import Trials
 from fedrank.types import Impression
 
 PLACES = 10  # of a page
@@ -94,6 +95,7 @@ class SearchClient:
                 closing.enter_context(locked(self.folder / "serve.lock", f"the search in {self.folder}"))
             self.engine = Engine(self.folder)
             self.rows = ImpressionRows(self.store, self.features)
+            self.trials = Trials(self.rows)
             self._begin()
             with contextlib.suppress(Locked), self._indexing():  # whoever indexes just now does it
                 self._follow()
@@ -240,7 +242,7 @@ class SearchClient:
         query = " ".join(clean(query[:LONGEST_QUERY]).split())
         with self._turn:
             now, learning = self._clock(), self._learns
-            self.rows.settle(now, searching=True, learning=learning)
+            self._settle(now, searching=True)
             self._catch_up()
             terms = self.features.query(query)
             found = self.engine.find(terms, filters, sort == "date")
@@ -257,6 +259,11 @@ class SearchClient:
                 if len(self._unrecorded) > MOST_UNRECORDED:
                     self._unrecorded.popitem(last=False)
             return self._page(one, 1)
+
+    def _settle(self, now: float, searching: bool) -> None:
+        """Let every list reach the state that it is in by now, learn, and judge a model on trial."""
+        self.rows.settle(now, searching, self._learns and self.trials.phase != "replay")
+        self.trials.judge()
 
     @property
     def _learns(self) -> bool:
@@ -348,7 +355,13 @@ class SearchClient:
         number = int(self.store.setting("searches", 0))
         model, master = self.rows.model()
         features, weights = self.rows.scaled(raw), master.astype(np.float32)
-        if kind == "pdgd" and len(raw):
+        teams, on_trial = None, self.trials.on_trial() if kind == "pdgd" else None
+        if on_trial is not None and on_trial.phase == "draft":
+            kind = "interleaved"
+            scores = scores_of(weights, features)
+            mixed = self.trials.mixed(on_trial, features, scores, number, PLACES)
+            shown, teams = mixed.shown, mixed.team
+        elif kind == "pdgd" and len(raw):
             scores, shown = draw(weights, features, LEARNER, stream_of(self.store.setting("chance"), number))
         else:
             scores = scores_of(weights, features)
@@ -357,7 +370,8 @@ class SearchClient:
         drawn = (LEARNER.temperature, LEARNER.keep) if kind == "pdgd" else (0.0, 0.0)
         return Recorded(
             0, now, number, query, _key(terms), json.dumps(asdict(filters)), sort, kind, "shown", model, *drawn,
-            found.found, found.documents, scores, shown, raw, None,
+            found.found, found.documents, scores, shown, raw, teams,
+            None if on_trial is None or teams is None else on_trial.id,
         )  # fmt: skip
 
     def shown(self, impression: int, page: int = 1) -> Shown:
@@ -495,7 +509,8 @@ class SearchClient:
         """The person is done with this list; what waits 30 minutes otherwise is learned from now."""
         with self._turn:
             if self._get(impression).id not in self._unrecorded:
-                self.rows.close(impression, self._clock(), self._learns)
+                self.rows.close(impression, self._clock(), self._learns and self.trials.phase != "replay")
+                self.trials.judge()
 
     def why(self, impression: int) -> tuple[Explained, ...]:
         """Why this order: every place of the list that was shown so far, from the top, by the model as it is now."""
@@ -527,7 +542,7 @@ class SearchClient:
         """What there is, what was learned, and every byte that ever left."""
         with self._turn:
             store = self.store
-            self.rows.settle(self._clock(), searching=False, learning=self._learns)
+            self._settle(self._clock(), searching=False)
             model, weights = self.rows.model()
             origin, start, learned = store.one("SELECT origin, start, learned FROM models WHERE id = ?", model)
             begun = np.frombuffer(start, "<f8")
@@ -561,6 +576,7 @@ class SearchClient:
                 sent=sent,
                 sent_bytes=sum(one.bytes for one in sent),
                 encoder=self._encoder.digest if self._encoder else "",
+                trial=self.trials.news(),
                 waiting=store.count("SELECT count(*) FROM documents WHERE seq > ?", store.indexed),
                 notes=NOTES,
             )
@@ -669,8 +685,23 @@ class SearchClient:
                     "UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed')"
                 )
                 self.rows.new_model(self._clock(), "the engine's order, after a reset", self.features.start())
+                if self.trials.phase:
+                    self.trials.end("stopped")
             else:
                 self.store.set(learn=int(setting == "on"))
+
+    def try_model(self, weights: NDArray[np.float64], origin: str) -> None:
+        """Put a new model on trial: it is used once recorded searches and the person's clicks have shown it better.
+
+        `status().trial` says how it does. With learning off, or in a fixed order, a trial waits.
+        """
+        with self._turn:
+            self.trials.begin(self._clock(), np.asarray(weights, np.float64), origin)
+
+    def stop_trial(self) -> None:
+        """The model in use stays."""
+        with self._turn:
+            self.trials.stop()
 
     def order_setting(self, order: Order) -> None:
         """How results are ordered from now on; only "drawn" lists teach."""

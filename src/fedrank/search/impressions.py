@@ -60,7 +60,8 @@ class Recorded:
     scores: Scores | None  # [candidates]; None where it is so old that they were dropped
     shown: NDArray[np.int64]  # [places]: candidates, of all pages drawn so far
     raw: NDArray[np.float16] | None  # [candidates, features], 0 .. 1
-    teams: NDArray[np.int64] | None  # [places] of an interleaved list: 0 both, 1 the model in use, 2 the one on trial
+    teams: NDArray[np.int8] | None = None  # [places] of an interleaved list, as in `gate`: whose choice each was
+    trial: int | None = None  # the model on trial in such a list
 
 
 @dataclass(frozen=True)
@@ -169,14 +170,14 @@ class ImpressionRows:
         assert one.scores is not None
         id = self.store.db.execute(
             "INSERT INTO impressions (time, number, query, terms, filters, sort, kind, state, model, temperature, "
-            "keep, found, candidates, scores, shown, features, teams) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "keep, found, candidates, scores, shown, features, teams, trial) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 one.time, one.number, one.query, one.terms, one.filters, one.sort, one.kind, one.state, one.model,
                 one.temperature, one.keep, one.found, one.candidates.astype("<i8").tobytes(),
                 one.scores.astype("<f4").tobytes(), one.shown.astype("u1").tobytes(),
                 None if one.raw is None else pack_features(one.raw),
-                None if one.teams is None else one.teams.astype("u1").tobytes(),
+                None if one.teams is None else one.teams.astype("i1").tobytes(), one.trial,
             ),
         ).lastrowid  # fmt: skip
         return int(id or 0)
@@ -236,8 +237,8 @@ class ImpressionRows:
         if not closed and not late and not self.store.one(_TO_LEARN):
             return 0
         with self.store.writing():
-            self._to("closed", closed)
-            self._to("abandoned", [id for (id,) in late])
+            self._move("opened", "closed", closed)
+            self._move("shown", "abandoned", [id for (id,) in late])
             return self._learn(now) if learning else self._discard(now)
 
     def close(self, id: int, now: float, learning: bool) -> None:
@@ -247,8 +248,11 @@ class ImpressionRows:
             if learning:
                 self._learn(now)
 
-    def _to(self, state: str, ids: list[int]) -> None:
-        self.store.db.executemany("UPDATE impressions SET state = ? WHERE id = ?", ((state, id) for id in ids))
+    def _move(self, before: str, after: str, ids: list[int]) -> None:
+        """Another process may have moved them already."""
+        self.store.db.executemany(
+            "UPDATE impressions SET state = ? WHERE id = ? AND state = ?", ((after, id, before) for id in ids)
+        )
 
     def _discard(self, now: float) -> int:
         self.store.db.execute(
@@ -268,7 +272,7 @@ class ImpressionRows:
             recorded = self.get(id)
             if (one := self.as_impression(recorded)) is not None:
                 taught += learn(master, one, replace(LEARNER, temperature=recorded.temperature, keep=recorded.keep))
-        self._to("learned", waiting)
+        self._move("closed", "learned", waiting)
         self.store.db.execute(
             "UPDATE models SET weights = ?, learned = learned + ? WHERE id = ?",
             (master.astype("<f8").tobytes(), taught, model),
@@ -295,12 +299,12 @@ class ImpressionRows:
 _TO_LEARN = "SELECT id FROM impressions WHERE state = 'closed' AND kind = 'pdgd' ORDER BY id"
 _COLUMNS = (
     "id, time, number, query, terms, filters, sort, kind, state, model, temperature, keep, found, candidates, scores, "
-    "shown, features, teams"
+    "shown, features, teams, trial"
 )
 
 
 def _recorded(row: tuple[Any, ...]) -> Recorded:
-    *plain, candidates, scores, shown, features, teams = row
+    *plain, candidates, scores, shown, features, teams, trial = row
     ids = np.frombuffer(candidates, "<i8").astype(np.int64)
     values = [
         *plain,
@@ -308,6 +312,7 @@ def _recorded(row: tuple[Any, ...]) -> Recorded:
         None if scores is None else np.frombuffer(scores, "<f4").astype(np.float32),
         np.frombuffer(shown, "u1").astype(np.int64),
         None if features is None else unpack_features(features, len(ids)),
-        None if teams is None else np.frombuffer(teams, "u1").astype(np.int64),
+        None if teams is None else np.frombuffer(teams, "i1").astype(np.int8),
+        trial,
     ]
     return Recorded(*values)

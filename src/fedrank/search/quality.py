@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.search.answers import Week
+from fedrank.search.gate import NEITHER, NEW, OLD, Draft
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
 from fedrank.search.store import Store
 
@@ -71,10 +72,12 @@ def interleaved(store: Store) -> dict[str, float]:
         "SELECT teams, (SELECT group_concat(place) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "
         "WHERE kind = 'interleaved' AND teams IS NOT NULL"
     ):
-        credit = [teams[int(place)] for place in (places or "").split(",") if place]
-        trial, used = credit.count(2), credit.count(1)
-        if trial or used:
-            wins, losses, ties = wins + (trial > used), losses + (trial < used), ties + (trial == used)
+        clicked = np.zeros(len(teams), bool)
+        clicked[[int(place) for place in (places or "").split(",") if place and int(place) < len(teams)]] = True
+        team = np.frombuffer(teams, np.int8)
+        winner = Draft(np.arange(len(team)), team).winner(clicked)
+        if (team[clicked] != NEITHER).any():
+            wins, losses, ties = wins + (winner == NEW), losses + (winner == OLD), ties + (winner == NEITHER)
     decided = wins + losses
     if not decided + ties:
         return {}

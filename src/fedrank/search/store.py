@@ -56,16 +56,18 @@ CREATE TABLE left_out (name BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE vectors (document INTEGER PRIMARY KEY, encoder TEXT NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE models (
     id INTEGER PRIMARY KEY AUTOINCREMENT, made REAL NOT NULL, origin TEXT NOT NULL, features TEXT NOT NULL,
-    start BLOB NOT NULL, weights BLOB NOT NULL, learned INTEGER NOT NULL DEFAULT 0
+    start BLOB NOT NULL, weights BLOB NOT NULL, learned INTEGER NOT NULL DEFAULT 0, fate TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE impressions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, number INTEGER NOT NULL, query TEXT NOT NULL,
     terms BLOB NOT NULL, filters TEXT NOT NULL, sort TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     model INTEGER NOT NULL, temperature REAL NOT NULL, keep REAL NOT NULL, found INTEGER NOT NULL,
-    candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB
+    candidates BLOB NOT NULL, scores BLOB, shown BLOB NOT NULL, features BLOB, teams BLOB,
+    trial INTEGER
 );
 CREATE INDEX impressions_by_state ON impressions (state);
 CREATE INDEX impressions_by_time ON impressions (time);
+CREATE INDEX impressions_by_trial ON impressions (trial) WHERE trial IS NOT NULL;
 CREATE INDEX impressions_by_terms ON impressions (terms);
 CREATE TABLE clicks (
     impression INTEGER NOT NULL, place INTEGER NOT NULL, document INTEGER NOT NULL, time REAL NOT NULL,

@@ -1,0 +1,114 @@
+"""A new model is used only after recorded searches and clicks have shown it better; a broken one never."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrank.search import gate
+from fedrank.search.answers import SearchError
+from fedrank.search.client import SearchClient
+from tests.search.made_up import FRUIT, Clock, opened
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def client(tmp_path, clock):
+    with opened(tmp_path, clock) as client:
+        yield client
+
+
+def model(client, **features):
+    weights = client.features.start()
+    for name, value in features.items():
+        weights[client.features.names.index(name)] = value
+    return weights
+
+
+def live(client, clock, most):
+    """Search, open the longest document that is shown, and wait, until the trial has ended; returns how often."""
+    for number in range(most):
+        found = client.search(f"orchard {FRUIT[number % 10]}")
+        longest = max(found.results, key=lambda result: len(client.document(result.id).text))
+        client.open_document(found.impression, longest.place)
+        clock.wait(60)
+        if client.store.setting("trial_phase") == "":
+            return number
+    return most
+
+
+def test_a_better_model_is_adopted_after_both_steps(client, clock):
+    better = model(client, length=8.0)
+    client.try_model(better, "a friend")
+    used, before = client.rows.model()
+    assert client.status().trial.state == "replay"
+    live(client, clock, gate.FEWEST + 1)
+    assert client.status().trial.state == "draft"
+    assert client.rows.model()[0] == used
+    assert live(client, clock, 200) < 200
+    trial = client.status().trial
+    assert (trial.state, trial.origin, trial.losses) == ("adopted", "a friend", 0)
+    assert trial.wins >= np.log(1 / gate.Gate().level) / np.log(1 + gate.Gate().stake)
+    np.testing.assert_array_equal(client.rows.model()[1], better)
+    assert (before != better).any()
+    assert client.status().interleaved["wins"] == trial.wins
+
+
+def test_a_broken_model_is_refused_and_the_one_in_use_goes_on(client, clock):
+    used, _ = client.rows.model()
+    client.try_model(model(client, engine=-5.0, length=-8.0), "somebody")
+    live(client, clock, 120)
+    trial = client.status().trial
+    assert trial.state.startswith("refused")
+    assert client.rows.model()[0] == used
+
+
+def test_searches_kept_for_the_replay_are_learned_from_afterwards(client, clock):
+    client.try_model(model(client, length=8.0), "a friend")
+    live(client, clock, 20)
+    assert client.status().learned_from == 0
+    assert client.status().impressions == {"closed": 19, "opened": 1}
+    client.stop_trial()
+    clock.wait(60)
+    client.search("something else")
+    assert client.store.count("SELECT count(*) FROM impressions WHERE state = 'learned'") == 20
+    assert client.status().trial.state == "stopped"
+
+
+def test_mixed_lists_teach_nothing(client, clock):
+    client.try_model(model(client, length=8.0), "a friend")
+    live(client, clock, gate.FEWEST + 1)
+    client.status()
+    clock.wait(60)
+    found = client.search("orchard")
+    assert client.rows.get(found.impression).kind == "interleaved"
+    assert not found.teaches
+    weights = client.rows.model()[1]
+    client.open_document(found.impression, 4)
+    assert client.shown(found.impression, 2).results
+    clock.wait(3600)
+    client.status()
+    np.testing.assert_array_equal(client.rows.model()[1], weights)
+
+
+def test_a_trial_goes_on_after_a_restart_and_ends_with_a_reset(client, clock):
+    client.try_model(model(client, length=8.0), "a friend")
+    live(client, clock, 5)
+    client.close()
+    with SearchClient.open(client.folder, clock=clock) as again:
+        assert again.status().trial.kept == 4
+        with pytest.raises(SearchError, match="already"):
+            again.try_model(model(again), "another")
+        again.learn_setting("reset")
+        assert again.status().trial.state == "stopped"
+
+
+@pytest.mark.parametrize("weights", [np.zeros(3), np.full(34, np.nan), np.zeros((34, 1))])
+def test_what_is_no_model_is_refused(client, weights):
+    with pytest.raises(SearchError, match="no model"):
+        client.try_model(weights, "nobody")
+    assert client.status().trial is None
