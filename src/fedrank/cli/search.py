@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +18,7 @@ from fedrank.cli.shared import new_console, note, progress, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrank.search.answers import SearchStatus
+    from fedrank.search.answers import Indexed, SearchStatus
     from fedrank.search.client import SearchClient
 
 search_app = typer.Typer(
@@ -47,6 +49,7 @@ def search_index(
     encoder: Annotated[
         Path | None, typer.Option(help="A text encoder of your own as an ONNX file, for two more features.")
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on, and read what changes, until Ctrl-C.")] = False,
     folder: Home = None,
 ) -> None:
     """Read documents, or what changed in them since the last time. May be stopped and goes on where it was."""
@@ -56,16 +59,18 @@ def search_index(
             client.encoder_setting(encoder)
         with progress(console) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
-        say(
-            console,
-            f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
-            f"{done.unchanged:,} of {done.files:,} files as before; {done.seconds:.1f} s",
-        )
+        _tell_indexed(done, console)
         if done.skipped:
             say(console, f"Skipped: {_counts(done.skipped)}")
         if not done.documents:
             note("there is nothing to search; name a folder, such as fedrank search index ~/Documents")
         say(console, f"Search them: fedrank search serve{_same(folder)}")
+        if watch:
+            from fedrank.search.watch import watch as watch_folders
+
+            say(console, "Watching; Ctrl-C ends it.")
+            with contextlib.suppress(KeyboardInterrupt):
+                watch_folders(client, lambda done: _tell_indexed(done, console), threading.Event())
 
 
 @search_app.command("serve", epilog="Examples:  fedrank search serve  ·  fedrank search serve --port 8080 --no-browser")
@@ -103,13 +108,18 @@ def search_forget(
     folder: Home = None,
 ) -> None:
     """Delete rows. What the model learned from them stays in its weights until fedrank search learn reset."""
+    from fedrank.search.answers import NotFound
+
     if (query is not None) + (document is not None) + (since is not None) + all != 1:
         raise ValueError("nothing was deleted: give one of --query, --document, --since and --all")
     moment = None if since is None else _moment(since)
     if all and not yes:
         typer.confirm("Delete the index, all searches and clicks, and what was learned?", abort=True)
     with _client(folder) as client:
-        gone = client.forget(query=query, document=document, since=moment, everything=all)
+        try:
+            gone = client.forget(query=query, document=document, since=moment, everything=all)
+        except NotFound:
+            raise ValueError(f"--document {document}: there is no such document; nothing was deleted") from None
     say(new_console(), f"{gone}")
 
 
@@ -192,11 +202,18 @@ def _serve(client: SearchClient, console: Console, port: int, browser: bool, hin
 
 
 def _browse(link: str) -> None:
-    import threading
     import webbrowser
 
     # A browser of the terminal would keep the page from being served.
     threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
+
+
+def _tell_indexed(done: Indexed, console: Console) -> None:
+    say(
+        console,
+        f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
+        f"{done.unchanged:,} of {done.files:,} files as before; {done.seconds:.1f} s",
+    )
 
 
 def _tell(status: SearchStatus, console: Console) -> None:

@@ -711,6 +711,12 @@ class SearchClient:
             self.store.set(order=order)
 
     @property
+    def roots(self) -> list[Path]:
+        """Folders and files that are indexed."""
+        with self._turn:
+            return [root.path for root in roots_of(self.store)]
+
+    @property
     def order(self) -> Order:
         """How results are ordered now."""
         with self._turn:

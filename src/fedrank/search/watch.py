@@ -1,0 +1,80 @@
+"""Watching the folders that are indexed: what changes in them can be found a moment later."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrank.progress import Progress, quiet
+from fedrank.search.answers import Indexed
+from fedrank.search.client import SearchClient
+
+if TYPE_CHECKING:
+    from watchdog.events import FileSystemEvent
+
+REST = 2.0  # seconds without a change before files are read: whoever writes one writes it in pieces
+LONGEST_WAIT = 30.0  # seconds after which they are read all the same
+# Reading a file is an event, too: had it an effect, indexing would never end.
+CHANGES = {"created", "modified", "deleted", "moved", "closed"}
+
+
+def watch(
+    client: SearchClient,
+    told: Callable[[Indexed], None],
+    stop: threading.Event,
+    rest: float = REST,
+    progress: Progress = quiet,
+) -> None:
+    """Index again whenever something changed, until told to stop; a change during indexing is not missed."""
+    try:
+        from watchdog.events import FileSystemEventHandler
+        from watchdog.observers import Observer
+    except ImportError:
+        raise ImportError("watching folders needs the package watchdog: pip install 'fedrank[search]'") from None
+
+    changed = threading.Event()
+    own = str(client.folder.resolve())
+
+    class Changes(FileSystemEventHandler):
+        def on_any_event(self, event: FileSystemEvent) -> None:
+            names = [os.fsdecode(name) for name in (event.src_path, event.dest_path) if name]
+            if event.event_type in CHANGES and not all(_below(name, own) for name in names):
+                changed.set()
+
+    observer: Any = Observer()
+    for folder, whole in _folders(client.roots):
+        observer.schedule(Changes(), str(folder), recursive=whole)
+    observer.start()
+    try:
+        while not stop.is_set():
+            if not changed.wait(0.2):
+                continue
+            began = time.monotonic()
+            while changed.is_set() and time.monotonic() - began < LONGEST_WAIT and not stop.is_set():
+                changed.clear()
+                stop.wait(rest)
+            changed.clear()
+            done = client.index(progress=progress)
+            if done.added or done.changed or done.removed:
+                told(done)
+    finally:
+        observer.stop()
+        observer.join()
+
+
+def _folders(roots: list[Path]) -> list[tuple[Path, bool]]:
+    """What to watch: folders with all that lies below them, files by the folder that they lie in."""
+    found: dict[Path, bool] = {}
+    for root in roots:
+        where = root if root.is_dir() else root.parent
+        if where.is_dir():
+            found[where] = found.get(where, False) or root.is_dir()
+    return sorted(found.items())
+
+
+def _below(name: str, folder: str) -> bool:
+    return name == folder or name.startswith(folder + os.sep)

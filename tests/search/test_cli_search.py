@@ -1,0 +1,306 @@
+"""`fedrank search`, as a shell calls it; the page as a process of its own, which speaks to nobody but its browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fedrank.cli import main
+from fedrank.cli.search import default_folder
+from fedrank.search.client import SearchClient
+from fedrank.search.demo import TOPICS, WISHES, make_demo, write_documents
+from fedrank.search.watch import watch
+
+pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
+Command = Callable[..., tuple[int, str, str]]
+NOW = 1_790_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some notes, and a data folder of one's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDRANK_SEARCH", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "200")
+    notes = Path("notes")
+    notes.mkdir()
+    for number in range(4):
+        (notes / f"{number}.md").write_text(f"# River {number}\n\nIt runs to the sea, past {number} mills.\n")
+    (notes / "picture.bin").write_bytes(b"\0\1\2\3" * 50)
+
+
+@pytest.fixture
+def fedrank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedrank", "search", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+@contextmanager
+def process(*words: str, code: str = "from fedrank.cli import main; main()") -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, "search", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.communicate(timeout=20)
+
+
+def link_of(started: subprocess.Popen[str]) -> str:
+    assert started.stdout is not None
+    for line in started.stdout:
+        if found := re.search(r"http://127\.0\.0\.1:\d+/enter/\S+", line):
+            return found[0]
+    pytest.fail(f"no link: {started.stderr.read() if started.stderr else ''}")
+
+
+def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> None:
+    code, said, _ = fedrank("index", "notes")
+    assert code == 0
+    assert "4 documents: 4 new, 0 changed, 0 removed" in said
+    assert re.search(r"Skipped: 1 \w+", said)
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+    Path("notes/0.md").write_text("# Lake\n\nStill water.\n")
+    Path("notes/1.md").unlink()
+    assert "3 documents: 0 new, 1 changed, 1 removed" in fedrank("index")[1]
+
+    with SearchClient.open("store") as client:
+        for _ in range(3):
+            shown = client.search("river mills")
+            client.open_document(shown.impression, 0)
+            client.close_impression(shown.impression)
+    code, said, warned = fedrank("status")
+    assert code == 0
+    for words in ("Documents", "3 (3 file)", "Clicks", "3, and 0 taken back", "0 bytes: nothing, ever", "order drawn"):
+        assert words in said
+    assert "Nothing is encrypted" in warned
+    status = json.loads(fedrank("status", "--json")[1])
+    assert (status["documents"], status["searches"], status["clicks"], status["sent_bytes"]) == (3, 3, 3, 0)
+
+    assert "no search and no click" in fedrank("learn", "off")[1]
+    assert json.loads(fedrank("status", "--json")[1])["learn"] is False
+    assert fedrank("learn", "on")[0] == fedrank("learn", "reset")[0] == 0
+    assert json.loads(fedrank("status", "--json")[1])["learned_from"] == 0
+
+    code, said, _ = fedrank("export", "--ubi", "out")
+    assert code == 0
+    queries = [json.loads(line) for line in Path("out/ubi_queries.jsonl").read_text().splitlines()]
+    assert [one["user_query"] for one in queries] == ["river mills"] * 3
+    assert "3 searches" in said
+    assert "3 clicks" in said
+
+    assert "3 searches, 3 clicks and 0 documents were deleted" in fedrank("forget", "--query", "river mills")[1]
+    assert "0 searches" in fedrank("forget", "--since", "2020-01-31")[1]
+    assert "1 documents" in fedrank("forget", "--document", "3")[1]
+    assert "2 documents" in fedrank("forget", "--all", "--yes")[1]
+    assert json.loads(fedrank("status", "--json")[1])["documents"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("forget",), "nothing was deleted: give one of --query"),
+        (("forget", "--query", "x", "--all"), "nothing was deleted: give one of --query"),
+        (("forget", "--since", "yesterday"), "'yesterday' is not a day; nothing was deleted"),
+        (("forget", "--document", "77"), "there is no such document; nothing was deleted"),
+        (("learn", "maybe"), "'maybe' is not one of on, off, reset; nothing was changed"),
+        (("index", "nowhere"), "nowhere"),
+        (("index", "--encoder", "none.onnx"), "none.onnx"),
+        (("status", "--folder", "notes/0.md"), "notes/0.md"),
+    ],
+)
+def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: str) -> None:
+    code, _, said = fedrank(*words)
+    assert code == 2
+    assert told in said
+    assert said.startswith("fedrank: ")
+    assert len(said.splitlines()) == 1
+
+
+def test_nothing_is_deleted_without_a_yes(fedrank: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedrank("index", "notes")
+    with monkeypatch.context() as answers:
+        answers.setattr("typer.confirm", lambda text, abort: (_ for _ in ()).throw(SystemExit(1)))
+        assert fedrank("forget", "--all")[0] == 1
+    assert json.loads(fedrank("status", "--json")[1])["documents"] == 4
+
+
+def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert default_folder() == tmp_path / "data" / "fedrank" / "search"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert default_folder() == Path.home() / "Library" / "Application Support" / "fedrank" / "search"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    assert default_folder() == tmp_path / "fedrank" / "search"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_one_serves_and_ends_in_order(fedrank: Command) -> None:
+    fedrank("index", "notes")
+    with process("serve", "--no-browser") as started:
+        link = link_of(started)
+        code, _, said = fedrank("serve", "--no-browser")
+        assert code == 2
+        assert len(said.splitlines()) == 1
+        assert str(started.pid) in said
+        port = link.split("/")[2].rpartition(":")[2]
+        code, _, said = fedrank("serve", "--no-browser", "--port", port, "--folder", "other")
+        assert code == 2
+        assert f"port {port} cannot be used" in said
+        with httpx.Client(verify=False, trust_env=False, follow_redirects=True) as browser:
+            assert "4 documents" in browser.get(link).text
+            started.send_signal(signal.SIGTERM)
+            out, errors = started.communicate(timeout=30)
+    assert (started.returncode, errors) == (0, "")
+    assert "Ended; everything that was answered is kept." in out
+
+
+SPY = """
+import json, sys
+events = open({path!r}, "a", buffering=1)
+def hear(event, given):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"):
+        print(event, given[1:], file=events)
+    if event == "socket.bind":
+        print(event, given[1], file=events)
+sys.addaudithook(hear)
+from fedrank.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="sockets are counted where Linux lists them")
+def test_nobody_is_asked_and_one_socket_listens(tmp_path: Path) -> None:
+    """Sockets of the whole process, those of libraries among them; and every attempt of Python's own to reach one."""
+    heard = tmp_path / "heard.txt"
+    spy = SPY.format(path=str(heard))
+    with process("index", "notes", code=spy) as indexing:
+        assert indexing.wait(120) == 0
+    assert heard.read_text() == "", "indexing knows no network"
+    with process("serve", "--no-browser", code=spy) as serving:
+        link = link_of(serving)
+        origin = link.partition("/enter/")[0]
+        port = int(origin.rpartition(":")[2])
+        most = 0
+        with httpx.Client(verify=False, trust_env=False, headers={"origin": origin}) as browser:
+            browser.get(link)
+            for round in range(5):
+                where = browser.post(f"{origin}/search", data={"q": "river"}).headers["location"]
+                for path in (where, f"{where}/open/{round % 4}", f"{where}/why", "/status"):
+                    assert browser.get(origin + path).status_code == 200
+                    found = sockets_of(serving.pid)
+                    most = max(most, len(found))
+                    for local, remote, listens in found:
+                        assert local == ("127.0.0.1", port)
+                        assert remote[0] == ("0.0.0.0" if listens else "127.0.0.1")
+                    assert sum(listens for *_, listens in found) == 1
+        assert most >= 2, "the browser's own was seen"
+    assert heard.read_text().split("\n") == ["socket.bind ('127.0.0.1', 0)", ""]
+
+
+def sockets_of(pid: int) -> list[tuple[tuple[str, int], tuple[str, int], bool]]:
+    """(local, remote, whether it listens) of every internet socket that a process holds."""
+    held = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(handle)):
+                held.add(found[1])
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    found_sockets = []
+    for kind in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in held:
+                assert kind == "tcp", f"a socket of another kind: {kind}"
+                found_sockets.append((address(fields[1]), address(fields[2]), fields[3] == "0A"))
+    return found_sockets
+
+
+def address(text: str) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    return ".".join(str(part) for part in reversed(bytes.fromhex(host))), int(port, 16)
+
+
+def test_changes_are_seen_while_watching(tmp_path: Path) -> None:
+    pytest.importorskip("watchdog", reason="pip install 'fedrank[search]'")
+    seen, stop = [], threading.Event()
+    with SearchClient.open(tmp_path / "notes" / "store") as client:  # the own folder lies below what is watched
+        client.index([tmp_path / "notes"])
+        thread = threading.Thread(target=watch, args=(client, seen.append, stop), kwargs={"rest": 0.1})
+        thread.start()
+        try:
+            time.sleep(0.5)
+            (tmp_path / "notes" / "new.md").write_text("# Otter\n\nAn otter swims.\n")
+            wait_for(lambda: len(seen) == 1)
+            assert [result.title for result in client.search("otter").results] == ["Otter"]
+            (tmp_path / "notes" / "0.md").unlink()
+            wait_for(lambda: len(seen) == 2)
+            time.sleep(1.0)
+            assert len(seen) == 2, "reading and storing are no changes"
+        finally:
+            stop.set()
+            thread.join(20)
+    assert [(done.added, done.removed) for done in seen] == [(1, 0), (0, 1)]
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if what():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not happen")
+
+
+def test_the_demo_is_worth_looking_at(tmp_path: Path) -> None:
+    store = make_demo(tmp_path / "demo", NOW)
+    with SearchClient.open(store, clock=lambda: NOW) as client:
+        status = client.status()
+        assert status.kinds == {"file": 45, "mail": 135, "note": 20, "page": 8}
+        assert status.skipped == {}
+        assert len(status.weeks) >= 5
+        assert status.clicks > 0.8 * status.searches
+        assert status.learned_from > 50
+        late, early = status.weeks[-2:], status.weeks[:2]
+        assert share_at_the_top(late) > share_at_the_top(early), "something was learned"
+    again = make_demo(tmp_path / "demo", NOW)
+    with SearchClient.open(again, clock=lambda: NOW) as client:
+        assert client.status().searches == status.searches, "a second start makes no more of them"
+
+
+def share_at_the_top(weeks: tuple[object, ...]) -> float:
+    return sum(week.first for week in weeks) / sum(week.searches for week in weeks)  # type: ignore[attr-defined]
+
+
+def test_the_demo_is_the_same_for_everybody(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_documents(tmp_path / name, NOW)
+    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert len(files) == 48
+    for path in files:
+        assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
+    titles = {title for topic in TOPICS for title in topic.titles}
+    assert {wanted.removesuffix(": my notes") for _, wanted in WISHES} <= titles
