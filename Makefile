@@ -12,6 +12,7 @@ help:  ## what there is
 
 demo: $(READY)  ## three minutes: a federation learns, is attacked, forgets; a story in pictures to open
 	$(BIN)/fedrank demo --out runs --report demo.html
+	@echo "Search on your own device, to try in a browser: $(BIN)/fedrank search demo"
 
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest -n auto
@@ -26,6 +27,7 @@ docs: $(READY)  ## the documentation as a web site: site/index.html
 
 chaos: $(READY)  ## some minutes: every reader of files meets 5,000 mutated ones, and none may crash, hang or lie
 	$(BIN)/python -m tests.fuzz --count 5000
+	$(BIN)/python -m tests.search.kills --count 50
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
 	$(BIN)/python benchmarks/fpdgd.py

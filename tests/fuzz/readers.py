@@ -387,6 +387,35 @@ def _card(folder: Path) -> Any:
     return card, card.claim, card.spent, summary(card), card.population and about_population(card.population)
 
 
+def _save_documents(folder: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(folder / "a.docx", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", "<w:d xmlns:w='w'><w:p><w:t>one &amp; two</w:t></w:p></w:d>")
+    mail = "Subject: =?utf-8?q?gr=C3=BCn?=\nFrom: A <a@b.org>\nDate: Mon, 01 Jan 2024 10:00:00 +0000\nContent-Type: "
+    mail += "multipart/mixed; boundary=x\n\n--x\nContent-Type: text/plain; charset=latin-1\n\nyes\n--x--\n"
+    (folder / "b.eml").write_text(mail)
+    (folder / "c.mbox").write_text(f"From x\n{mail}\nFrom y\n{mail}")
+    (folder / "d.jsonl").write_text('{"id": 1, "title": "t", "text": "x", "date": "2024-01-01"}\n' * 3)
+    (folder / "e.html").write_text("<title>t</title><p>one<script>two</script><!-- three -->&#228;</p>")
+    links = '<DT><H3>F</H3><DL><DT><A HREF="https://a.org/b" ADD_DATE="1704103200">A</A><DD>d</DL>'
+    (folder / "f.html").write_text(f"<!DOCTYPE NETSCAPE-Bookmark-file-1>{links}")
+
+
+def _documents(folder: Path) -> Any:
+    from fedrank.search.readers import Unreadable
+    from fedrank.search.sources import FoundFile, walk
+
+    said = []
+    for found in walk(folder):
+        assert isinstance(found, FoundFile)
+        for piece in found.pieces():
+            if isinstance(piece, Unreadable):
+                raise piece
+            said.append((found.key, *(getattr(piece, name) for name in piece.__dataclass_fields__)))
+    return said
+
+
 READERS = {
     "linear model": Reader(_save_linear, _model, sealed=True),
     "neural models of clients": Reader(_save_neural, _model, sealed=True),
@@ -411,6 +440,7 @@ READERS = {
     "ledger": Reader(_save_ledger, _ledger),
     "population": Reader(_save_people, _people),
     "privacy card": Reader(_save_card, _card),
+    "documents to search": Reader(_save_documents, _documents),
 }
 
 

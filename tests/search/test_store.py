@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sqlite3
 import stat
 import subprocess
 import sys
-import textwrap
-import time
-import zlib
 
-import numpy as np
 import pytest
 
-from fedrank.data.live_features import ForwardRow, ForwardRows, WordStatistics
 from fedrank.files import Locked
 from fedrank.search import collect
 from fedrank.search.answers import Filters, SearchError
 from fedrank.search.client import SearchClient
 from fedrank.search.index import Engine
 from fedrank.search.store import FILE, VERSION, Store
+from tests.search.kills import check_agreement
 from tests.search.made_up import Clock, opened, write_documents
-
-
-def check_agreement(client: SearchClient) -> None:
-    """Word counts are those of the documents that are there, and the engine has exactly these."""
-    rows = [ForwardRow.unpack(zlib.decompress(words)) for (words,) in client.store.rows("SELECT words FROM forward")]
-    expected, found = WordStatistics.of(ForwardRows.join(rows)), client.store.statistics()
-    np.testing.assert_array_equal(found.frequencies, expected.frequencies)
-    counts = (expected.documents, expected.words, expected.title_words)
-    assert (found.documents, found.words, found.title_words) == counts
-    ids = {id for (id,) in client.store.rows("SELECT id FROM documents")}
-    assert client.engine.documents == len(ids)
-    if ids:
-        searched = client.engine._searcher.search(client.engine._tantivy.Query.all_query(), len(ids) + 1)
-        addresses = [address for _, address in searched.hits]
-        assert set(client.engine._searcher.fast_field_values("id", addresses)) == ids
-    assert client.store.indexed == client.store.seq
 
 
 def titles(client: SearchClient, query: str) -> set[str]:
@@ -209,6 +188,34 @@ def test_an_engine_that_cannot_write_is_one_line_and_follows_later(tmp_path, mon
         assert client.status().documents == 8
 
 
+def test_an_engine_that_stumbles_over_what_a_crash_left_is_made_anew(tmp_path, monkeypatch):
+    with opened(tmp_path, count=5) as client:
+        write_documents(tmp_path / "documents", 8)
+        real, times = Engine._follow_some, []
+
+        def stumbles(*arguments):
+            times.append(1)
+            if len(times) == 1:
+                raise ValueError("Failed to open file for write: 'FileAlreadyExists(\"x.1048.del\")'")
+            return real(*arguments)
+
+        monkeypatch.setattr(Engine, "_follow_some", stumbles)
+        client.index()
+        check_agreement(client)
+        assert client.search("orchard").found == 8
+
+
+def test_an_index_made_anew_by_another_process_is_found(tmp_path):
+    with opened(tmp_path, count=5) as client:
+        with SearchClient.open(client.folder, clock=Clock()) as other:
+            other.engine.make_anew()
+            (tmp_path / "documents" / "zebra.txt").write_text("a zebra in the orchard")
+            other.index()
+            check_agreement(other)
+        assert client.search("orchard").found == 6
+        check_agreement(client)
+
+
 @pytest.mark.parametrize("damage", ["deleted", "nonsense", "older", "emptied"])
 def test_an_engine_that_was_lost_is_made_again(tmp_path, damage):
     with opened(tmp_path, count=6) as client:
@@ -264,49 +271,13 @@ def test_filters_and_dates(tmp_path):
         assert client.search("orchard", Filters(since=3000)).found == 4
 
 
-KILLED = """
-import os, sys, threading, time
-from pathlib import Path
-from fedrank.search.client import SearchClient
-from fedrank.search import collect
-collect.BATCH = 7
-with SearchClient.open(sys.argv[1]) as client:
-    print("ready", flush=True)
-    for turn in range(1_000):
-        client.index([sys.argv[2]])
-        found = client.search("orchard")
-        client.open_document(found.impression, 1)
-        print("clicked", found.impression, flush=True)
-        client.close_impression(found.impression)
-        for path in sorted(Path(sys.argv[2]).iterdir())[turn % 5 :: 5]:
-            path.write_text(f"the orchard in turn {turn}, {path.name}")
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there is no kill -9")
-def test_killed_at_any_moment_both_stores_agree_and_no_answered_click_is_lost(tmp_path):
-    folder = write_documents(tmp_path / "documents", 60)
-    script = tmp_path / "killed.py"
-    script.write_text(textwrap.dedent(KILLED))
-    clicked: set[int] = set()
-    for wait in (0.05, 0.2, 0.45):
-        with subprocess.Popen(
-            [sys.executable, script, tmp_path / "store", folder], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout.readline() == "ready\n"
-            assert process.stdout.readline().startswith("clicked") or process.poll() is not None
-            time.sleep(wait)
-            process.send_signal(signal.SIGKILL)
-            clicked |= {int(line.split()[1]) for line in process.stdout if line.startswith("clicked")}
-        with SearchClient.open(tmp_path / "store") as client:
-            check_agreement(client)
-            found = {id for (id,) in client.store.rows("SELECT impression FROM clicks")}
-            assert clicked <= found
-            learned = client.store.count("SELECT count(*) FROM impressions WHERE state = 'learned'")
-            assert client.store.one("SELECT learned FROM models")[0] <= learned
-    with SearchClient.open(tmp_path / "store") as client:
-        assert client.index().documents == 60
-        check_agreement(client)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no kill -9")
+def test_killed_at_any_moment_both_stores_agree_and_no_answered_click_is_lost():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.search.kills", "--count", "4"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("4 kills")
 
 
 def test_a_stop_in_the_middle_of_a_file_goes_on_where_it_was(tmp_path, monkeypatch):

@@ -150,8 +150,6 @@ class SearchClient:
             self.engine.follow(self.store, self.features, told)
             if self.engine.documents != self.store.count("SELECT count(*) FROM documents"):
                 self.engine.make_anew()
-                with self.store.writing():
-                    self.store.set(indexed=0)
                 self.engine.follow(self.store, self.features, told)
             self._followed = self.store.indexed
 

@@ -29,6 +29,7 @@ CANDIDATES = 100
 COMMON = 50_000  # documents: a term that more have is left out of a query that has rarer ones
 HEAP = 48 << 20  # bytes for what is being indexed
 BATCH = 2_000  # documents between two commits
+_DAMAGED = ("FileAlreadyExists", "FileDoesNotExist", "DataCorruption", "corrupt")
 
 
 class Candidacy(NamedTuple):
@@ -94,27 +95,40 @@ class Engine:
     def follow(self, store: Store, features: FeatureSet, told: Callable[[int], None] = lambda done: None) -> int:
         """Do what the store has and the index has not: delete, add, commit, and only then note that it is done.
 
-        Doing it twice does no harm, so that a crash in between costs nothing but time. Returns how many documents.
+        Doing it twice does no harm, so that a crash in between costs nothing but time. An index that is damaged is made
+        anew. Returns how many documents.
         """
-        if self.fresh and store.indexed:
-            with store.writing():
-                store.set(indexed=0)
+        if self.fresh:
+            self._forget_what_is_done(store)
+        try:
+            return self._follow(store, features, told)
+        except (ValueError, OSError) as problem:
+            if isinstance(problem, SearchError):
+                raise
+            if not any(sign in str(problem) for sign in _DAMAGED):  # tantivy tells a full disk so
+                raise SearchError(
+                    f"{self.folder}: the index cannot be written: {problem}; nothing is lost; make room, then try again"
+                ) from None
+        self.make_anew()
+        self._forget_what_is_done(store)
+        return self._follow(store, features, told)
+
+    def _forget_what_is_done(self, store: Store) -> None:
+        with store.writing():
+            store.set(indexed=0)
         self.fresh = False
+
+    def _follow(self, store: Store, features: FeatureSet, told: Callable[[int], None]) -> int:
         done = 0
         if store.indexed >= store.seq:
             return done
         try:
             writer = self._index.writer(HEAP, 1)
+            writer.garbage_collect_files()  # a crash may have left files whose names would be used again
             while (last := store.indexed) < store.seq:
                 done += self._follow_some(writer, store, features, last)
                 told(done)
             writer.wait_merging_threads()
-        except (ValueError, OSError) as problem:  # tantivy tells a full disk so
-            if isinstance(problem, SearchError):
-                raise
-            raise SearchError(
-                f"{self.folder}: the index cannot be written: {problem}; nothing is lost; make room, then try again"
-            ) from None
         finally:
             self.reload()
         return done
