@@ -6,13 +6,14 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
 import pytest
 
-from fedrank.search.answers import SearchError, Snippet, Week
+from fedrank.search.answers import SearchError, SentBytes, Snippet, TrialNews, Week
 from fedrank.search.original import open_original
 from fedrank.search.pictures import BarScale, split, week_bar
 from fedrank.search.render import day, marked, moment, short, size
@@ -482,6 +483,31 @@ def test_the_bar_of_a_week_adds_up() -> None:
     widths = [float(wide) + 0.4 for wide in re.findall(r'width="([\d.]+)"', week_bar(week))]
     assert widths == pytest.approx([50, 20, 10, 20])
     assert "<rect" not in week_bar(Week(0, 0, 0, 0, 0, 0, 0.0))
+
+
+def test_status_of_somebody_who_shares(
+    page: ServedPage, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every byte that left is listed; a model on trial is, with what is known of it."""
+    sent = tuple(SentBytes(1_700_000_000 + day * 86_400, EVIL, "an update", 1_000 + day) for day in range(5))
+    wins = {"wins": 12.0, "losses": 6.0, "ties": 2.0, "share": 2 / 3, "low": 0.44, "high": 0.84}
+    trial = TrialNews("the federation", "draft", kept=30, wins=12, losses=6)
+    weeks = tuple(Week(1_700_000_000 + n * 604_800, 10, 8, 5, 7, 2, 0.6) for n in range(40))
+    status = replace(
+        page.client.status(), sent=sent, sent_bytes=5_010, interleaved=wins, trial=trial, weeks=weeks,
+        replay={"shown": 0.7},
+    )  # fmt: skip
+    monkeypatch.setattr(page.client, "status", lambda: status)
+    text = browser.get("/status").text
+    shown = " ".join(Tags(text).text.split())
+    assert "5.0 kB in 5 messages" in shown
+    assert shown.count(EVIL) == 5
+    assert "Nothing, ever" not in shown
+    assert "chose the new one 12 times, the other 6 times, and neither 2 times: 67% of those decided" in shown
+    assert "with 95 % confidence 44% to 84%" in shown
+    assert "From the federation: draft. 30 searches are kept to compare with; it won 12" in shown
+    assert shown.count("50%") == 26, "half a year of weeks"
+    assert 'width="59.60"' in text, "the new model's share of the mixed lists"
 
 
 def test_dates_and_sizes_are_written_for_people() -> None:

@@ -241,7 +241,10 @@ def _tell(status: SearchStatus, console: Console) -> None:
         told = ", ".join(f"{name} {value:.3f}" for name, value in status.replay.items())
         lines.append(("Clicked, 1/log2", told))
     if status.interleaved:
-        lines.append(("On trial", ", ".join(f"{name} {value:g}" for name, value in status.interleaved.items())))
+        lines.append(("Mixed lists", ", ".join(f"{name} {value:.3g}" for name, value in status.interleaved.items())))
+    if (trial := status.trial) is not None:
+        told = f"{trial.state}; {trial.kept:,} searches kept, {trial.wins:,} won, {trial.losses:,} lost"
+        lines.append(("On trial", f"{trial.origin}: {told}"))
     lines.append(("Kept in", f"{status.folder}, {size(status.disk_bytes)}"))
     lines.append(("Left", f"{status.sent_bytes:,} bytes" + ("" if status.sent else ": nothing, ever")))
     lines += [("", f"{moment(one.time)} to {one.to}: {one.what}, {one.bytes:,} bytes") for one in status.sent]

@@ -45,7 +45,7 @@ class BarScale:
 
 def week_bar(week: Week) -> Markup:
     """The searches of a week by their clicks: at the first place, among three, lower, none."""
-    return stack([(name, count / max(week.searches, 1)) for name, count in split(week)])
+    return stack(split(week))
 
 
 def split(week: Week) -> list[tuple[str, int]]:
@@ -60,12 +60,13 @@ def split(week: Week) -> list[tuple[str, int]]:
 
 
 def stack(parts: Sequence[tuple[str, float]]) -> Markup:
-    """Shares side by side."""
-    drawn, at = [], 0.0
-    for name, share in parts:
-        if share > 0:
-            drawn.append(_rect(at, 0, max(WIDE * share - 0.4, 0.1), TALL, name))
-            at += WIDE * share
+    """Parts of a whole, side by side."""
+    drawn, at, whole = [], 0.0, sum(count for _, count in parts)
+    for name, count in parts:
+        if count > 0:
+            wide = WIDE * count / whole
+            drawn.append(_rect(at, 0, max(wide - 0.4, 0.1), TALL, name))
+            at += wide
     return _svg(drawn)
 
 

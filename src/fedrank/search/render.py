@@ -46,7 +46,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
     environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
-    environment.globals |= {"week_bar": pictures.week_bar, "split": pictures.split, "meanings": meanings()}
+    environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": meanings()}
     return environment
 
 
