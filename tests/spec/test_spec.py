@@ -73,7 +73,10 @@ MISTAKES = [
     ("data.folds=[]", "data.folds: [] cannot be used; list at least 1"),
     ("data.normalise=queri", "data.normalise: no 'queri'; did you mean \"query\"?"),
     ("data.train=x.txt", "data: has both a name and files; leave out name, or train"),
-    ("data={}", "data: give a name of the catalog (`fedrank data list`), files: train and test, or a log"),
+    (
+        "data={}",
+        "data: give a name of the catalog (`fedrank data list`), files: train and test, a log, or a collection",
+    ),
     ("seeds=[1, 1]", "seeds: 1 stands there twice; list each once"),
     ("seeds=7", "seeds: 7 cannot be used; give a list in brackets"),
     ("seeds=[1.5]", "seeds[0]: 1.5 cannot be used; give a whole number"),
@@ -104,7 +107,7 @@ MISTAKES = [
         "clients.malicious: 1 would do no harm, no attack is set; use 0, or an attack such as "
         '{ name = "poisoned-clicks" }',
     ),
-    ("start=nowhere", "start: no model at nowhere; give a model.json, or the folder of a finished run"),
+    ("start=nowhere", 'start: no model at nowhere; give a model.json, the folder of a finished run, or "given"'),
     ("baseline=other", "baseline: no variant 'other'; there is \"only\""),
     ("vary=3", "vary: 3 is not a table; write [vary]"),
     ("vary.rounds=3", "vary.rounds: 3 cannot be used; list the values to compare in brackets"),

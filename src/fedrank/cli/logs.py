@@ -52,6 +52,9 @@ def logs_build(
         str, typer.Option(help="Clicks name documents by id or url; auto: by url in AOL's format.")
     ] = "auto",
     stem: Annotated[str, typer.Option(help="Stems of words instead of words: none, or english.")] = "none",
+    features: Annotated[
+        str, typer.Option(help="aol-103, those of AOL4FOLTR; or live-1, those of fedrank search.")
+    ] = "aol-103",
     published: Annotated[bool, typer.Option("--published", help="Features as the published code has them.")] = False,
     seed: Annotated[int, typer.Option(help="For what is drawn by chance.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="For features; one per core if not given.")] = None,
@@ -62,8 +65,9 @@ def logs_build(
 
     columns = dict(_pair(text) for text in column or [])
     how = LogBuild(
-        ListRules(window=window, short=short), users, least, tuple(exclude or ()), columns, match, published, seed, stem
-    )
+        ListRules(window=window, short=short), users, least, tuple(exclude or ()), columns, match, published, seed,
+        stem, features,
+    )  # fmt: skip
     _make_log(lambda report: build_log(log, docs, out, how, threads=threads or os.cpu_count() or 1, progress=report))
 
 

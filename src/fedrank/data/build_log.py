@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from fedrank.data import from_ir_datasets
 from fedrank.data.documents import Documents, read_documents
 from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
+from fedrank.data.live_features import LIVE_1, LOG_103, NAMES
+from fedrank.data.live_ranking import ENGINE_WORDS, pair_features
 from fedrank.data.log_folder import Marks, begin, finish, is_complete, save, table, working_on
 from fedrank.data.logs import (
     ARRAYS,
@@ -67,6 +69,7 @@ class LogBuild:
     published: bool = False  # the features as the published code computed them
     seed: int = 1
     stem: str = "none"  # "english": stems instead of words, for lists and features alike
+    features: str = LOG_103  # or "live-1", which takes English stems for lists and features
 
     def __post_init__(self) -> None:
         if self.users is not None and self.users < 1:
@@ -75,6 +78,10 @@ class LogBuild:
             raise ValueError(f"least = {self.least}: a user without an entry is no user; use 1 or more")
         if self.stem not in STEMS:
             raise ValueError(f"stem = {self.stem!r}; choose {' or '.join(map(repr, STEMS))}")
+        if self.features not in (LOG_103, LIVE_1.version):
+            raise ValueError(f"features = {self.features!r}; choose {LOG_103!r} or {LIVE_1.version!r}")
+        if self.published and self.features != LOG_103:
+            raise ValueError(f"published = True: {self.features} were never published so; leave one of them out")
 
 
 def build_log(
@@ -123,7 +130,8 @@ def _build(
     collection = from_ir_datasets.documents_of(documents) if from_package else read_documents(documents)
     clicks = read_clicks(log, collection, how.columns, how.match)
     _check(log, clicks, how.exclude)
-    tools = (extractor or _own_features(how, threads))(collection)
+    own = _live_features(how) if how.features == LIVE_1.version else _own_features(how, threads)
+    tools = (extractor or own)(collection)
     report("read", 1, 1)
     if not marks.done:  # only now, so that files or settings that make no sense leave no folder behind
         marks.set("begun", 1)
@@ -146,6 +154,19 @@ def _own_features(how: LogBuild, threads: int) -> Callable[[Documents], Extracto
             return features_for(asked, query, rows, statistics(), threads=threads, published=how.published)
 
         return Extractor(tuple(FEATURE_NAMES), features, cut)
+
+    return extractor
+
+
+def _live_features(how: LogBuild) -> Callable[[Documents], Extractor]:
+    def extractor(documents: Documents) -> Extractor:
+        describe = _once(lambda: pair_features(documents, how.lists.depth))
+
+        def features(queries: Sequence[str], query: NDArray[np.int64], rows: NDArray[np.int64]) -> Features:
+            found: Features = describe()(queries, query, rows)
+            return found
+
+        return Extractor(NAMES, features, ENGINE_WORDS)
 
     return extractor
 
@@ -403,6 +424,8 @@ def _fingerprint(path: Path) -> str:
 
 def _plain(how: LogBuild) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))  # as it will come back from a file
+    if how.features == LOG_103:
+        del settings["features"]  # which data sets from before there was a choice do not name
     return settings
 
 

@@ -28,6 +28,7 @@ MOST_WORDS = 4096  # of a document that are kept, its title's first
 MOST_TERMS = 32  # of a query
 HISTORY = 26  # the first column that the client gives itself
 CONSTANTS = "live_constants.json"
+LOG_103 = "aol-103"  # the other set of features for texts: those of AOL4FOLTR
 
 _HEAD = struct.Struct("<III")  # words of the title that are kept, words of both that are kept, words that there were
 _HASH_BITS = (1 << 31) - 1
@@ -218,7 +219,7 @@ def _fading(days: float | None, scale: float) -> float:
     return 0.0 if days is None else float(np.exp(-max(days, 0.0) / scale))  # a clock may have been set back
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class FeatureSet:
     """A version of the features: the stemmer belongs to it, since other stems are other features."""
 
@@ -228,6 +229,16 @@ class FeatureSet:
     @property
     def version(self) -> str:
         return "live-1" if self.stemmer == "english" else f"live-1-{self.stemmer}"
+
+    @classmethod
+    def named(cls, version: str) -> FeatureSet:
+        """The set of that name; its stemmer is looked for when it is used."""
+        if version == LIVE_1.version:
+            return LIVE_1
+        language = version.removeprefix("live-1-")
+        if language in ("", version, "english"):
+            raise ValueError(f'no features {version!r}; there is "live-1", and with another stemmer "live-1-german"')
+        return cls(language)
 
     @cached_property
     def constants(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -308,6 +319,16 @@ class FeatureSet:
 
 
 LIVE_1 = FeatureSet()
+
+
+def known_features(name: str) -> str:
+    """The name of a set of features for texts, checked."""
+    if name != LOG_103:
+        try:
+            FeatureSet.named(name)
+        except ValueError as problem:
+            raise ValueError(f'{problem}, and "{LOG_103}"') from None
+    return name
 
 
 def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,9 +6,10 @@ counted over these documents, too: nobody knows the whole collection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +19,80 @@ from fedrank.data.catalog import Fold
 from fedrank.data.collection import Collection, load_collection
 from fedrank.data.documents import Documents
 from fedrank.data.lists import bm25, ranked
-from fedrank.data.live_features import BUCKETS, ENGINE, LIVE_1, NAMES, FeatureSet, ForwardRows, WordStatistics
+from fedrank.data.live_features import (
+    BUCKETS,
+    ENGINE,
+    LIVE_1,
+    LOG_103,
+    NAMES,
+    FeatureSet,
+    ForwardRows,
+    WordStatistics,
+    known_features,
+)
+from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of
+from fedrank.data.logs import SearchLog
+from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
 from fedrank.kernels.elementary import log1p_each
 from fedrank.seeds import rng_for
+from fedrank.types import Features, Scores
 
+ENGINE_WORDS = Tokeniser("english")  # candidates are the same whatever the features
 CANDIDATES = 100
 ROUNDS = 20  # of moving documents between topics
 CROWDED = 1.5  # times the mean size that a topic may have
 _FINE = 1 << 10  # steps of a word's weight: sums of whole numbers are the same on every machine
+
+
+class NothingToLearn(ValueError):
+    """No query has a relevant document among its candidates."""
+
+
+class Described(Protocol):
+    """What tells candidates of a query apart, from a searcher's own documents."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
+        """[candidates, features]; candidates are rows of the searcher's documents, the best score first."""
+
+
+@dataclass(frozen=True, eq=False)
+class LiveDescribed:
+    """The features live-1."""
+
+    rows: ForwardRows
+    features: FeatureSet = LIVE_1
+    scaled: bool = True
+
+    names: ClassVar[tuple[str, ...]] = NAMES
+
+    @cached_property
+    def statistics(self) -> WordStatistics:
+        return WordStatistics.of(self.rows)
+
+    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
+        raw = self.features.raw(self.features.query(query), self.rows.select(candidates), scores, self.statistics)
+        return self.features.scaled(raw) if self.scaled else raw
+
+
+@dataclass(frozen=True, eq=False)
+class LogDescribed:
+    """The 103 features of AOL4FOLTR, and the engine's score: what live-1 is compared with."""
+
+    documents: Documents
+
+    names: ClassVar[tuple[str, ...]] = (*FEATURE_NAMES, NAMES[ENGINE])
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        return Statistics.of(self.documents)
+
+    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
+        return np.column_stack([features_of(query, candidates, self.statistics), scores])
 
 
 def forward_rows(documents: Documents, features: FeatureSet = LIVE_1) -> ForwardRows:
@@ -39,25 +104,20 @@ def live_ranking(
     collection: Collection,
     queries: Sequence[int] | NDArray[np.integer] | None = None,
     part: Sequence[int] | NDArray[np.integer] | None = None,
-    rows: ForwardRows | None = None,
-    features: FeatureSet = LIVE_1,
-    scaled: bool = True,
+    describe: Callable[[Documents, NDArray[np.int64]], Described] | None = None,
 ) -> RankingData:
-    """Queries with the best 100 of BM25 as candidates, in the engine's order; `scaled` features, or raw ones.
+    """Queries with the best 100 of BM25 as candidates, in the engine's order.
 
-    `part` are the documents that the searcher has (None: all of them), and `rows` saves time where the forward rows of
-    the whole collection are known. A query without a relevant document among its candidates is left out: no order of
-    them is better than another.
+    `part` are the documents that the searcher has (None: all of them). `describe` makes features from these and from
+    where they stand in the collection; None: scaled live-1. A query without a relevant document among its candidates is
+    left out: no order of them is better than another.
     """
     held = np.arange(len(collection.documents)) if part is None else np.sort(np.asarray(part, np.int64))
-    mine = (forward_rows(collection.documents, features) if rows is None else rows).select(held)
-    statistics = WordStatistics.of(mine)
-    of = collection.documents
-    ids, titles, texts, urls = ([column[d] for d in held] for column in (of.ids, of.title, of.text, of.url))
-    own = Documents(ids, titles, texts, urls)
-    score = bm25(own, Tokeniser("none" if features.stemmer == "none" else "english"))
-    grades_of = np.zeros(len(of), np.int8)
-    found: list[NDArray[np.float32]] = []
+    own = _some(collection.documents, held)
+    described = LiveDescribed(forward_rows(own)) if describe is None else describe(own, held)
+    score = bm25(own, ENGINE_WORDS)
+    grades_of = np.zeros(len(collection.documents), np.int8)
+    found: list[Features] = []
     grades: list[NDArray[np.int8]] = []
     asked: list[str] = []
     for query in range(len(collection.queries)) if queries is None else queries:
@@ -66,14 +126,12 @@ def live_ranking(
         scores = score(collection.queries[query])
         best = ranked(scores, CANDIDATES)
         if grades_of[held[best]].any():
-            terms = features.query(collection.queries[query])
-            raw = features.raw(terms, mine.select(best), scores[best], statistics)
-            found.append(features.scaled(raw) if scaled else raw)
+            found.append(described(collection.queries[query], best, scores[best]))
             grades.append(grades_of[held[best]])
             asked.append(collection.query_ids[query])
         grades_of[judged] = 0
     if not asked:
-        raise ValueError(
+        raise NothingToLearn(
             f"{collection.name}: no query has a relevant document among the best {CANDIDATES} of {len(held)} "
             "documents, so there is nothing to learn; give more documents or queries"
         )
@@ -84,9 +142,44 @@ def live_ranking(
         np.array(asked),
         name=collection.name,
         top_grade=collection.top_grade,
-        feature_names=NAMES,
+        feature_names=described.names,
         given=NAMES[ENGINE],
     )
+
+
+def _some(documents: Documents, which: NDArray[np.int64]) -> Documents:
+    of = documents.ids, documents.title, documents.text, documents.url
+    ids, titles, texts, urls = ([column[d] for d in which] for column in of)
+    return Documents(ids, titles, texts, urls)
+
+
+def pair_features(
+    documents: Documents, depth: int
+) -> Callable[[Sequence[str], NDArray[np.int64], NDArray[np.int64]], Features]:
+    """A function from queries and pairs of a query and a document to scaled live-1, as search logs need it.
+
+    A pair is described as one candidate among the best `depth` of BM25, whichever other pairs are asked for.
+    """
+    described, score = LiveDescribed(forward_rows(documents)), bm25(documents, ENGINE_WORDS)
+
+    def features(queries: Sequence[str], query: NDArray[np.int64], rows: NDArray[np.int64]) -> Features:
+        out = np.empty((len(rows), len(NAMES)), np.float32)
+        for one in np.unique(query):
+            here = np.flatnonzero(query == one)
+            scores = score(queries[one])
+            best = ranked(scores, depth)
+            of_best = described(queries[one], best, scores[best])
+            place = {int(document): where for where, document in enumerate(best)}
+            for pair in here:
+                document = int(rows[pair])
+                if document in place:
+                    out[pair] = of_best[place[document]]
+                else:  # what was clicked may be none of the best: it stands behind them, each by itself
+                    last = np.append(best, document)
+                    out[pair] = described(queries[one], last, scores[last])[-1]
+        return out
+
+    return features
 
 
 def topics(rows: ForwardRows, count: int, seed: int) -> NDArray[np.int64]:
@@ -162,38 +255,60 @@ def owners(collection: Collection, of_document: NDArray[np.int64], count: int) -
     return found
 
 
-def collection_fold(name: str, parts: int, fold: int, features: FeatureSet = LIVE_1) -> Fold:
+def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", normalised: str | None = None) -> Fold:
     """A collection among `parts` searchers, each with its own topic: half of each one's queries to learn, half to test.
 
     Another fold is another division into topics and halves. Queries know whose they are (`who`), and count the order in
     which they are dealt as time. A searcher with fewer than two usable queries has none.
     """
-    collection, rows = _with_rows(name, features)
+    collection, rows = _with_rows(name)
     of_document = topics(rows, parts, fold) if parts > 1 else np.zeros(len(rows), np.int64)
     of_query = owners(collection, of_document, parts)
     halves: tuple[list[RankingData], list[RankingData]] = ([], [])
     for part in range(parts):
         asked = np.flatnonzero(of_query == part)
-        if not len(asked):
+        if len(asked) < 2:
             continue
         try:
-            data = live_ranking(collection, asked, np.flatnonzero(of_document == part), rows, features)
-        except ValueError:
-            continue  # nothing of it can be found by its words
+            data = live_ranking(collection, asked, np.flatnonzero(of_document == part), _describing(features, rows))
+        except NothingToLearn:
+            continue
         if data.queries < 2:
             continue
+        data = normalise(data, normalised or default_normalisation(features))
         dealt = rng_for(fold, "halves", part).permutation(data.queries)
         for half, some in zip(halves, (dealt[: len(dealt) // 2], dealt[len(dealt) // 2 :]), strict=True):
             half.append(_of_searcher(data.select(np.sort(some)), part))
     if not halves[0]:
         raise ValueError(f"{name} has too few queries for {parts} parts; use fewer parts")
     train, test = (_joined(half) for half in halves)
+    sizes = np.bincount(of_document, minlength=parts)
     note = (
-        f"{parts} searchers with {np.bincount(of_document, minlength=parts).min():,} to "
-        f"{np.bincount(of_document, minlength=parts).max():,} documents of their own; {train.queries:,} queries to "
-        f"learn from and {test.queries:,} to test on; best {CANDIDATES} of BM25"
+        f"{parts} searchers with {sizes.min():,} to {sizes.max():,} documents of their own; {train.queries:,} queries "
+        f"to learn from and {test.queries:,} to test on; candidates are the best {CANDIDATES} of BM25, and queries "
+        "without a relevant one among them are left out"
     )
-    return Fold(train, None, test, name, fold, (note,))
+    return Fold(train, None, test, collection.name, fold, (note,))
+
+
+def log_features(log: SearchLog) -> str:
+    """Which features a search log was built with."""
+    return str(log.facts.get("settings", {}).get("features", LOG_103))
+
+
+def default_normalisation(features: str) -> str:
+    """live-1 is scaled by its constants; the 103 need their query's ranges."""
+    return "query" if features == LOG_103 else "none"
+
+
+def _describing(features: str, rows: ForwardRows) -> Callable[[Documents, NDArray[np.int64]], Described]:
+    """`rows` are those of the whole collection with the usual stemmer, which save time."""
+    if known_features(features) == LOG_103:
+        return lambda own, held: LogDescribed(own)
+    if features == LIVE_1.version:
+        return lambda own, held: LiveDescribed(rows.select(held))
+    other = FeatureSet.named(features)
+    return lambda own, held: LiveDescribed(forward_rows(own, other), other)
 
 
 def _of_searcher(data: RankingData, part: int) -> RankingData:
@@ -207,6 +322,6 @@ def _joined(parts: list[RankingData]) -> RankingData:
 
 
 @lru_cache(maxsize=2)
-def _with_rows(name: str, features: FeatureSet) -> tuple[Collection, ForwardRows]:
+def _with_rows(name: str) -> tuple[Collection, ForwardRows]:
     collection = load_collection(name)
-    return collection, forward_rows(collection.documents, features)
+    return collection, forward_rows(collection.documents)

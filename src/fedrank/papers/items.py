@@ -237,7 +237,8 @@ def data_of(grid: Grid[Any]) -> str:
     names = []
     for variant in grid.variants:
         data = variant.experiment.data
-        names.append(data.name or getattr(data, "log", None) or getattr(data, "folder", None) or "files")
+        others = (getattr(data, kind, None) for kind in ("log", "collection", "folder"))
+        names.append(data.name or next(filter(None, others), "files"))
     return ", ".join(dict.fromkeys(Path(name).name if "/" in name else name for name in names))
 
 

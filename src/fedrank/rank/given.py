@@ -17,8 +17,10 @@ from fedrank.data.ranking import RankingData
 from fedrank.names import nearest
 from fedrank.rank.measures import Evaluator
 from fedrank.seeds import rng_for
+from fedrank.types import Weights
 
 FILE, RANDOM = "file", "random"
+GIVEN = "given"  # as a start: the model that gives the order that users have
 SHUFFLES = 100  # whose mean is the value of chance
 MOST_SCORES = 20_000_000  # of all shuffles together: many documents need fewer shuffles
 BM25 = ("BM25 of whole document", "BM25 of body")  # which of several, if it is there; otherwise the first
@@ -50,6 +52,19 @@ def given_order(evaluator: Evaluator, asked: str | None = None) -> Given:
         return Given(name, evaluator.per_query_of_scores(starts - np.arange(data.documents)))
     feature, name = _feature(order, data)
     return Given(name, evaluator.per_query_of_scores(data.features[:, feature]))
+
+
+def given_weights(data: RankingData, asked: str | None = None) -> Weights:
+    """A linear model that ranks as users have it now; only where that is by one feature."""
+    order = asked or data.given or _bm25(data.feature_names)
+    if order in (RANDOM, FILE):
+        raise ValueError(
+            f'start = "{GIVEN}": {data.name or "the data"} are given in the order {order!r}, which no feature has; '
+            "name one as data.given, or start otherwise"
+        )
+    weights = np.zeros(data.features.shape[1])
+    weights[_feature(order, data)[0]] = 1.0
+    return weights
 
 
 def _bm25(names: tuple[str, ...]) -> str:

@@ -6,7 +6,10 @@ from functools import lru_cache
 from typing import Any
 
 from fedrank.data.catalog import Fold, load, load_files
+from fedrank.data.live_features import LIVE_1
+from fedrank.data.live_ranking import collection_fold, log_features
 from fedrank.data.log_fold import TEST_SHARE, log_fold
+from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
 from fedrank.spec.federated import FederatedExperiment
@@ -18,15 +21,29 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
     """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
     if data.log is not None:
         share = TEST_SHARE if data.test_share is None else data.test_share
-        return _load_log(data.log, data.users, share, data.normalise or "query")
+        return _load_log(data.log, data.users, share, data.normalise, data.described_by)
+    if data.collection is not None:
+        return _load_collection(data.collection, data.parts or 1, fold, data.described_by, data.normalise)
     if data.name is not None:
         return _load_named(data.name, fold, data.normalise)
     return _load_files(data.train, data.test, data.validation, data.normalise or "none", features=data.features)
 
 
+def _log(folder: str, users: int | None, share: float, normalise: str | None, features: str) -> Fold:
+    """The fold of a search log, whose features must be those that are asked for, if any are."""
+    has = log_features(load_log(folder))
+    if features and features != has:
+        raise ValueError(
+            f"data.features: {folder} has the features {has}, not {features}; build it again with `fedrank logs build "
+            f"--features {features}`, or leave data.features out"
+        )
+    return log_fold(folder, users, share, normalise or ("none" if has == LIVE_1.version else "query"))
+
+
 _load_named = lru_cache(maxsize=2)(load)
 _load_files = lru_cache(maxsize=2)(load_files)
-_load_log = lru_cache(maxsize=2)(log_fold)
+_load_log = lru_cache(maxsize=2)(_log)
+_load_collection = lru_cache(maxsize=5)(collection_fold)
 
 
 def judged(fold: Fold, data: DataSpec) -> RankingData:

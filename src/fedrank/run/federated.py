@@ -20,7 +20,7 @@ from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.robust import without_promise
 from fedrank.federate.round import Outcome, evaluated, first_weights, personal_models, simulate, simulate_arrivals
 from fedrank.federate.server import State
-from fedrank.rank.given import given_order
+from fedrank.rank.given import GIVEN, given_order, given_weights
 from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import Evaluator, average
 from fedrank.rank.model import Model, load_weights, save_model
@@ -186,7 +186,9 @@ def _last_notes(experiment: FederatedExperiment, done: int, last: int, excluded:
 def start_weights(experiment: FederatedExperiment, crowd: Crowd, seed: int) -> Weights | None:
     """What the federation begins with, if not with the ranker's own first weights."""
     learner, weights = experiment.learner, None
-    if experiment.start is not None:
+    if experiment.start == GIVEN:
+        weights = given_weights(crowd.data, experiment.data.given)
+    elif experiment.start is not None:
         model = load_weights(experiment.start)
         if model.ranker.hidden != learner.ranker.hidden or model.weights.ndim != 1:
             raise ValueError(

@@ -30,6 +30,7 @@ from fedrank.protect.population import (
 )
 from fedrank.protect.promises import OBSERVERS, Promise, Setting, noise_for, up
 from fedrank.protect.spending import BudgetSpentError, SharedSpending, Spending
+from fedrank.rank.given import GIVEN
 from fedrank.run.data import clients_of, load_fold
 from fedrank.run.folder import Card, Paid, paid_for
 from fedrank.run.runs import Run, kept_ledgers
@@ -276,7 +277,7 @@ def card(experiment: FederatedExperiment, rows: Sequence[Price], participations:
     """The privacy card of a model."""
     mechanism = experiment.mechanism
     not_covered = list(NOT_COVERED)
-    if experiment.start is not None:
+    if experiment.start not in (None, GIVEN):
         not_covered.append("what the model cost from which the run went on")
     secret = has(mechanism, "hides cohort") and experiment.clients.participation < 1
     if secret:

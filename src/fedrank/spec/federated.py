@@ -20,7 +20,8 @@ from fedrank.names import nearest
 from fedrank.protect.mechanisms import OnClient, PricedMechanism, SecureSum
 from fedrank.protect.population import SIMULATED
 from fedrank.protect.promises import Setting
-from fedrank.rank.rankers import RANKERS
+from fedrank.rank.given import GIVEN
+from fedrank.rank.rankers import RANKERS, Linear
 from fedrank.rank.users import USERS, User
 from fedrank.spec.experiment import Experiment
 from fedrank.spec.families import Elsewhere, SpecSection, code_from_outside, describe, hints_of
@@ -117,7 +118,7 @@ class FederatedExperiment(Experiment):
     mechanism: PricedMechanism | None = None  # what protects updates; None: nothing does
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     population: Annotated[str, _population] = SIMULATED  # whose ledger all runs on these people share
-    start: str | None = None  # a model to go on from
+    start: str | None = None  # a model to go on from; "given": the order that users have now, for a linear ranker
     record_every: Count = 0  # rounds between recordings of all updates, to unlearn from; 0: none
     fine_tune: Count = 0  # interactions with which every client adapts the final model to itself
 
@@ -178,8 +179,13 @@ class FederatedExperiment(Experiment):
             )
         if not found and None not in (spec.data, spec.learner, spec.clients):
             found += _contradictions(spec)
-        if spec.start is not None and not (Path(spec.start).is_file() or Path(spec.start, "model.json").is_file()):
-            found.append(f"start: no model at {spec.start}; give a model.json, or the folder of a finished run")
+        if spec.start == GIVEN:
+            if spec.learner is not None and not isinstance(spec.learner.ranker, Linear):
+                found.append('start: "given" is one feature, which only a linear ranker can begin with; use another')
+        elif spec.start is not None and not (Path(spec.start).is_file() or Path(spec.start, "model.json").is_file()):
+            found.append(
+                f'start: no model at {spec.start}; give a model.json, the folder of a finished run, or "{GIVEN}"'
+            )
         return found
 
 
@@ -234,8 +240,11 @@ def _people_problems(spec: Any) -> list[str]:
 def _log_problems(spec: Any) -> list[str]:
     """What only a search log can tell."""
     found = []
-    if isinstance(spec.clients.partition, Users) and spec.data.log is None:
-        found.append('clients.partition: "users" needs to know who asked what; set data.log to the folder of a log')
+    if isinstance(spec.clients.partition, Users) and spec.data.log is None and spec.data.collection is None:
+        found.append(
+            'clients.partition: "users" needs to know who asked what; set data.log to the folder of a log, or '
+            "data.collection and data.parts"
+        )
     if getattr(spec.learner, "lists", "drawn") == "logged":
         if spec.data.log is None:
             found.append('learner.lists: "logged" learns from what a search log says was shown; set data.log')

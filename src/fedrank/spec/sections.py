@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fedrank.data.catalog import describe, require
+from fedrank.data.collection import find_collection
+from fedrank.data.live_features import LIVE_1, known_features
 from fedrank.data.logs import load_log
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.names import nearest
@@ -16,17 +18,20 @@ from fedrank.spec.values import Filled, Positive, less_than, more_than
 
 @dataclass(frozen=True)
 class DataSpec(SpecSection):
-    """Which data: a name of the catalog, files, or a search log."""
+    """Which data: a name of the catalog, files, a search log, or a text collection."""
 
     name: str | None = None
     train: str | None = None  # LETOR file
     test: str | None = None
     validation: str | None = None
-    features: Positive | None = None  # of files: how many there are; None: the highest index counts, up to 10,000
+    # Of files: how many there are; None: the highest index counts, up to 10,000. Of a collection or a log: which.
+    features: Positive | str | None = None
     folds: Filled[Positive] = (1,)
     log: str | None = None  # a folder that `fedrank logs build` made
     users: Positive | None = None  # of a log: only so many, those with most entries; None: all
     test_share: Annotated[float, more_than(0), less_than(1)] | None = None  # of a log: the latest entries; None: 0.2
+    collection: str | None = None  # a folder with documents, queries and judgements, or its name below FEDRANK_DATA
+    parts: Positive | None = None  # of a collection: searchers, each with the documents of one topic; None: 1
     normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, "none" for files, or "query"
     evaluate_on: Literal["test", "validation"] = "test"  # validation: for choosing settings
     given: str | None = None  # what users have now: "file", "random", "feature 7" or a feature's name; None: as known
@@ -37,13 +42,36 @@ class DataSpec(SpecSection):
             require(self.name)
         if self.log is not None:
             load_log(self.log)
+        if self.collection is not None:
+            find_collection(self.collection)
+
+    @property
+    def described_by(self) -> str:
+        """Of a collection or a log: its set of features; "" where a log may have any."""
+        if isinstance(self.features, str):
+            return self.features
+        return LIVE_1.version if self.collection is not None else ""
 
     def problems(self) -> list[str]:
         found = []
+        if isinstance(self.features, str) and (self.collection is not None or self.log is not None):
+            try:
+                known_features(self.features)
+            except ValueError as problem:
+                found.append(f"data.features: {problem}")
         if self.normalise is not None and self.normalise not in NORMALISATIONS:
             found.append(f"data.normalise: no {self.normalise!r}{nearest(self.normalise, NORMALISATIONS)}")
         if self.log is not None:
             return found + self._problems_of_log()
+        if self.collection is not None:
+            return found + self._problems_of_collection()
+        if self.parts is not None:
+            found.append("data.parts: is a setting of a text collection, and there is none; set data.collection")
+        if isinstance(self.features, str):
+            found.append(
+                f"data.features: {self.features!r} names features of texts; set data.collection or data.log, or write "
+                "how many features files have"
+            )
         for name in ("users", "test_share"):
             if getattr(self, name) is not None:
                 found.append(
@@ -63,7 +91,9 @@ class DataSpec(SpecSection):
             has = "only fold 1" if folds == 1 else f"folds 1 to {folds}"
             found += [f"data.folds: no fold {fold}; {self.name} has {has}" for fold in self.folds if fold > folds]
         elif self.train is None or self.test is None:
-            found.append("data: give a name of the catalog (`fedrank data list`), files: train and test, or a log")
+            found.append(
+                "data: give a name of the catalog (`fedrank data list`), files: train and test, a log, or a collection"
+            )
         else:
             found += [f"data.{place}: no file {file}" for place, file in files.items() if not Path(file).is_file()]
             found += [f"data.folds: no fold {fold}; files are fold 1" for fold in self.folds if fold != 1]
@@ -73,9 +103,32 @@ class DataSpec(SpecSection):
         found = []
         if any(value is not None for value in (self.name, self.train, self.test, self.validation)):
             found.append("data: has a log and something else; leave out log, or name and files")
+        if self.collection is not None:
+            found.append("data: has both a log and a collection; leave out one of them")
+        if self.parts is not None:
+            found.append("data.parts: is a setting of a text collection, and a log has users; leave it out")
+        if isinstance(self.features, int):
+            found.append("data.features: is a number for files only; a log knows its own; leave it out, or name a set")
         if self.evaluate_on == "validation":
             found.append("data.evaluate_on: a log has no validation queries; use test")
         return found + [f"data.folds: no fold {fold}; a log is fold 1" for fold in self.folds if fold != 1]
+
+    def _problems_of_collection(self) -> list[str]:
+        found = []
+        if any(value is not None for value in (self.name, self.train, self.test, self.validation)):
+            found.append("data: has a collection and something else; leave out collection, or name and files")
+        if isinstance(self.features, int):
+            found.append('data.features: is a number for files only; name a set, such as "live-1", or leave it out')
+        if self.evaluate_on == "validation":
+            found.append("data.evaluate_on: a collection has no validation queries; use test")
+        if self.normalise == "global":
+            found.append('data.normalise: searchers do not know the ranges of others; use "none" or "query"')
+        found += [
+            f"data.{name}: is a setting of a search log, and this is a collection; leave it out"
+            for name in ("users", "test_share")
+            if getattr(self, name) is not None
+        ]
+        return found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedrank.files import read_text
 from fedrank.names import nearest
+from fedrank.rank.given import GIVEN
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import (
@@ -192,7 +193,8 @@ def _resolve(tables: TomlTable, folder: Path) -> None:
 
 
 def _is_path(key: str, value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and not (key.endswith(".over") and value == "grade")
+    words = {"start": GIVEN, "over": "grade"}  # which name no file
+    return isinstance(value, str) and bool(value) and words.get(key.rpartition(".")[2]) != value
 
 
 def _tables_in(tables: Any) -> list[TomlTable]:
