@@ -49,7 +49,7 @@ def test_commands_run_as_written(tmp_path, monkeypatch):
     for line in ordered:
         words = shlex.split(line)[1:]
         if words[0] == "audit" or words[:2] in (["papers", "run"], ["search", "demo"]):
-            words.append("--help")  # they take minutes, or stay until they are told to end; they have tests of their own
+            words.append("--help")  # they take minutes, or stay until they are ended, and have tests of their own
         if words[0] in ("run", "tune", "clients") and words[1] == "quickstart":
             words += SHORT
         result = CliRunner().invoke(app, words)

@@ -157,6 +157,14 @@ def test_a_tab_that_is_closed_at_once_takes_its_click_back(site: ServedPage, per
     assert (after.clicks, after.bounced) == (before.clicks, before.bounced + 1)
 
 
+def test_a_page_that_a_browser_kept_is_asked_for_again(site: ServedPage, person: Callable[..., Any]) -> None:
+    tab = person()
+    search(tab, "river sea")
+    with tab.expect_navigation():
+        tab.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    assert tab.locator("ol.results > li").count() == 10
+
+
 def test_what_is_fetched_ahead_is_no_click(site: ServedPage, person: Callable[..., Any]) -> None:
     tab = person()
     where = search(tab, "river sea")

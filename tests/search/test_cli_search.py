@@ -275,6 +275,16 @@ def wait_for(what: Callable[[], bool]) -> None:
     pytest.fail("it did not happen")
 
 
+def test_the_demo_opens_by_itself(tmp_path: Path) -> None:
+    with process("demo", "--no-browser", "--out", "tried") as started:
+        link = link_of(started)
+        with httpx.Client(verify=False, trust_env=False, follow_redirects=True) as browser:
+            home = browser.get(link).text
+    assert "Everything here is made up." in home
+    assert "208 documents" in home
+    assert {path.name for path in (tmp_path / "tried").iterdir()} == {"documents", "search"}
+
+
 def test_the_demo_is_worth_looking_at(tmp_path: Path) -> None:
     store = make_demo(tmp_path / "demo", NOW)
     with SearchClient.open(store, clock=lambda: NOW) as client:

@@ -146,7 +146,7 @@ def search_learn(
 def search_export(
     ubi: Annotated[Path, typer.Option(help="Folder for ubi_queries.jsonl and ubi_events.jsonl.")], folder: Home = None
 ) -> None:
-    """Write all searches and clicks as User Behavior Insights 1.3, as fedrank logs build reads them."""
+    """Write all searches and clicks in the form of User Behavior Insights 1.3."""
     with _client(folder) as client:
         written = client.export_ubi(ubi)
     console = new_console()

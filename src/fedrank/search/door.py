@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +31,7 @@ class Door:
     port: int
     _link: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def host(self) -> str:
@@ -68,10 +70,11 @@ class Door:
 
     def enter(self, token: str) -> str | None:
         """The cookie's value for whoever has the link, the first time; None otherwise."""
-        if not self._link or not hmac.compare_digest(token.encode(errors="replace"), self._link.encode()):
-            return None
-        self._link = ""
-        return self._session
+        with self._turn:  # of two who come together, one is first
+            if not self._link or not hmac.compare_digest(token.encode(errors="replace"), self._link.encode()):
+                return None
+            self._link = ""
+            return self._session
 
     def knows(self, headers: Headers) -> bool:
         """Whether the cookie is ours; takes as long for a wrong one."""

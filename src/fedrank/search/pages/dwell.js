@@ -1,9 +1,11 @@
 // Who leaves a document within five seconds did not find what they looked for: that click is not learned from.
 // Going back is noticed without a script. What is not is a tab of its own that is closed: only this is told here.
 "use strict";
-if (history.length === 1) {
+const where = document.currentScript.dataset.bounced;
+// A browser that keeps pages in memory would go back without asking: then nobody notices.
+addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+if (where && history.length === 1) {
   const ENOUGH = 5000; // milliseconds in sight
-  const where = document.currentScript.dataset.bounced;
   let seen = 0;
   let since = null;
   let stays = false;
