@@ -24,7 +24,7 @@ import numpy as np
 from fedrank.data.live_features import ForwardRow, ForwardRows, WordStatistics
 from fedrank.search import collect
 from fedrank.search.client import SearchClient
-from fedrank.search.impressions import LEARNER, learn
+from fedrank.search.impressions import LEARNER, first_weights, learn
 from tests.search.made_up import write_documents
 
 DOCUMENTS = 60
@@ -68,7 +68,7 @@ def look(store: Path, clicked: set[int]) -> None:
         check_agreement(client)
         found = {id for (id,) in client.store.rows("SELECT impression FROM clicks")}
         assert clicked <= found, f"clicks that were answered and are lost: {sorted(clicked - found)}"
-        expected = client.features.start()
+        expected = first_weights(client.features)
         for (id,) in client.store.rows("SELECT id FROM impressions WHERE state = 'learned' ORDER BY id"):
             one = client.rows.as_impression(client.rows.get(id))
             assert one is not None

@@ -39,4 +39,6 @@ def opened(folder: Path, clock: Clock | None = None, count: int = 40):
     documents = write_documents(folder / "documents", count)
     with SearchClient.open(folder / "store", clock=clock or Clock()) as client:
         client.index([documents])
+        with client.store.writing():
+            client.store.set(chance=11)  # the same lists in every run
         yield client

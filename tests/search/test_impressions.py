@@ -19,6 +19,7 @@ from fedrank.search.impressions import (
     best_order,
     draw,
     draw_more,
+    first_weights,
     learn,
     pack_features,
     stream_of,
@@ -253,23 +254,35 @@ def test_one_accident_changes_nothing(client, clock):
     assert client.status().clicks == 0
 
 
-def test_three_clear_clicks_move_a_document_up_and_a_reset_takes_it_back(client, clock):
+def open_wherever_it_is(client, clock, query, document):
+    found = client.search(query)
+    shown = [result for page in range(1, 5) for result in client.shown(found.impression, page).results]
+    client.open_document(found.impression, next(result.place for result in shown if result.id == document))
+    clock.wait(120)
+    client.close_impression(found.impression)
+
+
+def test_three_clear_clicks_move_a_document_to_the_top_and_a_reset_takes_it_back(client, clock):
     query = "orchard apple water"
     order = fixed_order(client, query)
-    wanted = order[4]
     for _ in range(3):
-        found = client.search(query)
-        places = [result.place for page in (1, 2, 3, 4) for result in client.shown(found.impression, page).results
-                  if result.id == wanted]  # fmt: skip
-        client.open_document(found.impression, places[0])
-        clock.wait(120)
-    client.search("something else")
+        open_wherever_it_is(client, clock, query, order[4])
     assert client.status().learned_from == 3
-    after = fixed_order(client, query)
-    assert after.index(wanted) < 4
+    assert fixed_order(client, query)[0] == order[4]
+    client.forget(query=query)
     client.learn_setting("reset")
-    np.testing.assert_array_equal(weights(client), client.features.start())
+    np.testing.assert_array_equal(weights(client), first_weights(client.features))
     assert fixed_order(client, query) == order
+
+
+def test_a_document_far_below_stays_after_one_click_and_comes_up_by_habit(client, clock):
+    query = "orchard apple water"
+    order = fixed_order(client, query)
+    open_wherever_it_is(client, clock, query, order[8])
+    assert fixed_order(client, query)[:8] == order[:8]
+    for _ in range(4):
+        open_wherever_it_is(client, clock, query, order[8])
+    assert fixed_order(client, query)[0] == order[8]
 
 
 def test_what_was_learned_is_kept_over_a_restart(client, clock):
@@ -278,7 +291,7 @@ def test_what_was_learned_is_kept_over_a_restart(client, clock):
     clock.wait(60)
     client.close_impression(found.impression)
     learned = weights(client)
-    assert (learned != client.features.start()).any()
+    assert (learned != first_weights(client.features)).any()
     assert state(client, found.impression) == "learned"
     client.close()
     with SearchClient.open(client.folder, clock=clock) as again:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,18 @@ def test_a_better_model_is_adopted_after_both_steps(client, clock):
     np.testing.assert_array_equal(client.rows.model()[1], better)
     assert (before != better).any()
     assert client.status().interleaved["wins"] == trial.wins
+
+
+def test_a_replay_that_is_worth_few_searches_refuses_nothing(client, clock, monkeypatch):
+    worth = gate.Replay(40, 2.0, 0.3, 0.0, -0.4, -0.2)
+    for effective, state in ((2.0, "draft"), (25.0, "refused by a replay")):
+        found = replace(worth, effective=effective)
+        monkeypatch.setattr(gate, "replay", lambda *_, found=found: found)
+        client.try_model(model(client, length=8.0), "a friend")
+        live(client, clock, gate.FEWEST + 1)
+        assert client.status().trial.state == state
+        if state == "draft":
+            client.stop_trial()
 
 
 def test_a_broken_model_is_refused_and_the_one_in_use_goes_on(client, clock):

@@ -54,6 +54,7 @@ from fedrank.search.impressions import (
     best_order,
     draw,
     draw_more,
+    first_weights,
     learn,
     scores_of,
     stream_of,
@@ -67,7 +68,7 @@ from fedrank.types import Impression
 
 PLACES = 10  # of a page
 LONGEST_QUERY = 2_000  # characters
-FOLLOW_EVERY = 10_000  # documents after which the engine follows, so that a first long run can be searched early
+FOLLOW_EVERY = 5_000  # documents after which the engine follows, so that a first long run can be searched early
 UNRECORDED = 1 << 50  # ids from here on are lists that are nowhere but in memory
 MOST_UNRECORDED = 200
 DAY = 86_400.0
@@ -81,9 +82,10 @@ class SearchClient:
     that one line can tell are `SearchError`s; `NotFound` is for 404, `Gone` for 410.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], serve: bool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], serve: bool, clock: Callable[[], float], language: str | None
+    ) -> None:
         self.folder = Path(folder).expanduser()
-        self.features: FeatureSet = LIVE_1
         self._clock = clock
         self._turn = threading.RLock()
         self._unrecorded: OrderedDict[int, Recorded] = OrderedDict()
@@ -93,6 +95,7 @@ class SearchClient:
             closing.callback(self.store.close)
             if serve:
                 closing.enter_context(locked(self.folder / "serve.lock", f"the search in {self.folder}"))
+            self.features = self._features(language)
             self.engine = Engine(self.folder)
             self.rows = ImpressionRows(self.store, self.features)
             self.trials = Trials(self.rows)
@@ -104,13 +107,19 @@ class SearchClient:
 
     @classmethod
     def open(
-        cls, folder: str | os.PathLike[str], *, serve: bool = False, clock: Callable[[], float] = time.time
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        serve: bool = False,
+        clock: Callable[[], float] = time.time,
+        language: str | None = None,
     ) -> Self:
         """Open a folder, made if need be (0700). With `serve` nobody else may serve it: `files.Locked` says who does.
 
+        `language` is that of the stemmer, english if none is given, or "none"; a folder keeps the one it began with.
         What a crash left undone is done first. A context manager: `with SearchClient.open(folder) as client`.
         """
-        return cls(folder, serve, clock)
+        return cls(folder, serve, clock, language)
 
     def __enter__(self) -> Self:
         return self
@@ -124,17 +133,32 @@ class SearchClient:
         with self._turn:
             self._closing.close()
 
+    def _features(self, language: str | None) -> FeatureSet:
+        """The features that this folder has, or begins with."""
+        known = self.store.setting("language")
+        if known is None:
+            known = language or LIVE_1.stemmer
+        elif language not in (None, known):
+            raise SearchError(f"{self.folder} began with the language {known}, not {language}; use another folder")
+        features = LIVE_1 if known == LIVE_1.stemmer else FeatureSet(known)
+        try:
+            features.query("words")
+        except (KeyError, ValueError) as problem:
+            raise SearchError(f"no stemmer for {known!r}: {problem}") from None
+        if (version := self.store.setting("features", features.version)) != features.version:
+            raise SearchError(f"{self.folder} has features {version!r}, and this is {features.version!r}; index anew")
+        return features
+
     def _begin(self) -> None:
-        """A new folder has a model and a key of its own chance; one of other features is refused."""
+        """A new folder has a model and a key of its own chance."""
         if self.store.setting("model") is None:
             with self.store.writing():
                 if self.store.setting("model") is None:
-                    self.store.set(features=self.features.version, chance=secrets.randbits(62), created=self._clock())
-                    self.rows.new_model(self._clock(), "the engine's order", self.features.start())
-        if (found := self.store.setting("features")) != self.features.version:
-            raise SearchError(
-                f"{self.folder} has features {found!r}, and this is {self.features.version!r}; index anew"
-            )
+                    self.store.set(
+                        features=self.features.version, language=self.features.stemmer, chance=secrets.randbits(62),
+                        created=self._clock(),
+                    )  # fmt: skip
+                    self.rows.new_model(self._clock(), "the engine's order", first_weights(self.features))
         if path := self.store.setting("encoder", ""):
             with contextlib.suppress(SearchError, ImportError):  # a file that was moved: its feature is 0
                 self._encoder = Encoder(path)
@@ -180,7 +204,8 @@ class SearchClient:
                     if self.store.seq - self.store.indexed >= FOLLOW_EVERY:
                         self._follow()
 
-            collector = Collector(self.store, self.features, self._turn, progress, after_batch)
+            with self._turn:
+                collector = Collector(self.store, self.features, self._turn, progress, after_batch)
             counts = collector.collect(roots)
             self._follow()
             self._encode(progress)
@@ -328,12 +353,12 @@ class SearchClient:
             )
         }
         past = []
-        for id in ids:
+        for id in ids:  # the first click for a query may be an accident, and is not counted
             kind, date, depth, answered = facts[id]
             times, last = clicks.get(id, (0, None))
             past.append(
                 Usage(
-                    for_query.get(id, 0), times, None if last is None else (now - last) / DAY,
+                    max(for_query.get(id, 0) - 1, 0), times, None if last is None else (now - last) / DAY,
                     (now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered),
                 )
             )  # fmt: skip
@@ -682,7 +707,7 @@ class SearchClient:
                 self.store.db.execute(
                     "UPDATE impressions SET state = 'discarded' WHERE state IN ('shown', 'opened', 'closed')"
                 )
-                self.rows.new_model(self._clock(), "the engine's order, after a reset", self.features.start())
+                self.rows.new_model(self._clock(), "the engine's order, after a reset", first_weights(self.features))
                 if self.trials.phase:
                     self.trials.end("stopped")
             else:

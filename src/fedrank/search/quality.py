@@ -11,10 +11,12 @@ from fedrank.search.answers import Week
 from fedrank.search.gate import NEITHER, NEW, OLD, Draft
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
 from fedrank.search.store import Store
+from fedrank.types import Scores
 
 WEEK = 7 * 86_400
 WEEKS = 26  # latest ones that are shown
 REPLAYED = 100  # latest clicked impressions
+FUSION = 60  # of reciprocal ranks, as published (Cormack et al., SIGIR 2009)
 
 
 def weeks(store: Store) -> tuple[Week, ...]:
@@ -46,23 +48,40 @@ def _week(begins: int, lists: list[tuple[str, int | None]]) -> Week:
 def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, float]:
     """Mean 1 / log2(place + 1) of what was clicked, from 1: in the lists as shown, by the engine, by the model.
 
-    Clicks follow what was shown, so that this favours the model that showed it: it may warn, and proves nothing.
+    With an encoder also by the ranks of engine and encoder fused, which needs no learning. Clicks follow what was
+    shown, so that this favours the model that showed it: it may warn, and proves nothing.
     """
     found = rows.store.rows(
         "SELECT DISTINCT impression FROM clicks JOIN impressions ON id = impression WHERE NOT bounced AND features IS "
         "NOT NULL AND sort = 'rank' ORDER BY impression DESC LIMIT ?",
         REPLAYED,
     )
-    gains: dict[str, list[float]] = {"shown": [], "engine": [], "model": []}
+    latent = rows.features.names.index("latent")
+    gains: dict[str, list[float]] = {"shown": [], "engine": [], "model": [], "engine and encoder": []}
     for (id,) in found:
         one = rows.get(id)
         assert one.raw is not None
         clicked = np.array([click.place for click in rows.clicks(id) if not click.bounced])
         documents = one.shown[clicked]
-        by_model = np.argsort(best_order(scores_of(weights.astype(np.float32), rows.scaled(one.raw))))
-        for name, places in (("shown", clicked), ("engine", documents), ("model", by_model[documents])):
-            gains[name].append(float(np.mean(1.0 / np.log2(places + 2.0))))
-    return {name: float(np.mean(values)) for name, values in gains.items()} | {"searches": len(found)} if found else {}
+        places = {
+            "shown": clicked,
+            "engine": documents,
+            "model": _places(scores_of(weights.astype(np.float32), rows.scaled(one.raw)))[documents],
+        }
+        if one.raw[:, latent].any():
+            by_encoder = _places(one.raw[:, latent].astype(np.float32))
+            fused = 1 / (FUSION + np.arange(len(by_encoder))) + 1 / (FUSION + by_encoder)
+            places["engine and encoder"] = _places(fused.astype(np.float32))[documents]
+        for name, where in places.items():
+            gains[name].append(float(np.mean(1.0 / np.log2(where + 2.0))))
+    if not found:
+        return {}
+    return {name: float(np.mean(values)) for name, values in gains.items() if values} | {"searches": len(found)}
+
+
+def _places(scores: Scores) -> NDArray[np.int64]:
+    """[candidates]: the place of each, from 0."""
+    return np.argsort(best_order(scores))
 
 
 def interleaved(store: Store) -> dict[str, float]:

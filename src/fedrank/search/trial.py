@@ -21,6 +21,7 @@ from fedrank.search.impressions import ImpressionRows, best_order, scores_of
 from fedrank.seeds import rng_for
 
 GATE = gate.Gate()
+EFFECTIVE = 10.0  # searches that a replay must be worth to refuse: with fewer its interval is too narrow
 Phase = Literal["", "replay", "draft"]
 
 
@@ -84,7 +85,8 @@ class Trials:
             ids = self._kept_from_learning()
             if len(ids) < gate.FEWEST:
                 return
-            refused = self._replay(ids, model).refused
+            replay = self._replay(ids, model)
+            refused = replay.refused and replay.effective >= EFFECTIVE
             with self.store.writing():
                 if refused:
                     self.end("refused by a replay")
@@ -123,8 +125,8 @@ class Trials:
 
     def _kept_from_learning(self) -> list[int]:
         rows = self.store.rows(
-            "SELECT id FROM impressions WHERE id > ? AND kind = 'pdgd' AND state IN ('closed', 'abandoned') AND "
-            "features IS NOT NULL AND length(shown) > 1 ORDER BY id",
+            "SELECT id FROM impressions WHERE id > ? AND kind = 'pdgd' AND state IN ('closed', 'abandoned', "
+            "'discarded') AND features IS NOT NULL AND length(shown) > 1 ORDER BY id",
             int(self.store.setting("trial_from", 0)),
         )
         return [id for (id,) in rows]
