@@ -296,9 +296,11 @@ def test_the_demo_is_worth_looking_at(tmp_path: Path) -> None:
         assert status.learned_from > 50
         late, early = status.weeks[-2:], status.weeks[:2]
         assert share_at_the_top(late) > share_at_the_top(early), "something was learned"
-    again = make_demo(tmp_path / "demo", NOW)
+    again = make_demo(tmp_path / "demo", NOW + 86_400)
     with SearchClient.open(again, clock=lambda: NOW) as client:
-        assert client.status().searches == status.searches, "a second start makes no more of them"
+        after = client.status()
+        assert (after.searches, after.documents, after.waiting) == (status.searches, status.documents, 0), "as it was"
+        assert client.index().changed == 0
 
 
 def share_at_the_top(weeks: tuple[object, ...]) -> float:

@@ -147,6 +147,17 @@ def test_the_link_works_once(tmp_path: Path) -> None:
         assert second.get(f"{page.origin}/").status_code == 401
 
 
+def test_the_door_does_not_rely_on_the_server_before_it() -> None:
+    door = Door(8080)
+    host, cookie = (b"host", b"127.0.0.1:8080"), (b"cookie", f"a=b; {door.cookie}={door._session}".encode())
+    assert door.refuses("GET", "/", [host, cookie]) is None
+    for headers, status in (([cookie], 400), ([host, host, cookie], 421), ([host, (b"host", b"x"), cookie], 421)):
+        refusal = door.refuses("GET", "/", headers)
+        assert refusal is not None
+        assert refusal.status == status
+    assert door.enter("é\0") is None
+
+
 def test_of_many_who_come_together_one_is_let_in() -> None:
     for _ in range(20):
         door = Door(1)
@@ -367,6 +378,10 @@ def test_pages_filters_and_dates(page: ServedPage, browser: httpx.Client) -> Non
     assert 'value="2020-01-05"' in text
     assert 'value="2020-01-07"' in text
     assert "teaches nothing" in text
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text.partition("section class")[2]))
+    assert {name: hidden[name] for name in ("q", "kind", "since", "until", "sort")} == {
+        "q": "kraken", "kind": "", "since": "2020-01-05", "until": "2020-01-07", "sort": "date",
+    }  # fmt: skip
     assert browser.get(page.search(browser, "kraken", until="2019-12-31")).text.count("<li>") == 0
 
 

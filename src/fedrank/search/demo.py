@@ -232,8 +232,8 @@ WISHES = (
 )  # fmt: skip
 
 
-def write_documents(folder: Path, now: float) -> list[Path]:
-    """Write the files below a folder; returns what is to be indexed, bookmarks last."""
+def write_documents(folder: Path, now: float) -> None:
+    """Write the files below a folder."""
     chance = random.Random("a made-up person")
     notes = folder / "notes"
     notes.mkdir(parents=True, exist_ok=True)
@@ -264,7 +264,6 @@ def write_documents(folder: Path, now: float) -> list[Path]:
     write_whole(folder / FILES[0], b"".join(mails))
     write_whole(folder / FILES[1], f"<!DOCTYPE NETSCAPE-Bookmark-file-1>\n<DL><p>\n{links}</DL>\n")
     write_whole(folder / FILES[2], "\n".join(lines) + "\n")
-    return [notes, folder / FILES[0], folder / FILES[2], folder / FILES[1]]
 
 
 def _mail(sender: str, receiver: str, subject: str, said: Sequence[str], when: float, number: int) -> bytes:
@@ -290,10 +289,13 @@ class _Clock:
 def make_demo(folder: Path, now: float, progress: Progress = quiet) -> Path:
     """Documents, index and six weeks of searches below a folder; returns the folder to serve. Again: as it was."""
     store = folder / "search"
-    *paths, bookmarks = write_documents(folder / "documents", now)
+    documents = folder / "documents"
+    mails, bookmarks, lines = (documents / name for name in FILES)
+    if not lines.exists():  # it is written last
+        write_documents(documents, now)
     clock = _Clock(now - WEEKS * 7 * DAY)
     with SearchClient.open(store, clock=clock) as client:
-        client.index(paths, bookmarks=[bookmarks], progress=progress)
+        client.index([documents / "notes", mails, lines], bookmarks=[bookmarks], progress=progress)
         if client.status().searches:
             return store
         chance = random.Random("what somebody looks for")
