@@ -128,6 +128,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         (("index", "nowhere"), "nowhere"),
         (("index", "--encoder", "none.onnx"), "none.onnx"),
         (("status", "--folder", "notes/0.md"), "notes/0.md"),
+        (("index", "notes", "--language", "klingon"), "klingon"),
     ],
 )
 def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: str) -> None:
@@ -136,6 +137,14 @@ def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: s
     assert told in said
     assert said.startswith("fedrank: ")
     assert len(said.splitlines()) == 1
+
+
+def test_a_folder_keeps_its_language(fedrank: Command) -> None:
+    assert fedrank("index", "notes", "--language", "german")[0] == 0
+    assert json.loads(fedrank("status", "--json")[1])["feature_set"] == "live-1-german"
+    code, _, said = fedrank("index", "--language", "english")
+    assert code == 2
+    assert "began with the language german" in said
 
 
 def test_nothing_is_deleted_without_a_yes(fedrank: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,12 +49,15 @@ def search_index(
     encoder: Annotated[
         Path | None, typer.Option(help="A text encoder of your own as an ONNX file, for two more features.")
     ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Of word stems, where the folder is new: english, german ...; none: whole words.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on, and read what changes, until Ctrl-C.")] = False,
     folder: Home = None,
 ) -> None:
     """Read documents, or what changed in them since the last time. May be stopped and goes on where it was."""
     console = new_console()
-    with _client(folder) as client:
+    with _client(folder, language=language) as client:
         if encoder is not None:
             client.encoder_setting(encoder)
         with progress(console) as tell:
@@ -182,10 +185,10 @@ def default_folder() -> Path:
     return base / "fedrank" / "search"
 
 
-def _client(folder: Path | None, serve: bool = False) -> SearchClient:
+def _client(folder: Path | None, serve: bool = False, language: str | None = None) -> SearchClient:
     from fedrank.search.client import SearchClient
 
-    return SearchClient.open(folder or default_folder(), serve=serve)
+    return SearchClient.open(folder or default_folder(), serve=serve, language=language)
 
 
 def _serve(client: SearchClient, console: Console, port: int, browser: bool, hint: str = "") -> None:
