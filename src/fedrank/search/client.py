@@ -104,6 +104,8 @@ class SearchClient:
                 self._follow()
             self._followed = self.store.indexed
             self._closing = closing.pop_all()
+        if serve:  # so that the first search does not wait for all of it; it needs nothing of the store
+            threading.Thread(target=self.warm, daemon=True).start()
 
     @classmethod
     def open(
