@@ -45,6 +45,7 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 	$(BIN)/python benchmarks/rtk.py --check
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/merge.py
+	$(BIN)/python benchmarks/live_search.py --documents 20000
 	$(BIN)/python benchmarks/compilation.py
 
 lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed

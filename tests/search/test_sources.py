@@ -311,6 +311,36 @@ def test_pdf_without_the_package_is_counted(tmp_path, monkeypatch):
     assert read(tmp_path)[1] == {"a.pdf": "PDF, for which the package pypdf is not installed"}
 
 
+def pdf_of(text: str) -> bytes:
+    """The smallest PDF with a line of text."""
+    stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+    ]
+    out, offsets = b"%PDF-1.4\n", []
+    for number, one in enumerate(objects, 1):
+        offsets.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, one)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    end = b"trailer << /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(out)
+    return out + b"xref\n0 5\n0000000000 65535 f \n" + table + end
+
+
+def test_pdf_is_its_text_and_a_broken_one_is_counted(tmp_path):
+    pytest.importorskip("pypdf")
+    whole = pdf_of("an orchard on paper")
+    (tmp_path / "a.pdf").write_bytes(whole)
+    (tmp_path / "b.pdf").write_bytes(whole[:60])
+    (tmp_path / "c.pdf").write_bytes(pdf_of(""))
+    documents, reasons = read(tmp_path)
+    assert documents["a.pdf"][0].text == "an orchard on paper"
+    assert reasons == {"b.pdf": "broken PDF", "c.pdf": "PDF without text"}
+
+
 def test_one_message_too_large_does_not_hide_the_others(monkeypatch):
     monkeypatch.setattr(readers, "LARGEST_PART", 1000)
     data = b"From a\nSubject: 1\n\nx\n\nFrom b\nSubject: 2\n\n" + b"y" * 3000 + b"\n" + b"z\n" * 900

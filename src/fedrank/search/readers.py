@@ -15,6 +15,7 @@ import hashlib
 import html
 import io
 import json
+import logging
 import re
 import zipfile
 from collections.abc import Callable, Iterator
@@ -484,6 +485,7 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
         from pypdf import PdfReader  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise Unreadable("PDF, for which the package pypdf is not installed") from None
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong with a file is counted, not printed
     try:
         pages: list[str] = []
         reader = PdfReader(io.BytesIO(data))
