@@ -39,7 +39,7 @@ class IdentityKey:
         return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
     def sign(self, content: bytes) -> bytes:
-        """64 bytes that nobody else can make. Let the content say what it is for, so that it serves for nothing else."""
+        """64 bytes that nobody else can make. Let the content say what it is for, so that it fits nothing else."""
         return self._key.sign(content)
 
     @cached_property
