@@ -104,15 +104,20 @@ def prices(promises: Sequence[Promise], participations: int, rounds: int, delta:
 
 def planned(experiment: FederatedExperiment) -> list[Price]:
     """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
+    often, rounds = most_participations(experiment), experiment.rounds
+    if experiment.arrival is not None:
+        often, rounds = _arrivals(experiment)
+    return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
+
+
+def most_participations(experiment: FederatedExperiment) -> int:
+    """How often the client takes part in rounds that does so most often, all but surely (99.9 %)."""
     from scipy.stats import binom
 
     clients, rounds = experiment.clients, experiment.rounds
     # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
     share = experiment.federation(attacked=False).cohort(clients.count) / clients.count
-    often = rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share))
-    if experiment.arrival is not None:
-        often, rounds = _arrivals(experiment)
-    return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
+    return rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share))
 
 
 def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TARGETS) -> dict[str, list[float]]:
