@@ -136,6 +136,7 @@ class SiteData(SpecSection):
     documents: str | None = None  # for sketches: .jsonl or .tsv with id, title and text
     features: Positive | None = None  # of a LETOR file: how many there are; None: the highest index counts
     names: str | None = None  # of a LETOR file: a file with the name of each feature, one a line
+    top_grade: Positive | None = None  # of a LETOR file: highest of the scale, 1, 2 or 4; None: as high as any it has
     normalise: str | None = None  # "none" or "query"; None: "none" for a LETOR file, "query" for a log
     # Whose a query is, for unit = "person". Of a LETOR file: a key of the comments, such as patient in `# patient = 7`.
     # Of a log: "user".
@@ -164,7 +165,7 @@ class SiteData(SpecSection):
             )
         elif self.normalise is not None and self.normalise not in NORMALISATIONS:
             found.append(f"data.normalise: no {self.normalise!r}{nearest(self.normalise, NORMALISATIONS)}")
-        for name in ("features", "names"):
+        for name in ("features", "names", "top_grade"):
             if getattr(self, name) is not None and self.letor is None:
                 found.append(f"data.{name}: is a setting of a LETOR file, and there is none; leave it out")
         if self.log is not None and self.person not in (None, "user"):
@@ -484,6 +485,7 @@ federation = {federation}
 # log        = "searches"
 # documents  = "corpus.jsonl"   # for sketches of documents: id, title and text
 # names      = "names.txt"      # of a LETOR file: what its features are called, one a line
+# top_grade  = 4                # of a LETOR file: the highest grade of the scale, if no query here has it
 # normalise  = "query"          # "none" or "query"; must be the same at all sites
 # person     = "patient"        # whose a query is: a key of LETOR comments (`# patient = 7`); "user" in a log
 # test_share = 0.2              # the last queries, by which quality is measured here; without it all are for learning
