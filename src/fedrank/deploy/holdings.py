@@ -21,6 +21,7 @@ from fedrank.data.letor import read_comments, read_letor
 from fedrank.data.log_fold import log_part
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
+from fedrank.deploy.held import Held
 from fedrank.deploy.plan import names_digest
 from fedrank.federate.clients import make_clients
 from fedrank.rank.learners import Pdgd
@@ -28,7 +29,7 @@ from fedrank.types import Crowd, has
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
-    from fedrank.deploy.settings import Policy, SiteData
+    from fedrank.deploy.settings import SiteData, SiteSettings
 
 SCALES = (1, 2, 4)  # highest grades of the scales that users are known for
 _ROWS = 1 << 16  # of an array that are read at a time
@@ -84,18 +85,24 @@ def describe(data: SiteData) -> HoldingFacts:
     return load_share(data).facts()
 
 
-def open_holdings(data: SiteData, policy: Policy, plan: Plan, id: int) -> Crowd:
-    """A table of one client, this site, with its people where the plan protects each of them.
+def open_holdings(folder: Path, settings: SiteSettings, plan: Plan) -> Held:
+    """What a site holds for a plan. Data are not even opened for one that its policy does not allow.
 
-    Data are not even opened for a plan that the policy does not allow.
+    Its ledger has one row: whenever the site takes part all its people do, and whoever comes later has paid no more.
+    So charges stay right when people come and go.
     """
-    if found := policy.objections(plan):
+    if found := settings.policy.objections(plan):
         raise ValueError("\n".join(found))
-    return crowd_of(load_share(data), plan, id)
+    share = load_share(settings.data)
+    crowd = crowd_of(share, plan, settings.id)
+    return Held(crowd, 1, np.zeros(len(crowd if crowd.people is None else crowd.people), dtype=np.int64), share.test)
 
 
 def crowd_of(share: Share, plan: Plan, id: int) -> Crowd:
-    """The same from data that are loaded; refuses what does not fit the plan."""
+    """A table of one client, this site, with its people where the plan protects each of them.
+
+    Data that do not fit the plan are refused.
+    """
     experiment = plan.experiment
     if found := differences(share, plan):
         raise ValueError("\n".join(found))
