@@ -429,10 +429,12 @@ def line_of(text: str, place: str) -> int | None:
     >>> line_of('port = 1\\n[[sites]]\\nid = 0\\n[[sites]]\\nid = 0\\n', "sites[1].id")
     5
     """
-    parts = re.fullmatch(r"(?:(\w+)(?:\[(\d+)\])?\.)?(\w+)(?:\[\d+\])*(?:\..*)?", place)
+    parts = re.fullmatch(r"(?:(\w+)(?:\[(\d+)\])?\.)?(\w+)(?:\[(\d+)\])*(?:\..*)?", place)
     if parts is None:
         return None
     table, row, key = parts[1], int(parts[2] or 0), parts[3]
+    if table is None and parts[4]:  # a whole table, such as sites[1]
+        table, row, key = key, int(parts[4]), ""
     inside, rows, best = None, 0, None
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*(\[\[?)\s*([\w.-]+)\s*\]", line):
