@@ -112,6 +112,14 @@ def _objection_to_keys(folder: Path, plan: Plan) -> str | None:
     )
 
 
+def said_of(folder: Path, plan: Plan) -> str | None:
+    """What this site said of a plan: "accepted" or "refused"; None: nothing yet."""
+    for kind in (REFUSED, ACCEPTED):
+        if any(_read(Path(folder) / kind, digest) is not None for digest in (plan.digest, spec_digest(plan))):
+            return kind
+    return None
+
+
 def partners(folder: Path) -> dict[str, str]:
     """Public keys of partners, as they were compared; by name of the site."""
     path = Path(folder) / PARTNERS

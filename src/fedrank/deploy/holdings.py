@@ -48,7 +48,7 @@ class HoldingFacts:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class SiteShare:
     """A site's own data: queries to learn from, and those by which quality is measured."""
 
     train: RankingData
@@ -65,7 +65,7 @@ class Share:
         return HoldingFacts(train.features.shape[1], names, train.normalised, _digest(self), train.queries, self.people)
 
 
-def load_share(data: SiteData) -> Share:
+def load_share(data: SiteData) -> SiteShare:
     """All that a site has to learn from, and to measure by."""
     if data.letor is not None:
         whole, whose = _from_letor(data)
@@ -75,9 +75,9 @@ def load_share(data: SiteData) -> Share:
         raise ValueError("data: there is nothing to learn from; set letor or log in site.toml")
     kept = _kept(whole.queries, data)
     if kept == whole.queries:
-        return Share(whole, None, whose)
+        return SiteShare(whole, None, whose)
     rows = np.arange(whole.queries)
-    return Share(whole.select(rows[:kept]), whole.select(rows[kept:]), _renumbered(whose[:kept]))
+    return SiteShare(whole.select(rows[:kept]), whole.select(rows[kept:]), _renumbered(whose[:kept]))
 
 
 def describe(data: SiteData) -> HoldingFacts:
@@ -98,7 +98,7 @@ def open_holdings(folder: Path, settings: SiteSettings, plan: Plan) -> Held:
     return Held(crowd, 1, np.zeros(len(crowd if crowd.people is None else crowd.people), dtype=np.int64), share.test)
 
 
-def crowd_of(share: Share, plan: Plan, id: int) -> Crowd:
+def crowd_of(share: SiteShare, plan: Plan, id: int) -> Crowd:
     """A table of one client, this site, with its people where the plan protects each of them.
 
     Data that do not fit the plan are refused.
@@ -119,7 +119,7 @@ def crowd_of(share: Share, plan: Plan, id: int) -> Crowd:
     return _with_people(crowd, share, plan, id)
 
 
-def differences(share: Share, plan: Plan) -> list[str]:
+def differences(share: SiteShare, plan: Plan) -> list[str]:
     """Where a site's data do not fit a plan, each with both values."""
     train = share.train
     width, names = train.features.shape[1], names_digest(train.feature_names)
@@ -147,7 +147,7 @@ def differences(share: Share, plan: Plan) -> list[str]:
     return found
 
 
-def _with_people(crowd: Crowd, share: Share, plan: Plan, id: int) -> Crowd:
+def _with_people(crowd: Crowd, share: SiteShare, plan: Plan, id: int) -> Crowd:
     experiment, people = plan.experiment, share.people
     most = experiment.clients.people
     if not people:
@@ -198,7 +198,7 @@ def _from_letor(data: SiteData) -> tuple[RankingData, NDArray[np.int64]]:
     return whole, _people_in_comments(data.letor, data.person, whole)
 
 
-def _from_log(data: SiteData) -> Share:
+def _from_log(data: SiteData) -> SiteShare:
     assert data.log is not None
     log = load_log(data.log)
     kept = _kept(len(log), data)
@@ -208,7 +208,7 @@ def _from_log(data: SiteData) -> Share:
         if len(rows)
     ]
     whose = _renumbered(parts[0].who.astype(np.int64)) if data.person is not None else np.empty(0, np.int64)
-    return Share(parts[0], parts[1] if len(parts) > 1 else None, whose)
+    return SiteShare(parts[0], parts[1] if len(parts) > 1 else None, whose)
 
 
 def _kept(queries: int, data: SiteData) -> int:
@@ -248,7 +248,7 @@ def _renumbered(whose: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(whose, return_inverse=True)[1].astype(np.int64).ravel() if len(whose) else whose
 
 
-def _digest(share: Share) -> str:
+def _digest(share: SiteShare) -> str:
     made = hashlib.sha256()
     for part in (share.train, share.test):
         if part is not None:
