@@ -1,0 +1,152 @@
+"""What passes between `fedrank deploy run` and the server's job: two small files in the coordinator's home.
+
+`active.json` says which run is to be done; the command writes it before it submits a job, so that the job itself
+carries nothing. `hub.json` says how far it is and how it ended; the job writes it, and both survive either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrank.files import parse_json, write_whole
+
+if TYPE_CHECKING:
+    from fedrank.deploy.plan import Plan
+    from fedrank.run.writer import News, Task
+
+ACTIVE, HUB = "active.json", "hub.json"
+BETWEEN_NEWS = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Active:
+    """The run that a coordinator works on. A chain of jobs does it, each a stretch."""
+
+    run: str  # 16 bytes, in hex
+    stretch: int
+    plan_text: str
+    spec: str  # TOML, with the coordinator's own paths
+    folder: str
+    name: str
+    variant: str
+    settings: dict[str, Any]
+    fold: int
+    seed: int
+
+    @classmethod
+    def of(cls, task: Task, plan: Plan, stretch: int) -> Active:
+        from fedrank.spec.experiment import to_toml
+
+        return cls(
+            plan.run.hex(),
+            stretch,
+            plan.dump().decode(),
+            to_toml(task.experiment),
+            str(task.folder.absolute()),
+            task.name,
+            task.variant,
+            task.settings,
+            task.fold,
+            task.seed,
+        )
+
+    @classmethod
+    def read(cls, home: Path) -> Active:
+        path = home / ACTIVE
+        try:
+            return cls(**parse_json(path.read_bytes()))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is not there: nobody asked for a run; use `fedrank deploy run`") from None
+        except TypeError as problem:
+            raise ValueError(f"{path} is of another version of fedrank ({problem}); run the spec again") from None
+
+    @property
+    def job(self) -> str:
+        """The name of the job that does this stretch."""
+        return f"fedrank-{self.run[:8]}-{self.stretch}"
+
+    def write(self, home: Path) -> None:
+        write_whole(home / ACTIVE, json.dumps(asdict(self), indent=1) + "\n", private=True)
+
+    def task(self) -> Task:
+        from fedrank.run.writer import Task
+        from fedrank.spec.grid import read_tables
+        from fedrank.spec.toml import parse_toml
+
+        experiment = read_tables(parse_toml(self.spec)).base
+        return Task(Path(self.folder), experiment, self.name, self.variant, self.settings, self.fold, self.seed)
+
+    def plan(self) -> Plan:
+        from fedrank.deploy.plan import Plan
+
+        return Plan.load(self.plan_text.encode())
+
+
+@dataclass(frozen=True)
+class HubNews:
+    """What a job last said of its run."""
+
+    run: str
+    stretch: int
+    at: float  # seconds since 1970; of two news with the same time, one is the other
+    news: dict[str, Any] | None = None  # fields of `fedrank.run.writer.News`; None: no round has ended in this job
+    lost: list[str] = field(default_factory=list)  # sites that cannot be reached
+    ended: str = ""  # "": it goes on; else what `coordinate` returned, or "failed"
+    why: str = ""  # it failed
+
+    @classmethod
+    def read(cls, home: Path, active: Active) -> HubNews | None:
+        """None: no job of this stretch has said anything yet."""
+        try:
+            found = cls(**parse_json((home / HUB).read_bytes()))
+        except (FileNotFoundError, TypeError):  # or of another version
+            return None
+        return found if (found.run, found.stretch) == (active.run, active.stretch) else None
+
+    def write(self, home: Path) -> None:
+        write_whole(home / HUB, json.dumps(asdict(self)) + "\n", private=True)
+
+
+@contextmanager
+def telling(home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> Iterator[Callable[[News], None]]:
+    """Takes news of a run within a job, and writes them down now and then; `lost` says who cannot be reached."""
+    last = HubNews(active.run, active.stretch, time.time())
+    over = threading.Event()
+
+    def tell(news: News) -> None:
+        nonlocal last
+        last = HubNews(active.run, active.stretch, time.time(), asdict(news))
+
+    def write() -> None:
+        written = None
+        while True:
+            found = replace(last, lost=sorted(lost()))
+            if (found.at, found.lost) != written:
+                found.write(home)
+                written = found.at, found.lost
+            if over.wait(BETWEEN_NEWS):
+                return
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        writer.join()
+
+
+def private_line(path: Path, line: str) -> None:
+    """Add a line to a log that nobody but its owner may read."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    kept = "".join(letter if letter.isprintable() else " " for letter in line)
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
+        file.write(f"{stamp} {kept}\n")

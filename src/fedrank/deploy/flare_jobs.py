@@ -1,0 +1,253 @@
+"""A run is a chain of jobs. The truth lies in the run folder; a job of the engine only moves it on.
+
+When a job ends early, when a site comes back that was away, or when nothing has moved for a while, the next one is
+submitted. Each has a token, run and stretch, so that submitting it twice makes one. Whoever watches may be killed: run
+again, it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrank.deploy.flare_active import Active, HubNews
+from fedrank.deploy.flare_hardening import CONTROLLER, EXECUTOR
+from fedrank.deploy.flare_kit import ADMIN, COORDINATOR, read_members
+from fedrank.files import locked, write_whole
+
+if TYPE_CHECKING:
+    from fedrank.deploy.plan import Plan
+    from fedrank.run.writer import News, Task
+
+POLL = 2.0  # seconds between questions: each fills the server's audit log
+LOOK = 0.1  # seconds between looks at a file
+STILL = 180.0  # seconds without news after which the next job is submitted
+WITHOUT_SERVER = 5.0  # seconds to wait for a connection, again and again
+ENDED, RUNNING = "FINISHED", "RUNNING"  # how the engine's states of a job begin when it is over; and one that runs
+INTERRUPTED = "interrupted"  # the status of a run that goes on when it is run again
+GONE = ("expelled", "left")
+FAILURES = 3  # of jobs in a row that got nowhere, after which somebody has to look
+LOCK = "run.lock"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is submitted: a meta file and two configurations that name one class each. No code."""
+
+    name: str
+    token: str  # two jobs of one token are one
+    sites: tuple[str, ...]
+    controller: str = CONTROLLER
+    executor: str = EXECUTOR
+
+    def write(self, folder: Path) -> Path:
+        """Its folder, as the engine wants it."""
+        job = folder / self.name
+        meta = {
+            "name": self.name,
+            "resource_spec": {},
+            "min_clients": 1,
+            "deploy_map": {"hub": ["server"], "site": list(self.sites)},
+        }
+        hub = {"format_version": 2, "workflows": [{"id": "hub", "path": self.controller, "args": {}}], "components": []}
+        executor = {"tasks": ["*"], "executor": {"path": self.executor, "args": {}}}
+        site = {"format_version": 2, "executors": [executor], "components": []}
+        _write(job / "meta.json", meta)
+        _write(job / "hub" / "config" / "config_fed_server.json", hub)
+        _write(job / "site" / "config" / "config_fed_client.json", site)
+        return job
+
+
+class Coordinator:
+    """A session of the coordinator with the server, in words of ours. It must be closed, or the process hangs."""
+
+    def __init__(self, home: Path, kit: Path | None = None, who: str = COORDINATOR) -> None:
+        self._home, self._kit, self._who = home, kit or home / ADMIN, who
+        self._session: Any = None
+
+    def connect(self, patience: float = WITHOUT_SERVER) -> bool:
+        """Whether the server can be reached; a session that broke is made anew."""
+        self.close()
+        from nvflare.fuel.flare_api.api_spec import NoConnection
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it cannot do, we say
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it says that it connects
+                self._session = new_secure_session(self._who, str(self._kit), timeout=patience)
+        except NoConnection:
+            return False
+        return True
+
+    def submit(self, job: Job) -> str:
+        """The id of the job; the same for the same token."""
+        with tempfile.TemporaryDirectory(dir=self._home) as folder:
+            found: str = self._session.submit_job(str(job.write(Path(folder))), submit_token=job.token)
+            return found
+
+    def state(self, id: str) -> str:
+        found: str = self._session.get_job_meta(id).get("status", "")
+        return found
+
+    def deployed(self, id: str) -> list[str]:
+        """What each site said when the job was handed to it."""
+        return list(self._session.get_job_meta(id).get("job_deploy_detail") or [])
+
+    def end(self, id: str) -> None:
+        """End a job; one that has ended already may."""
+        with contextlib.suppress(Exception):
+            self._session.abort_job(id)
+
+    def connected(self) -> set[str]:
+        """Sites that the server hears."""
+        return {client.name for client in self._session.get_system_info().client_info}
+
+    def close(self) -> None:
+        if self._session is not None:
+            with contextlib.suppress(Exception):
+                self._session.close()
+            self._session = None
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+def run_deployed(
+    home: Path,
+    task: Task,
+    plan: Plan,
+    tell: Callable[[News], None] = lambda news: None,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Do a run with the sites of a federation, or go on with it; its status: finished, interrupted or failed.
+
+    `say` is told in words what happens besides rounds.
+    """
+    home = Path(home).absolute()
+    with locked(home / LOCK, f"{home} (`fedrank deploy run`)"), Coordinator(home) as server:
+        chain = Chain(home, lambda stretch: Active.of(task, plan, stretch), [site.name for site in plan.sites], server)
+        return chain.follow(tell, stop, say)
+
+
+@dataclass
+class Chain:
+    """The jobs of one run, one after the other."""
+
+    home: Path
+    active: Callable[[int], Active]  # what is to be done, by the number of the stretch
+    sites: Sequence[str]
+    server: Coordinator
+    controller: str = CONTROLLER
+    executor: str = EXECUTOR
+
+    def follow(
+        self,
+        tell: Callable[[News], None] = lambda news: None,
+        stop: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> str:
+        """Job after job, until the run has ended or somebody stops it."""
+        stretch, nowhere = self._first(), 0
+        while True:
+            active = self.active(stretch)
+            active.write(self.home)
+            if not self._reach(stop, say):
+                return INTERRUPTED
+            try:
+                ended, why = self._one(active, tell, stop)
+            except _away() as problem:
+                ended, why = "", f"the server was away ({type(problem).__name__})"
+            if ended:
+                return ended
+            news = HubNews.read(self.home, active)
+            nowhere = nowhere + 1 if news is None else 0
+            if nowhere >= FAILURES:
+                raise RuntimeError(
+                    f"{FAILURES} jobs in a row got nowhere, the last: {why}; look at engine.log and kit/log.txt in "
+                    f"{self.home}, and at the sites, then run the same command again"
+                )
+            say(f"{why}; the run goes on with the next job")
+            stretch += 1
+
+    def _first(self) -> int:
+        """One more than was ever submitted for this run."""
+        try:
+            before = Active.read(self.home)
+        except (FileNotFoundError, ValueError):
+            return 1
+        return before.stretch + 1 if before.run == self.active(1).run else 1
+
+    def _reach(self, stop: Callable[[], bool], say: Callable[[str], None]) -> bool:
+        """Wait for the server; False: somebody stopped us."""
+        told = False
+        while not self.server.connect():
+            if not told:
+                say("the server cannot be reached; start it with `fedrank deploy start`")
+                told = True
+            if stop():
+                return False
+            time.sleep(LOOK)
+        return True
+
+    def _one(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:
+        """Submit a job and watch it: how the run ended, or "" and why the job did."""
+        from fedrank.run.writer import News
+
+        gone = {member.name for member in read_members(self.home).values() if member.state in GONE}
+        sites = tuple(site for site in self.sites if site not in gone)
+        token = f"{active.run}-{active.stretch}"
+        id = self.server.submit(Job(active.job, token, sites, self.controller, self.executor))
+        asked = moved = time.monotonic()
+        shown = 0.0
+        while True:
+            stopped = stop()
+            news = HubNews.read(self.home, active)
+            if news is not None and news.at != shown:
+                moved, shown = time.monotonic(), news.at
+                if news.news is not None:
+                    tell(News(**news.news))
+            if news is not None and news.ended and news.ended != INTERRUPTED:
+                if news.why:
+                    raise RuntimeError(news.why)
+                return news.ended, ""
+            if stopped:
+                self.server.end(id)
+                return INTERRUPTED, ""
+            if time.monotonic() - asked >= POLL:
+                asked = time.monotonic()
+                if why := self._over(id, news, asked - moved):
+                    self.server.end(id)
+                    return "", why
+            time.sleep(LOOK)
+
+    def _over(self, id: str, news: HubNews | None, still: float) -> str:
+        """Why the next job is needed; "": it is not."""
+        state = self.server.state(id)
+        if state.startswith(ENDED) or (news is not None and news.ended):
+            return f"the job ended ({'; '.join(self.server.deployed(id)) or state})"
+        if news is not None and news.lost and (back := sorted(set(news.lost) & self.server.connected())):
+            return f"{', '.join(back)} came back"
+        return f"nothing moved for {still:.0f} s" if still > STILL and state == RUNNING else ""
+
+
+def _away() -> tuple[type[Exception], ...]:
+    """What a session says when the server is gone, or was started anew and knows it no more."""
+    from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, NoConnection, NoReply, SessionClosed
+
+    return (AuthenticationError, InternalError, NoConnection, NoReply, SessionClosed)
+
+
+def _write(path: Path, content: Any) -> None:
+    write_whole(path, json.dumps(content, indent=1) + "\n")
