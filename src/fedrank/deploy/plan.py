@@ -23,6 +23,7 @@ from fedrank.spec.families import code_from_outside
 from fedrank.spec.federated import ClientsSpec, FederatedExperiment
 from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml, write_toml
+from fedrank.types import has
 from fedrank.wire import Refused
 
 PROTOCOL = 1  # raise it whenever two sides of different versions would misunderstand each other
@@ -153,6 +154,8 @@ def make_plan(
         )
     if not simulated and (weak := without_promise(experiment.aggregator, count)):
         raise SpecError([f"aggregator: {weak}"])
+    if has(experiment.aggregator, "apart"):
+        raise SpecError(['aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run'])
     tables = to_tables(experiment)
     if not simulated:
         tables["data"] = {"name": ELSEWHERE}

@@ -422,6 +422,10 @@ class Ledger:
         """How many rounds are charged; one that was reserved again after a crash counts again."""
         return self._charges.rounds
 
+    def times(self, round: int) -> int:
+        """How often a round is charged."""
+        return self._charges.by_round[round]
+
     def _load(self) -> None:
         """Derive the totals from the log, and find the changes that can still be used."""
         changes = {record.place: (record.round, record.at, record.end) for record in self._changes.records()}

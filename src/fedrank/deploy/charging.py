@@ -1,0 +1,84 @@
+"""A site's ledger over all runs: what its people have paid, and whether they may pay once more.
+
+The people of a site stay the same when runs and data change, so their charges add up in one population (see
+`fedrank.protect.population`): events are composed, then priced. A charge is on the disk before anything is learned for
+it; whoever is asked again for a round that was charged, and of which nothing left, pays nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.protect.ledger import PARTICIPANTS
+from fedrank.protect.population import LEDGER, Account, LedgerTerms, Population, ledgers_below, open_ledger, spent_together
+from fedrank.protect.promises import Promise
+from fedrank.wire import Refused
+
+UNLIMITED = 1e6  # ε of a site that sets no limit: charges are kept all the same
+
+
+class Charging:
+    """The charges of one run, on the people of a site."""
+
+    def __init__(self, folder: Path, run: str, people: int, promises: Sequence[Promise], delta: float, limit: float):
+        self.population = Population.open(folder, people, delta, limit)
+        self.terms = LedgerTerms(people, delta, tuple(promises), run)
+        self.place = (Path(folder) / run / LEDGER).absolute()
+        self._held = ExitStack()
+        with self.population.deciding():
+            self.ledger = self._held.enter_context(open_ledger(self.place, self.terms))
+        self._others: tuple[Any, ...] = ()
+        self._accounts: list[Account] = []
+        self._checked = 0  # charges to whoever pays most, up to which the limit holds while others charge nothing
+
+    def close(self) -> None:
+        self._held.close()
+
+    def charge(self, round: int, rows: NDArray[np.int64], again: bool = False) -> None:
+        """Charge a round; `again` where it was charged and has to be paid once more. Beyond the limit it is refused."""
+        if self.ledger.times(round) and not again:
+            return
+        with self.population.deciding():
+            if (refusal := self._refusal(rows)) is not None:
+                raise Refused(f"{refusal}; this site takes no further part")
+            self.ledger.reserve({round: rows})
+            self.ledger.begun(round)
+
+    def spent(self) -> dict[str, float]:
+        """ε that all runs have spent by now, against each observer."""
+        return spent_together(self.population.accounts(), self.terms.delta)
+
+    def _refusal(self, rows: NDArray[np.int64]) -> str | None:
+        """Why these people must not pay once more.
+
+        Pricing takes longer than a round, so that the limit is looked for some rounds ahead, and looked at again when
+        that is reached or another run charged anybody.
+        """
+        counts = self.ledger.participations()
+        most = int(counts[rows].max(initial=0)) + 1
+        others = tuple((str(one), (one / PARTICIPANTS).stat().st_size) for one in self._other_ledgers())
+        if others != self._others:
+            self._others, self._checked = others, 0
+            self._accounts = self.population.accounts(but=self.place)
+        if most <= self._checked:
+            return None
+        ahead = max(1, most // 2)
+        while True:
+            account = Account(self.terms, counts + ahead, self.ledger.rounds() + ahead, 0)
+            refusal = self.population.refusal(spent_together([*self._accounts, account], self.terms.delta))
+            if refusal is None:
+                self._checked = int(counts.max(initial=0)) + ahead
+                return None
+            if ahead == 1:
+                return refusal
+            ahead //= 2
+
+    def _other_ledgers(self) -> list[Path]:
+        found = (one for one in ledgers_below(self.population.folder) if one != self.place)
+        return [one for one in found if (one / PARTICIPANTS).exists()]

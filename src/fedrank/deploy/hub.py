@@ -1,0 +1,597 @@
+"""The coordinator's rounds: ask sites, check what they answer, settle, go on. It knows no engine and has no data.
+
+`send` carries bytes to a site and gives its answer later; whoever does not answer in time is left out of the round. A
+round ends when `Plan.fewest` sites have answered; until then the hub asks again, and says for whom it waits. Rounds
+are those of `fedrank.federate.round`, so that a run folder comes out as from a simulation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import wire
+from fedrank.deploy import letters
+from fedrank.deploy.letters import ASKED, Answers
+from fedrank.deploy.plan import PROTOCOL, Party, Plan
+from fedrank.deploy.site import sum_terms
+from fedrank.federate.arrival import Schedule
+from fedrank.federate.messages import Message
+from fedrank.federate.round import Outcome, mean_over, root_update, taking_part
+from fedrank.federate.server import Combined, ServerTask, State, advance, receive, settle
+from fedrank.protect.mechanisms import AtServer, SecureSum
+from fedrank.types import Crowd, Memory, Messages, Weights, has
+from fedrank.wire import Label, Refused
+
+Send = Callable[[str, bytes, float], "Future[bytes]"]  # site, request, patience in seconds
+MOST_REFUSALS = 3  # in a row, after which a site is left out until an operator says otherwise
+PAUSE = 2.0  # seconds before a round is asked for again
+GRACE = 2.0  # seconds beyond the patience, for an engine that keeps no time
+
+
+class Silent(Exception):
+    """A site that did not answer; the text says why, as far as is known."""
+
+
+class Differs(Exception):
+    """Sites that do not fit together, so that no round begins; the text lists who has what."""
+
+
+class Asked(NamedTuple):
+    """What became of one request."""
+
+    site: str
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    reason: str = ""  # why it was of no use; "": it was
+
+
+class RoundAnswers(NamedTuple):
+    """What came in a round."""
+
+    messages: list[Message]
+    online: dict[int, float]
+    reward: dict[int, float]
+    personal: dict[int, NDArray[np.float64]]
+
+
+@dataclass
+class Hub:
+    """A coordinator at work on one plan."""
+
+    plan: Plan
+    send: Send
+    patience: float = 60.0  # seconds that a site has for a request
+    note: Callable[[int, Asked], None] = lambda round, asked: None  # told of every request
+    waiting: Callable[[int, Mapping[str, str]], None] = lambda round, why: None  # told for whom a round waits
+    stop: Callable[[], bool] = lambda: False
+    begin_attempt: Callable[[int], int] = lambda round: 0  # the number of a new attempt, durable when it returns
+    left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must let in again, and why
+    watch: Callable[[Messages], None] | None = None  # shown what reached the coordinator
+    crowd: Crowd | None = None  # what a trial simulates, or the coordinator's own queries, where a rule asks for them
+    identities: dict[int, bytes] = field(default_factory=dict)
+    _refused: dict[str, int] = field(default_factory=dict)  # in a row
+
+    def __post_init__(self) -> None:
+        self.task = ServerTask(self.plan.federated, len(self.plan.clients), self.plan.experiment.arrival)
+        self._row = {id: row for row, id in enumerate(self.plan.clients)}
+        self._site = {id: site for site in self.plan.sites for id in site.clients}
+        mechanism: Any = self.plan.experiment.mechanism
+        place = getattr(mechanism, "place", None)
+        self.place = place if isinstance(place, SecureSum) and place.sum == "protocol" else None
+        self._source = None if mechanism is None else mechanism.source()
+        self._longest = np.inf
+        if isinstance(place, AtServer):
+            from fedrank.run.privacy import setting_of
+
+            self._longest = 1.0001 * mechanism.reach(setting_of(self.plan.experiment, self.plan.features))
+
+    # Before the first round
+
+    def hello(self) -> dict[str, int]:
+        """Greet every site until enough have answered; the last round of each. Sites that differ stop the run."""
+        last: dict[str, int] = {}
+        content = letters.request("hello", self.plan.run, plan=self.plan.dump())
+        while True:
+            missing = [site for site in self.sites() if site.name not in last]
+            found, why = self._ask({site.name: content for site in missing}, 0, letters.read_facts, "facts")
+            self._compare(found)
+            for name, facts in found.items():
+                last[name] = int(facts.get("last", 0)) if isinstance(facts.get("last", 0), int) else 0
+                self._meet(name, facts.get("identities", {}))
+            if len(last) >= self.plan.fewest and (self.place is None or not why):
+                break
+            self._wait(0, why)
+        if self.place is not None:
+            self._introduce()
+        return last
+
+    def sites(self) -> list[Party]:
+        """Who is asked at all."""
+        return [site for site in self.plan.sites if site.name not in self.left_out]
+
+    def _compare(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        plan = self.plan
+        expected = {"protocol": PROTOCOL, "version": plan.version, "features": plan.features}
+        expected |= {"feature_names": plan.feature_names, "normalised": plan.normalised}
+        lines = [
+            f"{name} has {key} {letters.printable(str(facts.get(key)))[:80]}, the plan {value or 'none'}"
+            for name, facts in found.items()
+            for key, value in expected.items()
+            if facts.get(key) != value
+        ]
+        if lines:
+            raise Differs("sites do not fit together, so that no round begins: " + "; ".join(lines))
+
+    def _meet(self, name: str, keys: Any) -> None:
+        if self.place is None:
+            return
+        try:
+            mine = {id: bytes.fromhex(keys[str(id)]) for id in self.plan.party(name).clients}
+        except (KeyError, TypeError, ValueError):
+            raise Differs(f"{name} brings no keys to sign with, and a secure sum needs them") from None
+        self.identities |= mine
+
+    def _introduce(self) -> None:
+        """Everybody's public keys, to everybody; those that are absent keep the ones they have."""
+        keys = letters.facts({str(id): key.hex() for id, key in self.identities.items()})
+        content = letters.request("partners", self.plan.run, keys=keys)
+        _, why = self._ask({site.name: content for site in self.sites()}, 0, _read_letters, "letters")
+        if why:
+            raise Differs("; ".join(f"{name}: {reason}" for name, reason in why.items()))
+
+    # Rounds
+
+    def rounds(self, state: State, memory: Memory, last: int, plan: Schedule | None = None) -> Iterator[Outcome]:
+        """The rounds that are left, each as it ends."""
+        if self.task.arrival is not None and plan is None:
+            yield from self._as_they_come(state, last)
+            return
+        while state.round < last:
+            outcome = self._round(state, memory, plan)
+            state, memory = outcome.state, outcome.memory
+            yield outcome
+
+    def _round(self, state: State, memory: Memory, plan: Schedule | None) -> Outcome:
+        number, task = state.round + 1, self.task
+        rows = self._cohort(number) if plan is None else plan.cohort(number)
+        asked = np.zeros(len(rows), ASKED)
+        asked["client"], asked["at"] = np.array(self.plan.clients)[rows], -1
+        searches = self.searches[rows]
+        if plan is not None:
+            batches = np.arange(int(plan.edges[number - 1]), int(plan.edges[number]))
+            order = [int(batch) for row in rows for batch in batches if plan.rows[batch] == row]
+            asked["at"], asked["searches"] = plan.at[order], plan.searches[order]
+            searches = plan.searches[order]
+        traffic: list[Asked] = []
+        while True:
+            if self.place is not None:
+                after, answers, why = self._secure(state, asked, rows, traffic)
+            else:
+                after, answers, why = self._plain(state, asked, rows, traffic)
+            if after is not None:
+                break
+            self._wait(number, why)
+        for one in traffic:
+            self.note(number, one)
+        return self._outcome(after, memory, rows, searches, answers, traffic)
+
+    def _cohort(self, number: int) -> NDArray[np.int64]:
+        federation, count = self.plan.federated, len(self.plan.clients)
+        if has(federation.mechanism, "hides cohort") and self._source is not None:
+            return np.flatnonzero(self._source.bernoulli(federation.participation, count))
+        return taking_part(count, federation.participation, self.plan.seed, number)
+
+    @property
+    def searches(self) -> NDArray[np.int64]:
+        """[clients]: searches a round, which the plan says."""
+        clients = self.plan.experiment.clients
+        return np.resize(np.asarray(clients.searches, dtype=np.int64), len(self.plan.clients)) * clients.people
+
+    def _plain(
+        self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Asked]
+    ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
+        """A round whose messages the coordinator sees. None: too few came, so that it has to be asked for again."""
+        calls = {site.name: self._call("round", state, site, asked, rows) for site in self._present(asked)}
+        answers, why = self._gather(calls, state, asked, traffic)
+        if not self._enough(calls, why) or (not answers.messages and len(asked)):
+            return None, answers, why
+        root = self._root(state)
+        if answers.messages:
+            messages = self.task.gathered(state, answers.messages)
+        else:  # nobody was drawn, which is nobody's business
+            nothing = np.zeros((0, state.weights.shape[-1]), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
+            messages = Messages(*nothing, state.weights, state.round + 1)
+        if root is not None:
+            messages = Messages(
+                messages.updates, messages.sizes, messages.ids, messages.weights, messages.round, root=root
+            )
+        if self.watch is not None:
+            self.watch(messages)
+        used = np.array([self._row[int(id)] for id in messages.ids], dtype=np.int64)
+        return settle(self.task, state, messages, used, self._source, rows), answers, why
+
+    def _root(self, state: State) -> NDArray[np.float32] | None:
+        if not has(self.plan.federated.aggregator, "trusted queries"):
+            return None
+        assert self.crowd is not None
+        return root_update(self.plan.federated, state, self.crowd, self.plan.seed)
+
+    def _present(self, asked: NDArray[Any]) -> list[Party]:
+        ids = set(asked["client"].tolist())
+        return [site for site in self.sites() if ids & set(site.clients)]
+
+    def _enough(self, calls: Mapping[str, bytes], why: Mapping[str, str]) -> bool:
+        """Whether as many answered as a round needs: those of the plan, or all whom a small cohort has."""
+        cohort = [site for site in self.plan.sites if site.name in calls or site.name in self.left_out]
+        return len(calls) - len(why) >= min(self.plan.fewest, max(1, len(cohort)))
+
+    def _call(
+        self, kind: str, state: State, site: Party, asked: NDArray[Any], rows: NDArray[np.int64], attempt: int = 0
+    ) -> bytes:
+        own = asked[np.isin(asked["client"], site.clients)]
+        row = self._row[int(own["client"][0])]
+        call = self.task.call(state, self.plan.run, row, len(rows), attempt)
+        return letters.request(
+            kind, self.plan.run, state.round + 1, attempt, call=call.pack(), asked=own.tobytes()
+        )
+
+    def _gather(
+        self, calls: Mapping[str, bytes], state: State, asked: NDArray[Any], traffic: list[Asked]
+    ) -> tuple[RoundAnswers, dict[str, str]]:
+        """Ask sites for the messages of their clients, and check each one."""
+
+        def read(content: bytes, label: Label) -> tuple[Answers, list[Message]]:
+            site = next(one for one in self.plan.sites if one.clients[0] == label.sender)
+            mine = [int(id) for id in asked["client"] if id in site.clients]
+            found = self._answers(content, label, len(mine))
+            expected = self.task.expected(state, self.plan.run, mine)
+            came = receive(expected, found.messages)
+            if came.notes:
+                raise Refused("; ".join(came.notes))
+            for message in came.messages:
+                self._check_length(message)
+            return found, sorted(came.messages, key=lambda message: mine.index(message.sender))
+
+        found, why = self._ask(calls, state.round + 1, read, "answers", traffic=traffic)
+        answers = RoundAnswers([], {}, {}, {})
+        for each, messages in found.values():
+            answers.messages.extend(messages)
+            self._observe(answers, each, [message.sender for message in messages])
+        return answers, why
+
+    def _answers(self, content: bytes, label: Label, clients: int) -> Answers:
+        largest = 8 * self.plan.sent + letters.OVERHEAD
+        if self.place is not None:
+            largest += 512 * len(self.plan.clients)
+        return Answers.unpack(content, label, clients, largest, self.plan.simulated)
+
+    def _observe(self, answers: RoundAnswers, found: Answers, ids: Sequence[int]) -> None:
+        if not self.plan.simulated:
+            return
+        if len(found.observed) != len(ids):
+            raise Refused(f"{len(found.observed)} observations came of {len(ids)} clients")
+        personal = found.personal.reshape(len(ids), -1) if len(ids) else found.personal
+        for place, id in enumerate(ids):
+            answers.online[id] = float(found.observed["online"][place])
+            answers.reward[id] = float(found.observed["reward"][place])
+            if personal.size:
+                answers.personal[id] = personal[place]
+
+    def _check_length(self, message: Message) -> None:
+        """A contribution that the server would add noise to must not be longer than noise is made for."""
+        if np.isfinite(self._longest):
+            mechanism: Any = self.plan.experiment.mechanism
+            length = float(np.linalg.norm(message.payload.astype(np.float64), ord=mechanism.norm))
+            if length > self._longest:
+                raise Refused(f"its update has length {length:.4g}, and no honest one is longer than {self._longest:.4g}")
+
+    # A secure sum
+
+    def _secure(
+        self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Asked]
+    ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
+        """A round of which the coordinator sees the sum alone; whoever drops out in a phase is left out of the rest."""
+        from fedrank.protect.secure_sum import SumServer
+
+        assert self.place is not None
+        number, run = state.round + 1, self.plan.run
+        attempt = self.begin_attempt(number)
+        label = Label("sum", run, number, attempt)
+        terms = sum_terms(self.plan, self.place, label)
+        ids = [int(id) for id in asked["client"]]
+        server = SumServer(ids=ids, identities={id: self.identities[id] for id in ids}, **terms)
+        answers, why = RoundAnswers([], {}, {}, {}), {}
+
+        def phase(
+            kind: str, requests: Mapping[str, bytes], take: Callable[[bytes], bool], clients: Mapping[str, list[int]]
+        ) -> None:
+            def read(content: bytes, at: Label) -> int:
+                site = next(one for one in self.plan.sites if one.clients[0] == at.sender)
+                mine = clients[site.name]
+                if kind == "advertise":
+                    found = self._answers(content, at, len(mine))
+                    self._observe(answers, found, mine)
+                    pieces = list(found.messages)
+                else:
+                    parts = {"letters": wire.Part("|S", len(mine) * (self._largest_letter + 4))}
+                    pieces = letters.unbundle(letters.read(content, at, parts)["letters"], len(mine), self._largest_letter)
+                for piece in pieces:
+                    try:
+                        take(piece)
+                    except ValueError as problem:
+                        raise Refused(f"secure sum: {problem}") from None
+                return len(pieces)
+
+            reply = "answers" if kind == "advertise" else "letters"
+            _, missing = self._ask(requests, number, read, reply, attempt, traffic)
+            why.update(missing)
+
+        def of_sites(some: Iterable[int]) -> dict[str, list[int]]:
+            found: dict[str, list[int]] = {}
+            for id in some:
+                site = self._site[id]
+                if site.name not in why and site.name not in self.left_out:
+                    found.setdefault(site.name, []).append(id)
+            return found
+
+        try:
+            calls = {
+                site.name: self._call("advertise", state, site, asked, rows, attempt) for site in self._present(asked)
+            }
+            phase("advertise", calls, server.receive_advertisement, of_sites(ids))
+            roster = server.roster()
+            here = of_sites(ids)
+            phase("share", self._same("share", here, number, attempt, roster=roster), server.receive_shares, here)
+            posts = server.routed()
+            here = of_sites(ids)
+            some = {
+                name: letters.request("mask", run, number, attempt, posts=letters.bundle([posts[id] for id in mine]))
+                for name, mine in here.items()
+                if all(id in posts for id in mine)
+            }
+            phase("mask", some, server.receive_masked, here)
+            ask = server.request()
+            here = of_sites(server.survivors())
+            phase("sign", self._same("sign", here, number, attempt, request=ask), server.receive_signature, here)
+            consent = server.consent()
+            here = of_sites(server.survivors())
+            requests = self._same("open", here, number, attempt, request=ask, consent=consent)
+            phase("open", requests, server.receive_opening, here)
+            total = server.total()
+        except ValueError as problem:  # too few are left, or somebody dealt what does not fit
+            return None, answers, why or {"everybody": str(problem)}
+        mechanism: Any = self.plan.experiment.mechanism
+        cohort = int(self.task.cohort(len(rows)))
+        change = total.astype(np.float64) * (mechanism.step(cohort) / mechanism.people / cohort)
+        used = np.array([self._row[id] for id in server.survivors()])
+        combined = Combined(change, used, None, np.ones(len(used), np.int64), state.rule, state.common)
+        return advance(self.task, state, combined, rows), answers, why
+
+    @property
+    def _largest_letter(self) -> int:
+        return letters.OVERHEAD + 512 * len(self.plan.clients) + 16 * self.plan.sent
+
+    def _same(self, kind: str, here: Mapping[str, Any], round: int, attempt: int, **parts: bytes) -> dict[str, bytes]:
+        return dict.fromkeys(here, letters.request(kind, self.plan.run, round, attempt, **parts))
+
+    # Afterwards
+
+    def measured(self, weights: Weights, round: int) -> dict[str, dict[str, tuple[float, float, int]]]:
+        """Sums of measures from sites whose policy lists them: of the model, of what users had, and of how many."""
+        content = wire.pack(
+            Label("measure", self.plan.run, round), {"weights": weights[: self.plan.sent].astype(np.float32)}
+        )
+        found, _ = self._ask({site.name: content for site in self.sites()}, round, letters.read_facts, "facts")
+        tables = {}
+        for name, facts in found.items():
+            table = facts.get("measures")
+            if isinstance(table, dict) and all(_is_sum(row) for row in table.values()):
+                tables[name] = {str(measure): tuple(row) for measure, row in table.items()}
+        return tables
+
+    def give(self, round: int, **parts: bytes) -> dict[str, str]:
+        """Give something to every site; of those who did not take it, why."""
+        content = letters.request("result", self.plan.run, round, **parts)
+        _, why = self._ask({site.name: content for site in self.sites()}, round, letters.read_facts, "facts")
+        return why
+
+    # Out of step
+
+    def _as_they_come(self, state: State, last: int) -> Iterator[Outcome]:
+        """Sites answer when they are ready: a slow one blocks nobody.
+
+        A request is numbered by the round in which its site was last heard, so that it is the same when a coordinator
+        that was killed asks again.
+        """
+        rule = self.task.arrival
+        assert rule is not None
+        if self.place is not None:
+            raise Differs("a secure sum needs its sites together, and out of step each comes alone; use noise on the client")
+        count = len(self.plan.clients)
+        gathers = count if rule.together else max(1, rule.gathers)
+        heard = state.rule.get("heard", np.zeros(count, dtype=np.int64))
+        pending: dict[Future[bytes], tuple[Party, Label, float, int]] = {}
+        ready: dict[int, tuple[Message, Asked]] = {}
+
+        def ask(site: Party) -> None:
+            row = self._row[site.clients[0]]
+            number = int(heard[row]) * count + row + 1
+            one = np.array([(site.clients[0], -1, 0)], ASKED)
+            call = self.task.call(_renumbered(state, number - 1), self.plan.run, row, gathers)
+            content = letters.request("round", self.plan.run, number, call=call.pack(), asked=one.tobytes())
+            label = Label("answers", self.plan.run, number, 0, site.clients[0])
+            pending[self.send(site.name, content, self.patience)] = site, label, time.monotonic(), len(content)
+
+        for site in self.sites():
+            ask(site)
+        while state.round < last:
+            self._check_stop()
+            done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            for future in done:
+                site, label, began, down = pending.pop(future)
+                one, message = self._arrived(future, site, label, began, down, state)
+                if message is not None:
+                    ready[self._row[site.clients[0]]] = message, one
+                    continue
+                self.note(state.round + 1, one)
+                self.waiting(state.round + 1, {site.name: one.reason})
+                if site.name not in self.left_out:
+                    ask(site)
+            while len(ready) >= min(gathers, len(self.sites())) and ready and state.round < last:
+                rows = np.array(sorted(ready)[:gathers] if rule.together else list(ready)[:gathers])
+                taken = [ready.pop(int(row)) for row in rows]
+                for _, one in taken:
+                    self.note(state.round + 1, one)
+                heard = heard.copy()
+                heard[rows] = state.round + 1
+                messages = self.task.gathered(state, [message for message, _ in taken])
+                order = np.array([self._row[int(id)] for id in messages.ids])
+                state = settle(self.task, state, messages, order, self._source, rows)
+                state.rule["heard"] = heard
+                answers = RoundAnswers([message for message, _ in taken], {}, {}, {})
+                traffic = [one for _, one in taken]
+                yield self._outcome(state, None, rows, self.searches[rows], answers, traffic)
+                for row in rows:
+                    ask(self._site[self.plan.clients[int(row)]])
+
+    def _arrived(
+        self, future: Future[bytes], site: Party, label: Label, began: float, down: int, state: State
+    ) -> tuple[Asked, Message | None]:
+        up = 0
+        try:
+            content = future.result()
+            up = len(content)
+            found = self._answers(content, label, 1)
+            kind = self.task.expected(_renumbered(state, label.round - 1), self.plan.run, site.clients)
+            came = receive(kind, found.messages)
+            if came.notes:
+                raise Refused("; ".join(came.notes))
+            self._check_length(came.messages[0])
+        except Exception as problem:
+            return Asked(site.name, down, up, time.monotonic() - began, self._blame(site.name, problem)), None
+        self._refused[site.name] = 0
+        return Asked(site.name, down, up, time.monotonic() - began), came.messages[0]
+
+    # Asking
+
+    def _ask(
+        self,
+        requests: Mapping[str, bytes],
+        round: int,
+        read: Callable[[bytes, Label], Any],
+        kind: str,
+        attempt: int = 0,
+        traffic: list[Asked] | None = None,
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """What sites answered, read and checked; and of those who did not, why."""
+        self._check_stop()
+        began = time.monotonic()
+        sent = {name: self.send(name, content, self.patience) for name, content in requests.items()}
+        wait(sent.values(), timeout=self.patience + GRACE)
+        found: dict[str, Any] = {}
+        why: dict[str, str] = {}
+        for site in self.plan.sites:
+            if site.name not in sent:
+                continue
+            future, up = sent[site.name], 0
+            label = Label(kind, self.plan.run, round, attempt, site.clients[0])
+            try:
+                if not future.done():
+                    future.cancel()
+                    raise Silent(f"no answer within {self.patience:g} s")
+                content = future.result()
+                up = len(content)
+                found[site.name] = read(content, label)
+                self._refused[site.name] = 0
+            except Exception as problem:
+                why[site.name] = self._blame(site.name, problem)
+            one = Asked(site.name, len(requests[site.name]), up, time.monotonic() - began, why.get(site.name, ""))
+            if traffic is not None:
+                traffic.append(one)
+            elif one.reason:
+                self.note(round, one)
+        return found, why
+
+    def _blame(self, name: str, problem: Exception) -> str:
+        """Why a site's answer is of no use. Who sends nonsense three times in a row is left out; silence is no sin."""
+        reason = letters.printable(str(problem) or type(problem).__name__)
+        if isinstance(problem, Refused):
+            self._refused[name] = self._refused.get(name, 0) + 1
+            if self._refused[name] >= MOST_REFUSALS:
+                self.left_out[name] = f"left out after {MOST_REFUSALS} refusals in a row, the last: {reason}"
+        return reason
+
+    def _wait(self, round: int, why: Mapping[str, str]) -> None:
+        """Say for whom the run waits, and give them time."""
+        self.waiting(round, {**self.left_out, **why})
+        until = time.monotonic() + PAUSE
+        while time.monotonic() < until:
+            self._check_stop()
+            time.sleep(0.05)
+
+    def _check_stop(self) -> None:
+        if self.stop():
+            from fedrank.run.writer import Stopped
+
+            raise Stopped
+
+    # What a round left behind
+
+    def _outcome(
+        self,
+        state: State,
+        memory: Memory,
+        rows: NDArray[np.int64],
+        searches: NDArray[np.int64],
+        answers: RoundAnswers,
+        traffic: Sequence[Asked],
+    ) -> Outcome:
+        weights = state.weights
+        ids = [self.plan.clients[int(row)] for row in rows]
+        online = np.array([answers.online.get(id, np.nan) for id in ids])
+        reward = None
+        if has(self.plan.federated.learner, "rewards"):
+            reward = mean_over(np.array([answers.reward.get(id, np.nan) for id in ids]), searches)
+        if answers.personal and memory is not None:
+            memory = memory.copy()
+            for id, kept in answers.personal.items():
+                memory[self._row[id]] = kept
+        if memory is not None and self.crowd is not None:
+            from fedrank.federate.round import evaluated
+
+            weights = evaluated(self.plan.federated, state, memory, self.crowd)
+        return Outcome(
+            state,
+            memory,
+            weights,
+            mean_over(online, searches) if self.plan.simulated else np.nan,
+            int(np.add.reduce(searches)),
+            sum(one.bytes_up for one in traffic),
+            sum(one.bytes_down for one in traffic),
+            reward,
+        )
+
+
+def _read_letters(content: bytes, label: Label) -> bytes:
+    found: bytes = letters.read(content, label, {"letters": wire.Part("|S", 0)})["letters"]
+    return found
+
+
+def _is_sum(row: Any) -> bool:
+    """Whether a row is two sums, and of how many queries."""
+    if not isinstance(row, list) or len(row) != 3 or type(row[2]) is not int or row[2] < 0:
+        return False
+    return all(isinstance(value, (int, float)) and 0 <= value <= row[2] * 1e9 for value in row[:2])
+
+
+def _renumbered(state: State, round: int) -> State:
+    """The same state under another round: out of step, requests have numbers of their own."""
+    return replace(state, round=round)

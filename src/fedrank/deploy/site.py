@@ -1,0 +1,516 @@
+"""A site: it answers requests, keeps what it owes its people, and lets nothing leave that is not on its disk.
+
+    policy and budget -> charge -> learn and protect -> outbox -> answer
+
+It knows no engine: bytes come in, bytes go out. Whatever does not fit is refused with its reason, and nothing of the
+site's own words leaves but reasons that are written here: a problem that speaks of data stays in `site.log`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import __version__, wire
+from fedrank.deploy import consent, letters
+from fedrank.deploy.charging import UNLIMITED, Charging
+from fedrank.deploy.held import Held, facts_of, open_held
+from fedrank.deploy.identity import IDENTITY, IdentityKey, member_key, read_identity
+from fedrank.deploy.letters import ASKED, OBSERVED, Answers
+from fedrank.deploy.outbox import Outbox, Sent
+from fedrank.deploy.plan import LARGEST, PROTOCOL, Party, Plan
+from fedrank.deploy.settings import SiteSettings, read_site
+from fedrank.federate.client import Answered, ClientTask, answer_from_holdings, first_memory
+from fedrank.federate.messages import Call, ExpectedCall
+from fedrank.files import FULL, locked, private_folder, write_whole
+from fedrank.protect.ledger import LedgerError
+from fedrank.protect.mechanisms import SecureSum
+from fedrank.rank.given import given_order
+from fedrank.rank.measures import Evaluator
+from fedrank.rank.model import read_model
+from fedrank.run.privacy import promises_of
+from fedrank.seeds import Chance
+from fedrank.types import Crowd, Memory, OwnChance, has
+from fedrank.wire import Label, Part, Refused
+
+SEED, LOG, STATUS, LOCK = "seed", "site.log", "status.json", "lock"
+PEOPLE, OUTBOX, MODELS = "people", "outbox", "models"
+LONGEST_LOG = 4 << 20  # bytes, before the log begins anew; the old one is kept once
+SECONDS_BETWEEN_STATUS = 2.0
+
+
+class Site:
+    """A site at work. One process at a time: it holds the lock of its folder."""
+
+    def __init__(self, folder: Path, settings: SiteSettings) -> None:
+        self.folder, self.settings = folder, settings
+        self._turn = threading.Lock()  # engines call from several threads
+        self._held = ExitStack()
+        self._runs: dict[bytes, _Run] = {}
+        self._told = 0.0
+        self._identity: IdentityKey | None = None
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Site:
+        """The site of a folder, until it is closed."""
+        folder = Path(folder)
+        site = cls(folder, read_site(folder))
+        site._held.enter_context(locked(folder / LOCK, f"site {site.settings.name!r}"))
+        return site
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._turn:
+            for run in self._runs.values():
+                run.close()
+            self._runs.clear()
+            self._held.close()
+
+    @property
+    def identity(self) -> IdentityKey:
+        if self._identity is None:
+            self._identity = read_identity(self.folder)
+        return self._identity
+
+    @property
+    def seed(self) -> int:
+        """64 bits that nobody else knows: whoever knows them knows every draw of this site."""
+        path = self.folder / SEED
+        if not path.exists():
+            write_whole(path, f"{secrets.randbits(63)}\n", private=True)
+        return int(path.read_text(encoding="ascii"))
+
+    def answer(self, content: bytes) -> bytes:
+        """The answer to whatever came; a request that is not met is answered with the reason."""
+        label = Label("nothing", bytes(16), 0)
+        with self._turn:
+            try:
+                label = wire.label_of(content)
+                kind = _ANSWERS.get(label.kind)
+                if kind is None:
+                    raise Refused(f"a site does not answer what is of kind {label.kind!r}")
+                found = kind(self, label, content)
+            except Exception as problem:
+                self.log(f"{label.kind}, round {label.round}: {type(problem).__name__}: {problem}")
+                self._tell(label, refused=str(problem))
+                return letters.refusal(label, self.settings.id, _leaving(problem))
+            self._tell(label)
+            return found
+
+    def log(self, line: str) -> None:
+        """A line for whoever looks after the site; it never leaves."""
+        path = self.folder / LOG
+        if path.exists() and path.stat().st_size > LONGEST_LOG:
+            os.replace(path, path.with_suffix(".log.1"))
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
+            file.write(f"{stamp} {letters.printable(line)}\n")
+
+    def _tell(self, label: Label, refused: str = "") -> None:
+        """What `fedrank deploy status` shows here; not before every answer, since a disk takes its time."""
+        now = time.monotonic()
+        if not refused and now - self._told < SECONDS_BETWEEN_STATUS:
+            return
+        self._told = now
+        run = self._runs.get(label.run)
+        found = {
+            "at": time.time(),
+            "run": "" if run is None else run.plan.name,
+            "digest": "" if run is None else run.plan.digest,
+            "asked": label.kind,
+            "round": label.round,
+            "rounds": 0 if run is None else run.plan.experiment.rounds,
+            "refused": letters.printable(refused),
+        }
+        try:
+            write_whole(self.folder / STATUS, json.dumps(found, ensure_ascii=False) + "\n", private=True)
+        except OSError as problem:
+            if problem.errno not in FULL:
+                raise
+
+    # What is asked
+
+    def _hello(self, label: Label, content: bytes) -> bytes:
+        _, found = wire.unpack(content, Label("hello", label.run, 0), {"plan": Part("|S", LARGEST)})
+        plan = Plan.load(found["plan"])
+        if plan.run != label.run:
+            raise Refused("the message names another run than its plan")
+        self._check(plan)
+        run = self._runs.get(plan.run)
+        if run is None:
+            for old in list(self._runs):
+                self._runs.pop(old).close()
+            run = self._runs[plan.run] = _Run.open(self, plan)
+        facts: dict[str, Any] = {"version": __version__, "protocol": PROTOCOL, "last": run.outbox.last, **run.facts}
+        if run.place is not None:
+            facts["identities"] = {str(id): run.key(id).public for id in run.party.clients}
+        return letters.reply("facts", label, self.settings.id, facts=letters.facts(facts))
+
+    def _check(self, plan: Plan) -> None:
+        settings = self.settings
+        if found := settings.objections(plan):
+            raise Refused("; ".join(found))
+        if (why := consent.objection(self.folder, plan, settings.policy)) is not None:
+            raise Refused(why)
+
+    def _run(self, label: Label) -> _Run:
+        run = self._runs.get(label.run)
+        if run is None:
+            raise Refused("no hello of this run was answered since the site was started; say hello first")
+        return run
+
+    def _partners(self, label: Label, content: bytes) -> bytes:
+        """Everybody's public keys; those of sites must be the ones that were pinned when the plan was accepted."""
+        run = self._run(label)
+        _, found = wire.unpack(content, Label("partners", label.run, 0), {"keys": Part("|S", letters.LARGEST_FACTS)})
+        run.meet(json.loads(found["keys"]))
+        return letters.reply("letters", label, self.settings.id, letters=b"")
+
+    def _round(self, label: Label, content: bytes) -> bytes:
+        run = self._run(label)
+        if run.place is not None:
+            raise Refused("what this run adds up leaves the site under the masks of a secure sum only")
+        before, asked = run.outbox.get(label.round), hashlib.sha256(content).digest()
+        if before is not None:
+            if before.call != asked:
+                raise Refused(f"round {label.round} was answered here for another call, and is not answered twice")
+            return before.answer
+        done = run.answered(label, content)
+        rows = run.rows([one.message.sender for one in done])
+        personal, memory = run.personal(done), run.kept(done)
+        observed = run.observed(done)
+        answers = Answers(tuple(one.message.pack() for one in done), observed, personal)
+        answer = answers.pack(Label("answers", label.run, label.round, label.attempt, self.settings.id))
+        run.charge(label.round, rows)
+        run.outbox.put(Sent(label.round, label.attempt, asked, answer, b"", memory))
+        return answer
+
+    # A secure sum, phase by phase. Its secrets are in memory alone: whoever is killed in between begins a new attempt.
+
+    def _advertise(self, label: Label, content: bytes) -> bytes:
+        run = self._run(label)
+        if run.place is None:
+            raise Refused("this run has no secure sum")
+        if run.outbox.get(label.round) is not None and label.attempt <= run.outbox.get(label.round).attempt:  # type: ignore[union-attr]
+            raise Refused(f"attempt {label.attempt} of round {label.round} has been, and masks are never used twice")
+        done = run.answered(label, content)
+        run.sum = _Sum(label, hashlib.sha256(content).digest(), done, [run.sum_client(label, one) for one in done])
+        answers = Answers(tuple(one.advertise() for one in run.sum.clients), run.observed(done), run.personal(done))
+        return answers.pack(Label("answers", label.run, label.round, label.attempt, self.settings.id))
+
+    def _phase(self, label: Label, content: bytes) -> bytes:
+        run = self._run(label)
+        total = run.sum
+        if total is None or (total.label.round, total.label.attempt) != (label.round, label.attempt):
+            raise Refused(f"no secure sum of round {label.round}, attempt {label.attempt} is under way here")
+        largest = run.largest_letter
+        parts: dict[str, Part] = {
+            "share": {"roster": Part("|S", largest)},
+            "mask": {"posts": Part("|S", len(total.clients) * (largest + 4))},
+            "sign": {"request": Part("|S", largest)},
+            "open": {"request": Part("|S", largest), "consent": Part("|S", largest)},
+        }[label.kind]
+        _, found = wire.unpack(content, Label(label.kind, label.run, label.round, label.attempt), parts)
+        try:
+            sent = total.step(run, self, label, found)
+        except Refused:
+            raise
+        except ValueError as problem:
+            raise Refused(f"secure sum: {problem}") from None  # it speaks of keys and shares, never of data
+        return letters.reply("letters", label, self.settings.id, letters=letters.bundle(sent))
+
+    # Afterwards
+
+    def _measure(self, label: Label, content: bytes) -> bytes:
+        run = self._run(label)
+        allowed = self.settings.policy.measures
+        names = [name for name in run.plan.experiment.measures if name in allowed]
+        if not names or run.held is None or run.held.test is None:
+            raise Refused("this site reports no measures of its own queries")
+        size = run.plan.sent
+        _, found = wire.unpack(content, Label("measure", label.run, label.round), {"weights": Part("<f4", size)})
+        evaluator = Evaluator(run.held.test, names)
+        values = evaluator.per_query(found["weights"].astype(np.float64), run.task.learner.ranker)
+        given = given_order(evaluator, self.settings.data.given).values
+        table = {
+            name: [float(np.nansum(values[m])), float(np.nansum(given[m])), int(np.isfinite(values[m]).sum())]
+            for m, name in enumerate(names)
+        }
+        return letters.reply("facts", label, self.settings.id, facts=letters.facts({"measures": table}))
+
+    def _result(self, label: Label, content: bytes) -> bytes:
+        """The model and its card; both are checked before they lie where somebody may use them."""
+        run = self._run(label)
+        parts = {name: Part("|S", letters.LARGEST_MODEL) for name in ("model", "card", "receipt")}
+        _, found = wire.unpack(content, Label("result", label.run, label.round), parts)
+        folder = private_folder(self.folder / MODELS / run.plan.digest[:16])
+        for name, key in (("model.json", "model"), ("privacy.json", "card"), ("receipt.json", "receipt")):
+            if found[key]:
+                write_whole(folder / f"{name}.new", found[key], private=True)
+        if found["model"]:
+            read_model(folder / "model.json.new")
+        for name in ("model.json", "privacy.json", "receipt.json"):
+            if (folder / f"{name}.new").exists():
+                os.replace(folder / f"{name}.new", folder / name)
+        return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
+
+
+_ANSWERS: dict[str, Callable[[Site, Label, bytes], bytes]] = {
+    "hello": Site._hello,
+    "partners": Site._partners,
+    "round": Site._round,
+    "advertise": Site._advertise,
+    "share": Site._phase,
+    "mask": Site._phase,
+    "sign": Site._phase,
+    "open": Site._phase,
+    "measure": Site._measure,
+    "result": Site._result,
+}
+
+
+def _leaving(problem: Exception) -> str:
+    """What the coordinator is told of a problem. Words that may speak of data stay here."""
+    if isinstance(problem, Refused):
+        return str(problem)
+    if isinstance(problem, LedgerError):
+        return "the ledger of this site cannot be trusted, so that nothing is sent; its log says why"
+    if isinstance(problem, OSError) and problem.errno in FULL:
+        return "the disk of this site is full, so that nothing is sent"
+    return f"something is wrong at this site ({type(problem).__name__}), so that nothing is sent; its log says what"
+
+
+@dataclass
+class _Sum:
+    """A secure sum under way: the site's clients in it, and the numbers that they will mask."""
+
+    label: Label
+    asked: bytes
+    done: list[Answered]
+    clients: list[Any]
+
+    def step(self, run: _Run, site: Site, label: Label, found: dict[str, Any]) -> list[bytes]:
+        if label.kind == "share":
+            return [client.share(found["roster"]) for client in self.clients]
+        if label.kind == "mask":
+            posts = letters.unbundle(found["posts"], len(self.clients), run.largest_letter)
+            if len(posts) != len(self.clients):
+                raise Refused(f"{len(posts)} posts came for {len(self.clients)} clients of this site")
+            masked = [
+                client.mask(one.message.payload, post)
+                for client, one, post in zip(self.clients, self.done, posts, strict=True)
+            ]
+            # Numbers under masks have noise of their own, drawn for this attempt: each attempt is paid for.
+            values = b"".join(one.message.payload.astype("<i8").tobytes() for one in self.done)
+            run.charge(label.round, run.rows([one.message.sender for one in self.done]), again=True)
+            run.outbox.put(Sent(label.round, label.attempt, self.asked, b"", values, run.kept(self.done)))
+            return masked
+        if label.kind == "sign":
+            return [client.sign(found["request"]) for client in self.clients]
+        return [client.unmask(found["request"], found["consent"]) for client in self.clients]
+
+
+@dataclass
+class _Run:
+    """What a site has open of one run."""
+
+    site: Site
+    plan: Plan
+    party: Party
+    task: ClientTask
+    outbox: Outbox
+    facts: dict[str, Any]
+    held: Held | None  # None: the site's data do not fit the plan
+    charging: Charging | None
+    place: SecureSum | None  # where a secure sum is run by its protocol
+    publics: dict[int, bytes] = field(default_factory=dict)  # of everybody in a secure sum
+    sum: _Sum | None = None
+
+    @classmethod
+    def open(cls, site: Site, plan: Plan) -> _Run:
+        experiment, settings = plan.experiment, site.settings
+        mechanism: Any = experiment.mechanism
+        task = ClientTask(experiment.learner, experiment.local, mechanism)
+        outbox = Outbox(private_folder(site.folder / OUTBOX) / plan.digest[:32], plan.run)
+        facts = facts_of(settings, plan)
+        fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
+        held = open_held(site.folder, settings, plan) if fits else None
+        charging = None
+        promises = promises_of(experiment, plan.features) if mechanism is not None else []
+        if promises and held is not None:
+            policy = settings.policy
+            limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
+            charging = Charging(site.folder / PEOPLE, plan.digest[:32], held.people, promises, policy.delta, limit)
+        place = getattr(mechanism, "place", None)
+        secure = place if isinstance(place, SecureSum) and place.sum == "protocol" else None
+        return cls(site, plan, plan.party(settings.name), task, outbox, facts, held, charging, secure)
+
+    def close(self) -> None:
+        if self.charging is not None:
+            self.charging.close()
+
+    def charge(self, round: int, rows: NDArray[np.int64], again: bool = False) -> None:
+        if self.charging is not None:
+            self.charging.charge(round, rows, again)
+
+    def rows(self, ids: list[int]) -> NDArray[np.int64]:
+        """Rows of the ledger: of these clients, or of all people that they have."""
+        assert self.held is not None
+        return self.held.rows(ids)
+
+    def answered(self, label: Label, content: bytes) -> list[Answered]:
+        """Learn and protect, for every client of the site that is asked; nothing has left yet."""
+        plan, task, held = self.plan, self.task, self.held
+        if held is None:
+            raise Refused("the data of this site do not fit the plan; the answer to hello says in what")
+        if len(self.outbox) >= plan.experiment.rounds and self.outbox.get(label.round) is None:
+            raise Refused(f"the plan has {plan.experiment.rounds} rounds, and all of them were answered")
+        parts = {
+            "call": Part("|S", 8 * plan.sent + letters.OVERHEAD),
+            "asked": Part("|S", ASKED.itemsize * len(self.party.clients)),
+        }
+        _, found = wire.unpack(content, Label(label.kind, label.run, label.round, label.attempt), parts)
+        common = has(task.local, "common")
+        call = Call.unpack(found["call"], ExpectedCall(label.run, label.round, plan.sent, common, label.attempt))
+        self._check_cohort(call)
+        if len(found["asked"]) % ASKED.itemsize:
+            raise Refused("whom it asks are no whole numbers of records")
+        asked = np.frombuffer(found["asked"], ASKED)
+        ids = asked["client"].tolist()
+        if not ids or len(set(ids)) != len(ids) or not set(ids) <= set(self.party.clients):
+            raise Refused(f"it asks clients {ids}, and this site answers for {list(self.party.clients)}")
+        if not plan.simulated and (asked["at"] != -1).any():
+            raise Refused("it says what to search for, and only simulated people are told that")
+        memory = self.outbox.memory_before(label.round)
+        seed = plan.seed if plan.simulated else self.site.seed
+        return [self._answer(call, row, memory, seed) for row in asked]
+
+    def _answer(self, call: Call, asked: Any, memory: NDArray[np.float64] | None, seed: int) -> Answered:
+        assert self.held is not None
+        id, at = int(asked["client"]), int(asked["at"])
+        one: Crowd = self.held.client(id)
+        chance = Chance(seed, call.round)
+        if at >= 0:
+            one = replace(one, at=np.array([at]), interactions=np.array([int(asked["searches"])]))
+            chance = Chance(seed, 0)
+        own = OwnChance(chance, id, None)
+        return answer_from_holdings(self.task, call, one, self._memory_of(id, memory), own)
+
+    def _check_cohort(self, call: Call) -> None:
+        """A share of noise is made for as many as there are; a coordinator that says more would get less noise."""
+        if self.plan.experiment.arrival is None or has(self.task.mechanism, "adds up"):
+            expected = self.plan.federated.cohort(len(self.plan.clients))
+            arrival: Any = self.plan.experiment.arrival
+            if arrival is not None:
+                expected = arrival.gathers
+            if call.cohort != expected:
+                raise Refused(f"it names a cohort of {call.cohort:g}, and the plan makes it {expected:g}")
+
+    # What clients keep between rounds: a row for each client of the site, in the order of their ids
+
+    def _first_memory(self) -> Memory:
+        return first_memory(self.task, self.plan.features, self.plan.seed)
+
+    def _memory_of(self, id: int, memory: NDArray[np.float64] | None) -> Memory:
+        if memory is None or not memory.size:
+            return self._first_memory()
+        place = self.party.clients.index(id)
+        return memory.reshape(len(self.party.clients), -1)[place : place + 1]
+
+    def kept(self, done: list[Answered]) -> NDArray[np.float64]:
+        """What all clients of the site keep after these answers."""
+        if not done or done[0].memory is None:
+            return np.empty(0)
+        memory = self.outbox.memory_before(done[0].message.round)
+        rows = [self._memory_of(id, memory) for id in self.party.clients]
+        for one in done:
+            rows[self.party.clients.index(one.message.sender)] = one.memory
+        return np.concatenate([row for row in rows if row is not None]).ravel()
+
+    def personal(self, done: list[Answered]) -> NDArray[np.float64]:
+        """What simulated clients keep, by which their models can be judged; real ones tell nobody."""
+        if not self.plan.simulated or not has(self.task.local, "shared part"):
+            return np.empty(0)
+        return np.concatenate([np.asarray(one.memory).ravel() for one in done])
+
+    def observed(self, done: list[Answered]) -> NDArray[Any]:
+        """What only a simulation sees."""
+        seen = np.zeros(len(done) if self.plan.simulated else 0, OBSERVED)
+        for row, one in zip(seen, done, strict=False):
+            reward = one.observed.reward
+            row["online"], row["reward"] = one.observed.online[0], np.nan if reward is None else reward[0]
+        return seen
+
+    # Secure sums
+
+    @property
+    def largest_letter(self) -> int:
+        """Bytes of the longest letter of a secure sum."""
+        return letters.OVERHEAD + 512 * len(self.plan.clients) + 16 * self.plan.sent
+
+    def key(self, id: int) -> IdentityKey:
+        """With which a client signs: the site's own, or in a trial one made of it for each client it simulates."""
+        return member_key(self.site.identity, id) if self.plan.simulated else self.site.identity
+
+    def meet(self, keys: Any) -> None:
+        """Take over the public keys of everybody, if they are those that were promised."""
+        expected = {str(id) for id in self.plan.clients}
+        if not isinstance(keys, dict) or set(keys) != expected:
+            raise Refused("it does not bring one key for each client of the plan")
+        publics = {}
+        for id, key in keys.items():
+            try:
+                publics[int(id)] = bytes.fromhex(key)
+            except (TypeError, ValueError):
+                raise Refused(f"the key of client {id} is none") from None
+        for site in self.plan.sites:
+            for id in site.clients:
+                if not self.plan.simulated and publics[id].hex() != site.identity:
+                    raise Refused(f"the key of {site.name} is not the one of the plan that was accepted here")
+        if any(publics[id].hex() != self.key(id).public for id in self.party.clients):
+            raise Refused("it brings another key than this site's own")
+        self.publics = publics
+
+    def sum_client(self, label: Label, one: Answered) -> Any:
+        from fedrank.protect.secure_sum import Identity, SumClient
+
+        assert self.place is not None
+        if not self.publics:
+            raise Refused("the keys of the partners have not come, and without them nothing is added up")
+        terms = sum_terms(self.plan, self.place, label)
+        id = one.message.sender
+        return SumClient(id, identity=Identity(self.key(id).secret, self.publics), **terms)
+
+
+def sum_terms(plan: Plan, place: SecureSum, label: Label) -> dict[str, Any]:
+    """What all parties of a secure sum agree on; the threshold is that against a coordinator that breaks the rules."""
+    from fedrank.protect.secure_sum import threshold_for
+
+    arrival: Any = plan.experiment.arrival
+    cohort = plan.federated.cohort(len(plan.clients)) if arrival is None else arrival.gathers
+    threshold = threshold_for(int(cohort), place.colluders(cohort), active=True)
+    return {
+        "session": label.run + label.attempt.to_bytes(4, "little"),
+        "round": label.round,
+        "threshold": threshold,
+        "fewest": max(threshold, place.opened(cohort)),
+        "size": plan.sent,
+        "bits": place.bits,
+    }
