@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.protect.ledger import PARTICIPANTS
-from fedrank.protect.population import LEDGER, Account, LedgerTerms, Population, ledgers_below, open_ledger, spent_together
+from fedrank.protect.population import (
+    LEDGER,
+    Account,
+    LedgerTerms,
+    Population,
+    ledgers_below,
+    open_ledger,
+    spent_together,
+)
 from fedrank.protect.promises import Promise
 from fedrank.wire import Refused
 

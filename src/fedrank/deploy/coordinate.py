@@ -18,9 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedrank.deploy import letters
 from fedrank.deploy.hub import Asked, Hub, Send
 from fedrank.deploy.plan import Plan
 from fedrank.federate.arrival import schedule
@@ -30,10 +27,9 @@ from fedrank.files import parse_json, write_whole
 from fedrank.rank.given import given_order
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import Model, save_model
-from fedrank.run.cards import DEPLOYED_RUN
 from fedrank.run.data import clients_of, described, judged, load_fold
 from fedrank.run.federated import by_client, conventions_of, parts_of, per_query, record, start_weights, state_of
-from fedrank.run.folder import Card
+from fedrank.run.folder import DEPLOYED_RUN, Card
 from fedrank.run.perform import perform
 from fedrank.run.privacy import card, prices, promises_of
 from fedrank.run.writer import News, RunWriter, Task
@@ -98,11 +94,9 @@ def _perform(experiment: FederatedExperiment, writer: RunWriter, plan: Plan, sen
         state, memory = state_of(kept), kept.get("memory")
     history = None
     if experiment.record_every:
-        size = federation.sent(ranker.size(features))
-        history = HistoryWriter(writer.folder / "history", len(plan.clients), size, experiment.record_every, writer.round)
-        hub.watch = lambda messages: history.wants(messages.round) and history.add(
-            messages.round, messages.ids, messages.updates, messages.weights
-        )
+        clients, size = len(plan.clients), federation.sent(ranker.size(features))
+        history = HistoryWriter(writer.folder / "history", clients, size, experiment.record_every, writer.round)
+        hub.watch = history.watch
     hub.hello()
     books.progress(plan, state.round, last)
     for outcome in hub.rounds(state, memory, last, arrivals):
@@ -113,8 +107,11 @@ def _perform(experiment: FederatedExperiment, writer: RunWriter, plan: Plan, sen
             history.keep()
         # Before the next round is asked for, this one is on the disk: what follows depends on who came in time.
         writer.keep(outcome.round, parts_of(state, memory))
+        books.keep_left_out(hub.left_out)
         books.progress(plan, outcome.round, last)
-        writer.turn(outcome.round, last, lambda: parts_of(state, memory), ends)
+        writer.say(outcome.round, last)
+        if not ends:
+            writer.check()
     _finish(experiment, writer, plan, hub, fold, evaluator, state, memory, crowd, books)
 
 
@@ -222,23 +219,20 @@ class Books:
     """What a coordinator writes down besides the run: who answered, how often a secure sum was tried, who waits."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._told, self._why, self._refusal = folder, 0.0, {}, ""
+        self.folder, self._told, self._refusal = folder, 0.0, ""
         self._attempts: dict[str, int] = self._read(ATTEMPTS)
         self._rows: list[tuple[Any, ...]] = []
+        self._left_out: dict[str, str] = {}
 
     def note(self, round: int, asked: Asked) -> None:
-        self._rows.append(
-            (round, asked.site, f"{asked.seconds:.4f}", asked.bytes_down, asked.bytes_up, asked.reason)
-        )
+        self._rows.append((round, asked.site, f"{asked.seconds:.4f}", asked.bytes_down, asked.bytes_up, asked.reason))
         if asked.reason:
             self._refusal = f"round {round}, {asked.site}: {asked.reason}"
 
     def waiting(self, round: int, why: Mapping[str, str]) -> None:
-        self._why = dict(why)
-        self._status({"round": round, "waiting": self._why}, now=True)
+        self._status({"round": round, "waiting": dict(why)}, now=True)
 
     def progress(self, plan: Plan, round: int, last: int) -> None:
-        self._why = {}
         self._write_rows()
         self._status({"run": plan.name, "round": round, "rounds": last, "waiting": {}}, now=round == last)
 
@@ -256,10 +250,14 @@ class Books:
         return rounds + sum(self._attempts.values())
 
     def left_out(self) -> dict[str, str]:
-        found = self._read(LEFT_OUT)
-        return {str(name): str(why) for name, why in found.items()}
+        self._left_out = {str(name): str(why) for name, why in self._read(LEFT_OUT).items()}
+        return dict(self._left_out)
 
     def keep_left_out(self, left_out: Mapping[str, str]) -> None:
+        """Who stays out until an operator lets them in again: what the coordinator decided outlives it."""
+        if left_out == self._left_out:
+            return
+        self._left_out = dict(left_out)
         write_whole(self.folder / LEFT_OUT, json.dumps(dict(left_out), ensure_ascii=False, indent=1) + "\n")
 
     def _read(self, name: str) -> dict[str, Any]:

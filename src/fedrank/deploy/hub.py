@@ -160,7 +160,7 @@ class Hub:
             yield outcome
 
     def _round(self, state: State, memory: Memory, plan: Schedule | None) -> Outcome:
-        number, task = state.round + 1, self.task
+        number = state.round + 1
         rows = self._cohort(number) if plan is None else plan.cohort(number)
         asked = np.zeros(len(rows), ASKED)
         asked["client"], asked["at"] = np.array(self.plan.clients)[rows], -1
@@ -239,9 +239,7 @@ class Hub:
         own = asked[np.isin(asked["client"], site.clients)]
         row = self._row[int(own["client"][0])]
         call = self.task.call(state, self.plan.run, row, len(rows), attempt)
-        return letters.request(
-            kind, self.plan.run, state.round + 1, attempt, call=call.pack(), asked=own.tobytes()
-        )
+        return letters.request(kind, self.plan.run, state.round + 1, attempt, call=call.pack(), asked=own.tobytes())
 
     def _gather(
         self, calls: Mapping[str, bytes], state: State, asked: NDArray[Any], traffic: list[Asked]
@@ -291,7 +289,9 @@ class Hub:
             mechanism: Any = self.plan.experiment.mechanism
             length = float(np.linalg.norm(message.payload.astype(np.float64), ord=mechanism.norm))
             if length > self._longest:
-                raise Refused(f"its update has length {length:.4g}, and no honest one is longer than {self._longest:.4g}")
+                raise Refused(
+                    f"its update has length {length:.4g}, and no honest one is longer than {self._longest:.4g}"
+                )
 
     # A secure sum
 
@@ -322,7 +322,9 @@ class Hub:
                     pieces = list(found.messages)
                 else:
                     parts = {"letters": wire.Part("|S", len(mine) * (self._largest_letter + 4))}
-                    pieces = letters.unbundle(letters.read(content, at, parts)["letters"], len(mine), self._largest_letter)
+                    pieces = letters.unbundle(
+                        letters.read(content, at, parts)["letters"], len(mine), self._largest_letter
+                    )
                 for piece in pieces:
                     try:
                         take(piece)
@@ -399,7 +401,7 @@ class Hub:
 
     def give(self, round: int, **parts: bytes) -> dict[str, str]:
         """Give something to every site; of those who did not take it, why."""
-        content = letters.request("result", self.plan.run, round, **parts)
+        content = wire.pack(Label("result", self.plan.run, round), parts)
         _, why = self._ask({site.name: content for site in self.sites()}, round, letters.read_facts, "facts")
         return why
 
@@ -414,7 +416,9 @@ class Hub:
         rule = self.task.arrival
         assert rule is not None
         if self.place is not None:
-            raise Differs("a secure sum needs its sites together, and out of step each comes alone; use noise on the client")
+            raise Differs(
+                "a secure sum needs its sites together, and out of step each comes alone; use noise on the client"
+            )
         count = len(self.plan.clients)
         gathers = count if rule.together else max(1, rule.gathers)
         heard = state.rule.get("heard", np.zeros(count, dtype=np.int64))

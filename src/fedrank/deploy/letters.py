@@ -1,12 +1,12 @@
 """What coordinator and site say to each other, on the envelope of `fedrank.wire`. Whatever does not fit is refused.
 
-    hello    -> facts       who takes part in what; does it fit?
-    partners -> letters     public keys of everybody, before a secure sum
-    round    -> answers     the call of a round; a message of every client of the site
-    advertise, share, mask, sign, open -> letters      a round of a secure sum, phase by phase
-    measure  -> measured    sums of measures of a model on the site's own queries, where its policy allows it
-    result   -> facts       the model and its card, at the end; or the receipt of somebody who left
-    anything -> refused     why not, in one line
+hello    -> facts       who takes part in what; does it fit?
+partners -> letters     public keys of everybody, before a secure sum
+round    -> answers     the call of a round; a message of every client of the site
+advertise, share, mask, sign, open -> letters      a round of a secure sum, phase by phase
+measure  -> measured    sums of measures of a model on the site's own queries, where its policy allows it
+result   -> facts       the model and its card, at the end; or the receipt of somebody who left
+anything -> refused     why not, in one line
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Answers:
 
 
 def request(kind: str, run: bytes, round: int = 0, attempt: int = 0, **parts: bytes) -> bytes:
+    """What a coordinator sends."""
     return wire.pack(Label(kind, run, round, attempt), parts)
 
 
@@ -119,7 +120,8 @@ def bundle(pieces: Sequence[bytes]) -> bytes:
 
 def unbundle(content: bytes, most: int, largest: int) -> list[bytes]:
     """The pieces again: at most so many, each at most so long."""
-    pieces, at = [], 0
+    pieces: list[bytes] = []
+    at = 0
     while at < len(content):
         if len(pieces) == most or at + _LENGTH.size > len(content):
             raise Refused(f"it bundles more than {most} pieces, or ends within one")

@@ -155,7 +155,9 @@ def make_plan(
     if not simulated and (weak := without_promise(experiment.aggregator, count)):
         raise SpecError([f"aggregator: {weak}"])
     if has(experiment.aggregator, "apart"):
-        raise SpecError(['aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run'])
+        raise SpecError(
+            ['aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run']
+        )
     tables = to_tables(experiment)
     if not simulated:
         tables["data"] = {"name": ELSEWHERE}

@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,19 +28,20 @@ from fedrank import __version__, wire
 from fedrank.deploy import consent, letters
 from fedrank.deploy.charging import UNLIMITED, Charging
 from fedrank.deploy.held import Held, facts_of, open_held
-from fedrank.deploy.identity import IDENTITY, IdentityKey, member_key, read_identity
+from fedrank.deploy.identity import IdentityKey, member_key, read_identity
 from fedrank.deploy.letters import ASKED, OBSERVED, Answers
 from fedrank.deploy.outbox import Outbox, Sent
 from fedrank.deploy.plan import LARGEST, PROTOCOL, Party, Plan
 from fedrank.deploy.settings import SiteSettings, read_site
 from fedrank.federate.client import Answered, ClientTask, answer_from_holdings, first_memory
 from fedrank.federate.messages import Call, ExpectedCall
-from fedrank.files import FULL, locked, private_folder, write_whole
+from fedrank.files import FULL, locked, private_folder, sync, write_whole
 from fedrank.protect.ledger import LedgerError
 from fedrank.protect.mechanisms import SecureSum
 from fedrank.rank.given import given_order
 from fedrank.rank.measures import Evaluator
-from fedrank.rank.model import read_model
+from fedrank.rank.model import load_weights
+from fedrank.run.folder import Card, Receipt
 from fedrank.run.privacy import promises_of
 from fedrank.seeds import Chance
 from fedrank.types import Crowd, Memory, OwnChance, has
@@ -260,15 +262,16 @@ class Site:
         run = self._run(label)
         parts = {name: Part("|S", letters.LARGEST_MODEL) for name in ("model", "card", "receipt")}
         _, found = wire.unpack(content, Label("result", label.run, label.round), parts)
-        folder = private_folder(self.folder / MODELS / run.plan.digest[:16])
-        for name, key in (("model.json", "model"), ("privacy.json", "card"), ("receipt.json", "receipt")):
-            if found[key]:
-                write_whole(folder / f"{name}.new", found[key], private=True)
-        if found["model"]:
-            read_model(folder / "model.json.new")
-        for name in ("model.json", "privacy.json", "receipt.json"):
-            if (folder / f"{name}.new").exists():
-                os.replace(folder / f"{name}.new", folder / name)
+        folder = private_folder(private_folder(self.folder / MODELS) / run.plan.digest[:16])
+        files = {"model.json": found["model"], "privacy.json": found["card"], "receipt.json": found["receipt"]}
+        files = {name: content for name, content in files.items() if content}
+        with tempfile.TemporaryDirectory(dir=folder) as apart:
+            for name, content in files.items():
+                write_whole(Path(apart) / name, content, private=True)
+            _check_result(Path(apart), files)
+            for name in files:
+                os.replace(Path(apart) / name, folder / name)
+        sync(folder)
         return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
 
 
@@ -295,6 +298,18 @@ def _leaving(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.errno in FULL:
         return "the disk of this site is full, so that nothing is sent"
     return f"something is wrong at this site ({type(problem).__name__}), so that nothing is sent; its log says what"
+
+
+def _check_result(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Refuse a model, a card or a receipt that cannot be read."""
+    try:
+        if "model.json" in files:
+            load_weights(folder / "model.json")
+        for kind in (Card, Receipt):
+            if kind.FILE in files:
+                kind.read(folder)
+    except (ValueError, KeyError, TypeError) as problem:
+        raise Refused(f"what was made together cannot be read: {problem}") from None
 
 
 @dataclass

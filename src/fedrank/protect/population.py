@@ -252,6 +252,8 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
     the same name and price, are dropped; its charges stay.
     """
     folder = Path(folder).absolute()
+    if not folder.parent.exists():
+        private_folder(folder.parent)  # of a run's own, in a population
     private_folder(folder)
     before = LedgerTerms.read(folder)
     if before is not None and not before.costs_like(terms):

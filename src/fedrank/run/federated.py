@@ -29,7 +29,7 @@ from fedrank.run.privacy import Spent, setting_of, until_spent
 from fedrank.run.writer import NOISE, RunWriter
 from fedrank.spec.experiment import Experiment
 from fedrank.spec.federated import FederatedExperiment
-from fedrank.types import Crowd, Memory, Messages, Ranker, Weights, has
+from fedrank.types import Crowd, Memory, Ranker, Weights, has
 from fedrank.unlearn.history import HistoryWriter, size_beforehand
 
 ONLINE = (
@@ -128,11 +128,8 @@ def _rounds(
     if experiment.arrival is not None:
         return simulate_arrivals(federation, experiment.arrival, crowd, last, seed, **common)
 
-    def watch(messages: Messages) -> None:
-        if history is not None and history.wants(messages.round):
-            history.add(messages.round, messages.ids, messages.updates, messages.weights)
-
-    return simulate(federation, crowd, last, seed, memory=memory, watch=None if history is None else watch, **common)
+    watch = None if history is None else history.watch
+    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, **common)
 
 
 def record(outcome: Outcome, writer: RunWriter, evaluate: bool) -> None:
