@@ -1,7 +1,7 @@
 """Backups of a coordinator's home and of a site's folder, and how they come back.
 
 A backup holds what nobody could make again: the CA, keys, who belongs to the federation, ledgers, outboxes. It may be
-made while a site works: what was sent is copied before what was charged, so that a copy never says too little.
+made while a site works: what was sent is listed before ledgers are read, so that a copy never says too little.
 
 A restored site has forgotten what it sent since the backup, and its people have paid for it. `restored.json` says so.
 Until the coordinator has told the site up to which round it was asked, the site answers nothing of a run; rounds up to
@@ -163,7 +163,7 @@ def backup(folder: str | Path, out: str | Path) -> Backup:
     for last_try in (False, False, True):
         try:
             with writing(out, private=True) as file:
-                names = sorted(_names(folder, kind), key=lambda name: (_turn(name), name))
+                names = sorted(_names(folder, kind))  # what was sent, before any ledger is read
                 size = write_archive(file, folder, names, kind, made)
         except FileNotFoundError:  # somebody at work set a ledger aside, or dropped a plan
             if last_try:
@@ -346,11 +346,6 @@ def _known(name: str, kind: str) -> bool:
 def _is_ledger(name: str) -> bool:
     path = PurePosixPath(name)
     return path.name in (PARTICIPANTS, CHANGED, TERMS) and _LEDGER.fullmatch(path.parent.name) is not None
-
-
-def _turn(name: str) -> int:
-    """When a file is copied: what was sent, then the rest, then what was charged."""
-    return 0 if name.startswith(f"{OUTBOX}/") else 2 if _is_ledger(name) else 1
 
 
 def _names(folder: Path, kind: str) -> Iterator[str]:
