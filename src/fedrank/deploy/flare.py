@@ -6,6 +6,7 @@ in the folder around its kit, what the coordinator wants in the home around the 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -144,7 +145,7 @@ class HubController(Controller):  # type: ignore[misc]
             why = f"{type(problem).__name__}: {problem}"
             raise
         finally:
-            HubNews(active.run, active.stretch, time.time(), ended=status, why=why).write(home)
+            HubNews(active.run, active.stretch, time.time(), os.getpid(), ended=status, why=why).write(home)
 
     def coordinate(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
         from fedrank.deploy.coordinate import coordinate

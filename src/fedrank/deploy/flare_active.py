@@ -97,6 +97,7 @@ class HubNews:
     run: str
     stretch: int
     at: float  # seconds since 1970; of two news with the same time, one is the other
+    process: int  # of the job, on the coordinator's machine
     news: dict[str, Any] | None = None  # fields of `fedrank.run.writer.News`; None: no round has ended in this job
     lost: list[str] = field(default_factory=list)  # sites that cannot be reached
     ended: str = ""  # "": it goes on; else what `coordinate` returned, or "failed"
@@ -118,12 +119,12 @@ class HubNews:
 @contextmanager
 def telling(home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> Iterator[Callable[[News], None]]:
     """Takes news of a run within a job, and writes them down now and then; `lost` says who cannot be reached."""
-    last = HubNews(active.run, active.stretch, time.time())
+    last = HubNews(active.run, active.stretch, time.time(), os.getpid())
     over = threading.Event()
 
     def tell(news: News) -> None:
         nonlocal last
-        last = HubNews(active.run, active.stretch, time.time(), asdict(news))
+        last = HubNews(active.run, active.stretch, time.time(), os.getpid(), asdict(news))
 
     def write() -> None:
         written = None

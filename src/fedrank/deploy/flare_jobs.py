@@ -7,10 +7,7 @@ again, it goes on.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.flare_active import Active, HubNews
 from fedrank.deploy.flare_hardening import CONTROLLER, EXECUTOR
-from fedrank.deploy.flare_kit import ADMIN, COORDINATOR, read_members
-from fedrank.files import locked, write_whole
+from fedrank.deploy.flare_kit import read_members
+from fedrank.deploy.flare_session import Away, Coordinator
+from fedrank.files import is_alive, locked, write_whole
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 POLL = 2.0  # seconds between questions: each fills the server's audit log
 LOOK = 0.1  # seconds between looks at a file
 STILL = 180.0  # seconds without news after which the next job is submitted
-WITHOUT_SERVER = 5.0  # seconds to wait for a connection, again and again
 ENDED, RUNNING = "FINISHED", "RUNNING"  # how the engine's states of a job begin when it is over; and one that runs
 INTERRUPTED = "interrupted"  # the status of a run that goes on when it is run again
 GONE = ("expelled", "left")
@@ -43,7 +40,6 @@ class Job:
     """What is submitted: a meta file and two configurations that name one class each. No code."""
 
     name: str
-    token: str  # two jobs of one token are one
     sites: tuple[str, ...]
     controller: str = CONTROLLER
     executor: str = EXECUTOR
@@ -64,63 +60,6 @@ class Job:
         _write(job / "hub" / "config" / "config_fed_server.json", hub)
         _write(job / "site" / "config" / "config_fed_client.json", site)
         return job
-
-
-class Coordinator:
-    """A session of the coordinator with the server, in words of ours. It must be closed, or the process hangs."""
-
-    def __init__(self, home: Path, kit: Path | None = None, who: str = COORDINATOR) -> None:
-        self._home, self._kit, self._who = home, kit or home / ADMIN, who
-        self._session: Any = None
-
-    def connect(self, patience: float = WITHOUT_SERVER) -> bool:
-        """Whether the server can be reached; a session that broke is made anew."""
-        self.close()
-        from nvflare.fuel.flare_api.api_spec import NoConnection
-        from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it cannot do, we say
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it says that it connects
-                self._session = new_secure_session(self._who, str(self._kit), timeout=patience)
-        except NoConnection:
-            return False
-        return True
-
-    def submit(self, job: Job) -> str:
-        """The id of the job; the same for the same token."""
-        with tempfile.TemporaryDirectory(dir=self._home) as folder:
-            found: str = self._session.submit_job(str(job.write(Path(folder))), submit_token=job.token)
-            return found
-
-    def state(self, id: str) -> str:
-        found: str = self._session.get_job_meta(id).get("status", "")
-        return found
-
-    def deployed(self, id: str) -> list[str]:
-        """What each site said when the job was handed to it."""
-        return list(self._session.get_job_meta(id).get("job_deploy_detail") or [])
-
-    def end(self, id: str) -> None:
-        """End a job; one that has ended already may."""
-        with contextlib.suppress(Exception):
-            self._session.abort_job(id)
-
-    def connected(self) -> set[str]:
-        """Sites that the server hears."""
-        return {client.name for client in self._session.get_system_info().client_info}
-
-    def close(self) -> None:
-        if self._session is not None:
-            with contextlib.suppress(Exception):
-                self._session.close()
-            self._session = None
-
-    def __enter__(self) -> Coordinator:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
 
 
 def run_deployed(
@@ -167,8 +106,8 @@ class Chain:
                 return INTERRUPTED
             try:
                 ended, why = self._one(active, tell, stop)
-            except _away() as problem:
-                ended, why = "", f"the server was away ({type(problem).__name__})"
+            except Away as problem:
+                ended, why = "", f"the server was away ({problem})"
             if ended:
                 return ended
             news = HubNews.read(self.home, active)
@@ -208,7 +147,9 @@ class Chain:
         gone = {member.name for member in read_members(self.home).values() if member.state in GONE}
         sites = tuple(site for site in self.sites if site not in gone)
         token = f"{active.run}-{active.stretch}"
-        id = self.server.submit(Job(active.job, token, sites, self.controller, self.executor))
+        with tempfile.TemporaryDirectory(dir=self.home) as folder:
+            job = Job(active.job, sites, self.controller, self.executor).write(Path(folder))
+            id = self.server.submit(job, token)
         asked = moved = time.monotonic()
         shown = 0.0
         while True:
@@ -222,6 +163,9 @@ class Chain:
                 if news.why:
                     raise RuntimeError(news.why)
                 return news.ended, ""
+            if news is not None and not news.ended and not is_alive(news.process):
+                self.server.end(id)
+                return "", f"the job's process {news.process} died"
             if stopped:
                 self.server.end(id)
                 return INTERRUPTED, ""
@@ -234,19 +178,12 @@ class Chain:
 
     def _over(self, id: str, news: HubNews | None, still: float) -> str:
         """Why the next job is needed; "": it is not."""
-        state = self.server.state(id)
+        state, said = self.server.state(id)
         if state.startswith(ENDED) or (news is not None and news.ended):
-            return f"the job ended ({'; '.join(self.server.deployed(id)) or state})"
+            return f"the job ended ({'; '.join(said) or state})"
         if news is not None and news.lost and (back := sorted(set(news.lost) & self.server.connected())):
             return f"{', '.join(back)} came back"
         return f"nothing moved for {still:.0f} s" if still > STILL and state == RUNNING else ""
-
-
-def _away() -> tuple[type[Exception], ...]:
-    """What a session says when the server is gone, or was started anew and knows it no more."""
-    from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, NoConnection, NoReply, SessionClosed
-
-    return (AuthenticationError, InternalError, NoConnection, NoReply, SessionClosed)
 
 
 def _write(path: Path, content: Any) -> None:

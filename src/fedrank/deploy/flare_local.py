@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrank.deploy.flare_jobs import Coordinator
 from fedrank.deploy.flare_kit import approve, engine_commands, init, join, request, sign
 from fedrank.deploy.flare_processes import serve
+from fedrank.deploy.flare_session import Away, Coordinator
 from fedrank.deploy.settings import FederationFile, SiteEntry
 from fedrank.files import private_folder
 
@@ -101,8 +101,11 @@ def wait_for_sites(federation: LocalFederation, problems: list[BaseException] | 
         while True:
             if problems:
                 raise problems[0]
-            reached = reached or server.connect(1.0)
-            here = server.connected() if reached else set()
+            try:
+                reached = reached or server.connect()
+                here = server.connected() if reached else set()
+            except Away:
+                reached = False
             if here >= set(federation.sites):
                 return
             if time.monotonic() > deadline:
