@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fedrank.cli.deploy import deploy_app
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
@@ -62,6 +63,7 @@ app.add_typer(silo_app, name="silo")
 app.add_typer(trees_app, name="trees")
 app.add_typer(papers_app, name="papers")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(deploy_app, name="deploy")
 
 
 @app.command(

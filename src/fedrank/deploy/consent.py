@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedrank.wire import Refused
 if TYPE_CHECKING:
     from fedrank.deploy.settings import Policy
 
-ACCEPTED, REFUSED, PROPOSED, PARTNERS = "accepted", "refused", "proposed", "partners.json"
+ACCEPTED, REFUSED, PROPOSED, PARTNERS, RECORDS = "accepted", "refused", "proposed", "partners.json", "records.jsonl"
 MOST_PROPOSED = 32  # plans that are kept for somebody to look at; whoever sends more replaces the oldest
 FEWEST_DIGITS = 6  # of a digest that somebody types
 
@@ -110,6 +111,23 @@ def _objection_to_keys(folder: Path, plan: Plan) -> str | None:
         f"the keys of {', '.join(unknown)} were never compared here, and in a secure sum whoever made them would see "
         f"through it; compare the fingerprints by telephone, then `fedrank deploy accept {plan.digest[:12]}`"
     )
+
+
+def leave_site(folder: Path, because: str = "") -> Path:
+    """Leave a federation of one's own will: the kit is set aside, so that nothing can connect any more.
+
+    Ledger, models and what was sent stay: people were charged, and may ask.
+    """
+    folder = Path(folder)
+    kit, aside = folder / "kit", folder / "kit.left"
+    if not kit.exists():
+        raise FileNotFoundError(f"{folder} has no kit, so that it takes part in nothing; give the folder of a site")
+    record = {"when": now(), "what": "leave", "because": because.strip()}
+    before = (folder / RECORDS).read_text(encoding="utf-8") if (folder / RECORDS).exists() else ""
+    line = json.dumps(record, ensure_ascii=False) + "\n"
+    write_whole(folder / RECORDS, before + line, private=True)
+    os.replace(kit, aside)
+    return aside
 
 
 def said_of(folder: Path, plan: Plan) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.federate.federation import cohort_size
-from fedrank.files import opened
+from fedrank.files import opened, write_whole
 from fedrank.names import nearest
 from fedrank.protect.mechanisms import PLACES, AtServer, SecureSum
 from fedrank.protect.promises import up
@@ -23,7 +23,7 @@ from fedrank.rank.measures import measure
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.families import SpecSection, name_of, read_fields
 from fedrank.spec.toml import LONGEST, parse_toml, shown
-from fedrank.spec.values import Filled, Limit, Positive, at_least, at_most, less_than, more_than, noting
+from fedrank.spec.values import Filled, Limit, Positive, at_least, at_most, checked, less_than, more_than, noting
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
@@ -511,3 +511,26 @@ accept          = "listed"                  # or "within-policy": take part in a
 def site_template(name: str, id: int, federation: str) -> str:
     """A `site.toml` to fill in."""
     return SITE_TEMPLATE.format(name=shown(name), id=id, federation=shown(federation))
+
+
+def write_template(folder: Path, name: str, id: int, federation: str) -> Path:
+    """Put a `site.toml` to fill in into a folder, unless there is one."""
+    path = Path(folder) / SITE
+    if not path.exists():
+        write_whole(path, site_template(name, id, federation), private=True)
+    return path
+
+
+def new_entry(name: str, organisation: str, id: int) -> SiteEntry:
+    """A site that is invited later, checked like those in `federation.toml`."""
+    problems: list[str] = []
+    values = read_fields(SiteEntry, {"name": name, "organisation": organisation, "id": id}, "", problems)
+    if problems:
+        raise SpecError(problems)
+    return SiteEntry(**values)
+
+
+def check_name(name: str) -> str:
+    """A name that a certificate, a file and a `site.toml` can carry."""
+    found: str = checked(CertificateName, name, "name")
+    return found

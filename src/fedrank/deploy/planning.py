@@ -1,0 +1,113 @@
+"""From a question to plans, one for each of its runs, and to run folders: whoever carries the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedrank.deploy.plan import Party, Plan, make_plan
+from fedrank.files import told, write_whole
+from fedrank.progress import Progress, quiet
+from fedrank.run.data import load_fold
+from fedrank.run.schedule import Results, is_finished, tell_news
+from fedrank.run.schedule import plan as tasks_of
+from fedrank.run.writer import News, Task
+from fedrank.spec.experiment import SpecError
+from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.grid import Grid
+
+# Does a run, or what is left of it, and tells how far it is: finished, interrupted or failed.
+Do = Callable[[Task, Plan, Callable[[News], None]], str]
+A_DAY = 86_400.0  # seconds that a site may take which meets us in a folder
+
+
+def plan_runs(
+    grid: Grid[Any], name: str, out: Path, parties: Sequence[Party], federation: str
+) -> list[tuple[Task, Plan]]:
+    """Every run of a question with its plan. What cannot be planned is refused before anything begins."""
+    if not parties:
+        raise ValueError(
+            f"nobody has joined federation {federation!r}, so that nobody would learn; approve sites first"
+        )
+    return [(task, _planned(task, parties, federation)) for task in tasks_of(grid, name, out)]
+
+
+def do_runs(
+    grid: Grid[Any], runs: Sequence[tuple[Task, Plan]], do: Do, stop: Callable[[], bool], progress: Progress = quiet
+) -> Results:
+    """Do all runs that are not finished, one after the other: a site takes part in one at a time."""
+    results = Results()
+    for task, plan in runs:
+        if is_finished(task):
+            results.skipped.append(task)
+            continue
+        if stop():
+            results.interrupted.append(task)
+            continue
+        write_whole(task.folder.parent.parent / "experiment.toml", grid.toml())
+        try:
+            status = do(task, plan, partial(tell_news, progress, task))
+        except (OSError, RuntimeError, ValueError) as problem:
+            results.failed.append((task, told(problem)))
+            continue
+        progress(task.label, 1, 1, status)
+        if status == "finished":
+            results.finished.append(task)
+        elif status == "failed":
+            results.failed.append((task, _reason(task)))
+        else:
+            results.interrupted.append(task)
+    return results
+
+
+def parties_of(home: Path) -> list[Party]:
+    """The sites of a coordinator's home that have joined, with their keys."""
+    from fedrank.deploy.flare_kit import read_members
+
+    members = read_members(home).values()
+    return [Party(one.name, (one.id,), one.identity) for one in members if one.state == "joined"]
+
+
+def run_in_folder(
+    shared: Path,
+    home: Path,
+    task: Task,
+    plan: Plan,
+    tell: Callable[[News], None],
+    stop: Callable[[], bool],
+    patience: float = A_DAY,
+) -> str:
+    """Do a run with sites that share a folder; its status."""
+    from fedrank.deploy.coordinate import coordinate
+    from fedrank.deploy.folder import folder_send, refuse_online_plan
+
+    refuse_online_plan(plan)
+    with folder_send(shared, home) as send:
+        return coordinate(task, plan, send, tell, stop, patience)
+
+
+def _planned(task: Task, parties: Sequence[Party], federation: str) -> Plan:
+    experiment = task.experiment
+    if not isinstance(experiment, FederatedExperiment):
+        raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
+    # What the coordinator judges by must have the features that sites have, so that it knows them.
+    data = load_fold(experiment.data, task.fold).train
+    return make_plan(
+        experiment,
+        f"{task.name}/{task.variant}/{task.folder.name}",
+        parties,
+        federation=federation,
+        features=data.features.shape[1],
+        feature_names=data.feature_names,
+        normalised=data.normalised,
+        fold=task.fold,
+        seed=task.seed,
+    )
+
+
+def _reason(task: Task) -> str:
+    from fedrank.run.runs import load_runs
+
+    return load_runs(task.folder)[0].reason
