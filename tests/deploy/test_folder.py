@@ -13,7 +13,8 @@ import pytest
 from fedrank import files, wire
 from fedrank.deploy import folder as folder_module
 from fedrank.deploy import letters
-from fedrank.deploy.folder import FolderSend, RequestName, folder_send, serve, serve_once
+from fedrank.deploy.coordinate import coordinate
+from fedrank.deploy.folder import FolderSend, RequestName, folder_send, read_plans, serve, serve_once
 from fedrank.deploy.folder_members import (
     FEDERATION,
     MEMBERSHIP,
@@ -30,7 +31,9 @@ from fedrank.deploy.folder_members import (
 from fedrank.deploy.hub import Silent
 from fedrank.deploy.identity import IdentityKey, fingerprint, new_identity, read_identity
 from fedrank.deploy.signed_files import FileAddress, Ignoring, write_signed
+from fedrank.protect.population import Population
 from fedrank.wire import Label, Part
+from tests.deploy.trial import Trial, check_equal, spec_of, write_data
 
 RUN = bytes(range(16))
 SOON = 20.0  # seconds that nobody waits unless something is broken
@@ -688,3 +691,89 @@ def test_the_module_says_what_lies_where():
 def test_an_identity_that_is_there_is_used(tmp_path):
     public = new_identity(tmp_path / "home")
     assert create_folder_federation(tmp_path / "shared", tmp_path / "home", "friends").coordinator == public
+
+
+# A real run
+
+
+LINEAR = '[learner]\nname = "pdgd"\n'
+NOISE = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\n'
+
+
+class FolderTrial(Trial):
+    """A trial whose sites meet the coordinator in a folder, each opened anew for every look."""
+
+    def __init__(self, folder: Path, text: str, sites: int = 3) -> None:
+        write_data(folder)
+        super().__init__(folder, spec_of(folder, text, rounds=5), sites)
+        self.shared, self.home = folder / "shared", folder / "home"
+        told = create_folder_federation(self.shared, self.home, "trial").fingerprint
+        for name, where in self.folders.items():
+            approve_in_folder(self.shared, self.home, name, join_folder(self.shared, where, name, told))
+
+    def by_folder(self, stop=lambda: False, patience: float = SOON) -> str:
+        over = threading.Event()
+
+        def look(where: Path) -> None:
+            while not over.wait(0.01):
+                serve_once(self.shared, where)
+
+        threads = [threading.Thread(target=look, args=(where,)) for where in self.folders.values()]
+        for thread in threads:
+            thread.start()
+        try:
+            with folder_send(self.shared, self.home, 0.01) as send:
+                found = coordinate(self.task, self.plan, send, stop=stop, patience=patience)
+                assert send.ignored == {}
+                return found
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_a_run_through_a_folder_comes_to_what_a_simulation_comes_to(tmp_path):
+    trial = FolderTrial(tmp_path, LINEAR)
+    assert trial.by_folder() == "finished", (trial.task.folder / "run.json").read_text()
+    check_equal(trial.task.folder, trial.simulated())
+    assert [plan.digest for plan in read_plans(trial.shared, trial.folders["site-0"])] == [trial.plan.digest]
+    for where in trial.folders.values():
+        kept = where / "models" / trial.plan.digest[:16] / "model.json"
+        assert kept.read_bytes() == (trial.task.folder / "model.json").read_bytes()
+
+
+def test_a_run_that_is_stopped_after_every_round_goes_on_where_it_was(tmp_path):
+    trial = FolderTrial(tmp_path, LINEAR)
+
+    def rounds() -> int:
+        path = trial.task.folder / "sites.csv"
+        return path.read_text().count("\n") // 3 if path.exists() else 0  # three sites a round
+
+    states = []
+    while not states or states[-1] != "finished":
+        before = rounds()
+        states.append(trial.by_folder(lambda before=before: before < 4 and rounds() > before))
+        assert len(states) < 10
+    assert states == ["interrupted"] * 4 + ["finished"]
+    check_equal(trial.task.folder, trial.simulated())
+
+
+def test_noise_on_the_client_is_drawn_and_charged_once_however_often_it_is_asked_for(tmp_path):
+    trial = FolderTrial(tmp_path, LINEAR + NOISE)
+    assert trial.by_folder() == "finished", (trial.task.folder / "run.json").read_text()
+    for where in trial.folders.values():
+        [account] = Population.read(where / "people").accounts()
+        assert (account.rounds, account.lost) == (5, 0)
+
+
+def test_a_plan_that_needs_everybody_online_is_refused_by_name(tmp_path):
+    trial = FolderTrial(tmp_path, LINEAR + NOISE + 'place = { name = "secure-sum", honest = 0.5, colluding = 0.0 }\n')
+    assert trial.by_folder() == "failed"
+    assert "it needs all sites online at once" in (trial.task.folder / "run.json").read_text()
+    assert not (trial.shared / "to").exists()
+
+
+def test_a_plan_that_adds_noise_at_the_server_is_refused_by_name(tmp_path):
+    trial = FolderTrial(tmp_path, LINEAR + NOISE + 'place = { name = "server" }\n')
+    assert trial.by_folder() == "failed"
+    assert "everybody who can read the folder reads every message" in (trial.task.folder / "run.json").read_text()
