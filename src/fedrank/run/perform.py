@@ -25,7 +25,8 @@ def perform(
 ) -> str:
     """Do a run, or what is left of it; returns its status: finished, interrupted or failed.
 
-    `performer` takes the place of the one that its kind has, such as where clients are sites elsewhere. A failure is written into the run folder and does not leave this function, unless that cannot be written.
+    `performer` takes the place of the one that its kind has, such as where clients are sites elsewhere. A failure is
+    written into the run folder and does not leave this function, unless that cannot be written.
     """
     if performer is None:
         module, _, name = KINDS[task.experiment.kind].performer.partition(":")
