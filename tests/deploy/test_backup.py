@@ -302,12 +302,15 @@ def test_a_restored_site_answers_nothing_before_it_was_told_and_never_an_old_rou
     restore(tmp_path / "b.tar", tmp_path / "new")
     run = RUN.hex()
     mark = Restored.read(tmp_path / "new")
-    assert "which round it was asked for last" in mark.objection(run, 4)
+    assert "which rounds are over" in mark.objection(run, 4)
     assert hear_last_round(tmp_path / "new", run, 8).told == {run: 8}
     hear_last_round(tmp_path / "new", run, 5)  # nobody can lower it
     mark = Restored.read(tmp_path / "new")
     assert "it takes part again from round 9 on" in mark.objection(run, 8)
     assert mark.objection(run, 9) is None
+    assert mark.repeats(run, 9)
+    assert not mark.repeats(run, 10)
+    assert "out of step" in mark.objection(run, 9, in_step=False)
     assert mark.objection("00" * 16, 1) is not None
 
 

@@ -4,9 +4,11 @@ A backup holds what nobody could make again: the CA, keys, who belongs to the fe
 made while a site works: what was sent is listed before ledgers are read, so that a copy never says too little.
 
 A restored site has forgotten what it sent since the backup, and its people have paid for it. `restored.json` says so.
-Until the coordinator has told the site up to which round it was asked, the site answers nothing of a run; rounds up to
-that one count as charged, and are not answered anew. (A coordinator that says too little gets a second noise for a
-round that it has seen. Only a copy made after the last round protects from that.)
+Until the coordinator has told the site which rounds are over, the site answers nothing of a run. All rounds up to the
+next one then count as charged; those that are over are not answered anew, and the next one, of which something may have
+left, is charged once more when it is. Out of step nobody can tell, and the site waits for another run. (A coordinator
+that says too little gets a second noise for a round that it has seen. Only a copy made after the last round protects
+from that.)
 
 Where a folder is there already, nothing in it is replaced: what is missing comes back, and of two ledgers the one that
 says more stays; where each says something that the other does not, both count.
@@ -90,7 +92,7 @@ class Restored:
     at: str
     backup: str  # when the backup was made
     complete: bool  # whether restoring had ended
-    told: Mapping[str, int] = field(default_factory=dict)  # run -> the last round that the site was asked for
+    told: Mapping[str, int] = field(default_factory=dict)  # run -> the last round that is over
 
     @classmethod
     def read(cls, folder: Path) -> Restored | None:
@@ -118,14 +120,19 @@ class Restored:
         }
         write_whole(Path(folder) / RESTORED, json.dumps(content, indent=1) + "\n", private=True)
 
-    def objection(self, run: str, round: int) -> str | None:
+    def objection(self, run: str, round: int, in_step: bool = True) -> str | None:
         """Why a round of which the outbox holds nothing must not be answered; None where it may."""
         if not self.complete:
             return "a backup was not restored to its end; restore it again, then go on"
         if run not in self.told:
             return (
                 f"this site was restored from a backup of {self.backup} and does not remember what it sent since; it "
-                "answers when the coordinator has said which round it was asked for last"
+                "answers when the coordinator has said hello, and which rounds are over"
+            )
+        if not in_step:
+            return (
+                f"this site was restored from a backup of {self.backup}, and out of step nobody can tell what it sent "
+                "since; it takes part in another run"
             )
         if round <= self.told[run]:
             return (
@@ -134,11 +141,15 @@ class Restored:
             )
         return None
 
+    def repeats(self, run: str, round: int) -> bool:
+        """Whether a round may have been answered before, and is charged once more if it is answered now."""
+        return round == self.told.get(run, -1) + 1
+
 
 def hear_last_round(folder: Path, run: str, round: int) -> Restored | None:
-    """Note up to which round the coordinator asked a site that was restored; what was heard before is never lowered.
+    """Note for a restored site which round was the last that is over; what was heard before is never lowered.
 
-    The rounds up to it count as charged: whoever calls this charges those of which the outbox holds nothing.
+    Rounds up to the next one count as charged: whoever calls this charges those that the ledger does not hold.
     """
     mark = Restored.read(folder)
     if mark is None or mark.told.get(run, -1) >= round:

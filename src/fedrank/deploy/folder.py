@@ -226,7 +226,8 @@ class FolderSend:
     def _announce(self, request: bytes) -> None:
         """Put the plan of a hello where sites find it that were not running when it came."""
         label = wire.label_of(request)
-        _, found = wire.unpack(request, wire.Label("hello", label.run, 0), {"plan": Part("|S", LARGEST_PLAN)})
+        hello = wire.Label("hello", label.run, label.round)
+        _, found = wire.unpack(request, hello, {"plan": Part("|S", LARGEST_PLAN)})
         plan = Plan.load(found["plan"])
         refuse_online_plan(plan)
         if plan.experiment.arrival is None:
