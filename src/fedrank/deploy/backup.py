@@ -200,7 +200,7 @@ def restore(archive: str | Path, folder: str | Path) -> Restoration:
     """Bring a backup back into a folder, which may be there: no ledger in it ever says less than before."""
     folder = Path(folder)
     with opened(archive) as file:
-        contents = read_archive(file, Path(archive), _known)
+        contents = read_archive(file, Path(archive), is_known)
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise ValueError(f"{folder} is no folder; restore into a folder, or where there is nothing")
         there = folder.exists() and any(path.name not in LOCKS for path in folder.iterdir())
@@ -338,7 +338,7 @@ def _sound(message: bytes) -> bool:
 # Names
 
 
-def _known(name: str, kind: str) -> bool:
+def is_known(name: str, kind: str) -> bool:
     """Whether a backup of this kind may hold a file of this name."""
     parts = name.split("/")
     if len(parts) > _DEPTH or not all(_SEGMENT.fullmatch(part) for part in parts):
@@ -365,5 +365,5 @@ def _names(folder: Path, kind: str) -> Iterator[str]:
         for file in files:
             path = Path(here) / file
             name = path.relative_to(folder).as_posix()
-            if _known(name, kind) and path.is_file() and not path.is_symlink():
+            if is_known(name, kind) and path.is_file() and not path.is_symlink():
                 yield name
