@@ -167,10 +167,11 @@ def test_real_ports():
 
 
 def test_a_folder_that_others_can_read(site):
-    (site / "train.txt").chmod(0o644)
+    site.chmod(0o750)
     found = lines(site)
     assert wrong(found) == {"folder"}
-    assert "train.txt can be read by others" in found["folder"].said
+    assert "is open to others (mode 750)" in found["folder"].said
+    assert found["folder"].remedy == f"chmod 700 {site}"
 
 
 def test_settings_and_data(site):

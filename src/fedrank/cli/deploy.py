@@ -153,6 +153,18 @@ def expel(
     say(new_console(), f"{member.name} is {member.state}. Restart the server: fedrank deploy start --home {home}")
 
 
+@deploy_app.command(epilog="Example:  fedrank deploy readmit clinic-c clinics/runs/my/only/fold-1-seed-1")
+def readmit(
+    site: Annotated[str, typer.Argument(help="The site.")],
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+) -> None:
+    """Ask a site again that was left out of a run after three bad answers. Stop the run first."""
+    from fedrank.deploy.planning import readmit
+
+    why = readmit(run, site)
+    say(new_console(), f"{site} is asked again when the run goes on. It had been {why}")
+
+
 @deploy_app.command(
     epilog='Examples:  fedrank deploy leave --home clinic-a --because "the study ended"  ·  '
     "fedrank deploy leave --site clinic-a --home clinics"

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 
 from fedrank.deploy.consent import ACCEPTED, said_of
 from fedrank.deploy.holdings import SiteShare, differences, load_share
+from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, read_federation, read_site
 from fedrank.deploy.show import LEDGERS, look_at
@@ -33,6 +34,7 @@ SOON = 30  # days before its end from which on a certificate should be renewed
 LEAST_ROOM = 200_000_000  # bytes on the disk, besides what a run keeps
 CLOCK_DIFFERS = timedelta(minutes=5)  # by which the clock may lie behind what was written here
 PATIENCE = 5.0  # seconds for a connection
+SHARED, MEMBERSHIP = "federation.json", "folder.json"  # of a coordinator, of a site, that meet in a folder
 START_LOCK = "start.lock"  # who serves a folder holds it
 MARKS: dict[State, str] = {"fine": "ok", "soon": "soon", "wrong": "WRONG", "unknown": "?"}
 
@@ -142,7 +144,7 @@ class Looks:
 def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None) -> list[CheckLine]:
     """Everything that a folder needs, be it a site's or a coordinator's; against a plan where one is given."""
     folder, looks = Path(folder), looks or Looks(FlareKits())
-    if (folder / FEDERATION).exists():
+    if (folder / FEDERATION).exists() or (folder / SHARED).exists():
         return _check_coordinator(folder, looks)
     if (folder / SITE).exists() or (folder / "kit").exists():
         return _check_site(folder, plan, looks)
@@ -172,7 +174,8 @@ def is_fine(lines: Iterable[CheckLine]) -> bool:
 
 
 def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine]:
-    lines = [*_certificates(folder, looks), _folder(folder)]
+    met = (folder / MEMBERSHIP).exists()
+    lines = [*(_key(folder, looks) if met else _certificates(folder, looks)), _folder(folder)]
     try:
         settings = read_site(folder)
     except (ValueError, OSError) as problem:
@@ -185,6 +188,8 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
 
 
 def _check_coordinator(home: Path, looks: Looks) -> list[CheckLine]:
+    if not (home / FEDERATION).exists():
+        return [*_key(home, looks), _folder(home), _disk(home, looks, 0)]
     lines = [*_certificates(home, looks, serves=True), _folder(home)]
     try:
         federation = read_federation(home / FEDERATION)
@@ -218,6 +223,16 @@ def _certificates(folder: Path, looks: Looks, serves: bool = False) -> Iterable[
     yield _server_port(folder, facts, looks) if serves else _client_port(facts, looks, bool(hosts))
 
 
+def _key(folder: Path, looks: Looks) -> Iterable[CheckLine]:
+    """In a federation that meets in a folder a key takes the place of certificates."""
+    try:
+        yield CheckLine("key", "fine", fingerprint(read_identity(folder).public))
+    except (OSError, ValueError, ImportError) as problem:
+        said, _, remedy = told(problem).partition("; ")
+        yield CheckLine("key", "wrong", said, remedy)
+    yield _clock(folder, None, looks.now())
+
+
 def _expiry(facts: KitFacts, now: datetime, serves: bool) -> CheckLine:
     days = (facts.not_after - now).days
     until = f"{facts.path.name} ends on {facts.not_after:%Y-%m-%d}"
@@ -229,9 +244,9 @@ def _expiry(facts: KitFacts, now: datetime, serves: bool) -> CheckLine:
     return CheckLine("expiry", "fine", f"{until}, in {_days(days)}")
 
 
-def _clock(folder: Path, facts: KitFacts, now: datetime) -> CheckLine:
+def _clock(folder: Path, facts: KitFacts | None, now: datetime) -> CheckLine:
     here = f"the clock says {now:%Y-%m-%d %H:%M} UTC"
-    if now < facts.not_before:
+    if facts is not None and now < facts.not_before:
         said = f"{here}, and {facts.path} is not valid before {facts.not_before:%Y-%m-%d %H:%M}"
         return CheckLine("clock", "wrong", said, "set the clock, or wait")
     written = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
@@ -262,14 +277,9 @@ def _server_port(home: Path, facts: KitFacts, looks: Looks) -> CheckLine:
 
 
 def _folder(folder: Path) -> CheckLine:
-    """Nobody else may look into it."""
-    open_to = [
-        path
-        for path in (folder, *folder.iterdir())
-        if os.name == "posix" and not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
-    ]
-    if open_to:
-        return CheckLine("folder", "wrong", f"{open_to[0]} can be read by others", f"chmod -R go= {folder}")
+    """Nobody else may look into it, so that nobody else can read what is in it."""
+    if os.name == "posix" and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+        return CheckLine("folder", "wrong", f"{folder} is open to others (mode {mode:o})", f"chmod 700 {folder}")
     return CheckLine("folder", "fine", f"{folder} is for its owner alone")
 
 

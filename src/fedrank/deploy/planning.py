@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedrank.deploy.plan import Party, Plan, make_plan
-from fedrank.files import told, write_whole
+from fedrank.files import parse_json, told, write_whole
 from fedrank.progress import Progress, quiet
 from fedrank.run.data import load_fold
+from fedrank.run.runs import load_runs, working_on
 from fedrank.run.schedule import Results, is_finished, tell_news
 from fedrank.run.schedule import plan as tasks_of
 from fedrank.run.writer import News, Task
@@ -88,6 +90,23 @@ def run_in_folder(
         return coordinate(task, plan, send, tell, stop, patience)
 
 
+def readmit(folder: Path, site: str) -> str:
+    """Ask a site again that was left out of a run; why it had been. Whoever does the run must not be at work."""
+    from fedrank.deploy.coordinate import LEFT_OUT
+
+    folder = Path(folder)
+    if not (folder / "spec.toml").exists():
+        raise FileNotFoundError(f"{folder} is no run; give its folder, as `fedrank deploy status` names it")
+    path = folder / LEFT_OUT
+    with working_on(folder):
+        found = parse_json(path.read_bytes()) if path.exists() else {}
+        if site not in found:
+            raise ValueError(f"{site!r} is not left out of {folder}; left out: {', '.join(found) or 'nobody'}")
+        why = str(found.pop(site))
+        write_whole(path, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    return why
+
+
 def _planned(task: Task, parties: Sequence[Party], federation: str) -> Plan:
     experiment = task.experiment
     if not isinstance(experiment, FederatedExperiment):
@@ -108,6 +127,4 @@ def _planned(task: Task, parties: Sequence[Party], federation: str) -> Plan:
 
 
 def _reason(task: Task) -> str:
-    from fedrank.run.runs import load_runs
-
     return load_runs(task.folder)[0].reason

@@ -19,7 +19,6 @@ from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.letters import Answers
 from fedrank.deploy.plan import ELSEWHERE, Party, Plan, make_plan
 from fedrank.deploy.settings import SiteSettings, plan_prices
-from fedrank.federate.federation import cohort_size
 from fedrank.federate.messages import Call, Message, payload_of
 from fedrank.protect.ledger import LedgerError
 from fedrank.protect.mechanisms import SecureSum
@@ -177,7 +176,7 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteShare | None = Non
     times = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
     covered = experiment.mechanism is not None
     if isinstance(place, SecureSum) and place.sum == "protocol":
-        size = message_bytes(_together(plan), plan.sent, place.bits, signed=True)
+        size = message_bytes(int(plan.cohort), plan.sent, place.bits, signed=True)
         about = f"{plan.sent:,} whole numbers under masks, with a share of noise; keys, shares of secrets, signatures"
         yield Outgoing("masked update", f"{COORDINATOR}, who learns the sum alone", clients * size, times, True, about)
     else:
@@ -209,7 +208,7 @@ def sum_view(plan: Plan) -> SumView | None:
     place = getattr(plan.experiment.mechanism, "place", None)
     if not isinstance(place, SecureSum):
         return None
-    together = _together(plan)
+    together = int(plan.cohort)
     threshold = threshold_for(together, place.colluders(together), active=True)
     opened = max(threshold, place.opened(together))
     return SumView(together, threshold, opened, max(0, together - opened))
@@ -360,14 +359,6 @@ def _compared(partner: PartnerView) -> str:
 def _partner(site: Party, pinned: Mapping[str, str]) -> PartnerView:
     known = fingerprint(site.identity) if site.identity else ""
     return PartnerView(site.name, known, bool(site.identity) and pinned.get(site.name) == site.identity)
-
-
-def _together(plan: Plan) -> int:
-    """Clients of one sum."""
-    arrival: Any = plan.experiment.arrival
-    if arrival is not None:
-        return int(arrival.gathers)
-    return cohort_size(len(plan.clients), plan.experiment.clients.participation)
 
 
 def _bytes_up(plan: Plan, clients: int) -> int:

@@ -10,7 +10,7 @@ import csv
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from fedrank.spec.toml import parse_toml
 TAIL = 1 << 16  # bytes at the end of a file that are read
 RECENT = 20  # rounds by which the time that is left is guessed
 SERVED = "start.lock"  # held by whoever serves a folder
+SHARED = "federation.json"  # of a coordinator whose sites share a folder
 ACTIVE, BOOKS, NEWS, SITES = "active.json", "sites.json", "hub.json", "sites.csv"
 
 
@@ -73,7 +74,7 @@ class DeploymentStatus:
 def status(folder: Path, kits: Kits | None = None, now: float | None = None) -> DeploymentStatus:
     """How a coordinator's home or a site's folder is doing."""
     folder, kits, now = Path(folder), kits or FlareKits(), time.time() if now is None else now
-    if (folder / FEDERATION).exists():
+    if (folder / FEDERATION).exists() or (folder / SHARED).exists():
         return _of_coordinator(folder, kits, now)
     if (folder / SITE).exists():
         return _of_site(folder, kits, now)
@@ -147,9 +148,9 @@ def _ends(days: int) -> str:
 
 
 def _of_coordinator(home: Path, kits: Kits, now: float) -> DeploymentStatus:
-    federation = read_federation(home / FEDERATION)
+    name, listed = _federation(home, kits)
     active, news = _facts(home / ACTIVE), _facts(home / NEWS)
-    folder = Path(str(active["folder"])) if active.get("folder") else None
+    folder = Path(str(active["folder"])) if active.get("folder") else _latest(home / "runs")
     books, run = ({}, {}) if folder is None else (_facts(folder / BOOKS), _facts(folder / "run.json"))
     answered = {} if folder is None else last_answers(folder / SITES)
     waiting = _texts(books.get("waiting"))
@@ -159,15 +160,14 @@ def _of_coordinator(home: Path, kits: Kits, now: float) -> DeploymentStatus:
     rounds = rounds or _planned_rounds(active)
     state = _state(folder, run, news, bool(waiting))
     lines = []
-    for name, where, until in _members(home, kits, [site.name for site in federation.sites]):
-        one = answered.get(name, SiteLine(name, ""))
-        lines.append(
-            SiteLine(name, where, one.round, one.seconds, one.refused, waiting.get(name, ""), _days(until, now))
-        )
+    for site, where, until in listed:
+        one = answered.get(site, SiteLine(site, ""))
+        days = _days(until, now)
+        lines.append(SiteLine(site, where, one.round, one.seconds, one.refused, waiting.get(site, ""), days))
     at = max((float(found["at"]) for found in (books, news) if isinstance(found.get("at"), (int, float))), default=0.0)
     return DeploymentStatus(
         who="coordinator",
-        federation=federation.name,
+        federation=name,
         serves=bool(is_locked(home / SERVED)),
         days_left=_own_days(home, kits, now),
         run=str(books.get("run") or active.get("name") or ""),
@@ -211,6 +211,7 @@ def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
     except (LedgerError, ValueError, OSError) as trouble:
         problem = str(trouble)
     at = told.get("at")
+    sent = _last_sent(folder / "outbox" / str(told.get("digest", ""))[:32])
     return DeploymentStatus(
         who=settings.name,
         federation=settings.federation,
@@ -218,7 +219,7 @@ def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
         days_left=_own_days(folder, kits, now),
         run=str(told.get("run") or ""),
         state="running" if is_locked(folder / "lock") else "stopped" if told else "",
-        round=_whole(told.get("round")),
+        round=max(sent, _whole(told.get("round"))),
         rounds=_whole(told.get("rounds")),
         last_news=now - float(at) if isinstance(at, (int, float)) else None,
         last_refusal=problem or str(told.get("refused") or "") or _last_refusal(folder / "site.log"),
@@ -226,6 +227,14 @@ def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
         limit=settings.policy.largest_epsilon,
         to_decide=tuple(f"{plan.digest[:12]} ({plan.name})" for plan in proposals(folder)),
     )
+
+
+def _last_sent(outbox: Path) -> int:
+    """The last round of which something left."""
+    try:
+        return max((_whole(path.name.partition("-")[0]) for path in outbox.iterdir()), default=0)
+    except OSError:
+        return 0
 
 
 def last_answers(path: Path) -> dict[str, SiteLine]:
@@ -269,11 +278,24 @@ def _left(folder: Path, done: int, rounds: int) -> float | None:
     return None if not recent or not rounds else sum(recent) / len(recent) * max(0, rounds - done)
 
 
-def _members(home: Path, kits: Kits, listed: Sequence[str]) -> Iterable[tuple[str, str, str]]:
+def _federation(home: Path, kits: Kits) -> tuple[str, Sequence[tuple[str, str, str]]]:
+    """Its name; and name, state and end of the certificate of each site."""
+    if not (home / FEDERATION).exists():
+        from fedrank.deploy.folder_members import read_home
+
+        met = read_home(home)
+        return met.name, [(site.name, site.state, "") for site in met.sites]
+    written = read_federation(home / FEDERATION)
     try:
-        return kits.members(home)
+        return written.name, kits.members(home)
     except (OSError, ValueError, ImportError):
-        return [(name, "", "") for name in listed]
+        return written.name, [(site.name, "", "") for site in written.sites]
+
+
+def _latest(runs: Path) -> Path | None:
+    """The run between sites on which somebody worked last."""
+    found = sorted(runs.rglob(BOOKS), key=lambda path: path.stat().st_mtime)
+    return found[-1].parent if found else None
 
 
 def _own_days(folder: Path, kits: Kits, now: float) -> int | None:
