@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 from fedrank.deploy.flare import HubController, SiteExecutor
 from fedrank.deploy.hub import Silent
-from fedrank.files import locked
+from fedrank.files import locked, write_whole
 from fedrank.run.writer import News
 
-EXECUTOR = f"{__name__}.EchoExecutor"
-CONTROLLER = f"{__name__}.EchoController"
-ROUNDS, SIZE, SITES, PAUSE = "ECHO_ROUNDS", "ECHO_SIZE", "ECHO_SITES", "ECHO_PAUSE"
+EXECUTOR, CONTROLLER = f"{__name__}.EchoExecutor", f"{__name__}.EchoController"
 
 
 class Echo:
-    """Answers with what came; what it is told to do, it does."""
+    """Answers with what came; files in its folder tell it to do otherwise."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +28,9 @@ class Echo:
             time.sleep(float((self.folder / "silent").read_text()))
         if (self.folder / "word").exists():
             raise ValueError((self.folder / "word").read_text())
-        return request[:1] * int(request[1:]) if request.startswith(b"x") else request
+        if request.startswith(b"grow "):
+            return bytes(int(request[5:]))
+        return request
 
     def close(self) -> None:
         self._lock.__exit__(None, None, None)
@@ -43,31 +44,42 @@ class EchoExecutor(SiteExecutor):
 
 
 class EchoController(HubController):
-    """Sends rounds of bytes to every site, and notes in the run folder how each went."""
+    """Asks what the settings say, then sends rounds of bytes to every site; notes how each went."""
 
     def coordinate(self, active, tell, stop):
-        settings, sites = active.settings, active.settings["sites"]
-        folder = Path(active.folder)
+        settings, folder = active.settings, Path(active.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        done = folder / "rounds.csv"
-        begin = len(done.read_text().splitlines()) if done.exists() else 0
-        for number in range(begin, settings["rounds"]):
+        patience = settings.get("patience", 10.0)
+        asked = []
+        for site, text, size in settings.get("ask", []):
+            began = time.perf_counter()
+            said = self._said(self.send(site, text.encode() + bytes(size), patience))
+            asked.append([site, len(said), said[:200].decode(errors="replace"), time.perf_counter() - began])
+        write_whole(folder / "asked.json", json.dumps(asked))
+        rows = folder / "rounds.csv"
+        for number in range(len(read_rounds(folder)), settings["rounds"]):
             began = time.perf_counter()
             request = b"%d " % number + os.urandom(200)
-            sent = {site: self.send(site, request, settings.get("patience", 10.0)) for site in sites}
-            answers = {}
-            for site, future in sent.items():
-                try:
-                    answers[site] = "ok" if future.result() == request else "other"
-                except Silent as why:
-                    answers[site] = str(why).replace(",", ";")
-            took = time.perf_counter() - began
-            with open(done, "a") as file:
-                file.write(
-                    f"{number},{took:.4f},{time.time():.2f},{active.stretch}," + ",".join(answers.values()) + "\n"
-                )
+            sent = [self.send(site, request, patience) for site in settings["sites"]]
+            answers = [self._said(future) for future in sent]
+            said = [answer == request for answer in answers]
+            with open(rows, "a") as file:
+                row = [number, time.perf_counter() - began, time.time(), active.stretch, *said]
+                file.write(json.dumps(row) + "\n")
             tell(News(number + 1, settings["rounds"], 0.5, 0, 0.0, 0.0))
             if stop():
                 return "interrupted"
             time.sleep(settings.get("pause", 0))
         return "finished"
+
+    def _said(self, future) -> bytes:
+        try:
+            return future.result()
+        except Silent as why:
+            return str(why).encode()
+
+
+def read_rounds(folder: Path) -> list[list]:
+    """Number, seconds, when, stretch, and of each site whether it answered."""
+    rows = folder / "rounds.csv"
+    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []

@@ -23,6 +23,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedrank.deploy.flare_active import Active, HubNews, private_line, telling
+from fedrank.deploy.flare_hardening import LARGEST_MESSAGE
 from fedrank.files import Locked
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ AGAIN = 5.0  # seconds after which a site that could not be opened is tried agai
 BEGINNING = 30.0  # seconds that sites have to come up after a job began
 GONE = 1.0  # seconds for which a site that was heard before may be unreachable
 RETRY = 0.1  # seconds
+OVERHEAD = 1 << 16  # bytes that the engine adds to a message, at most
+_MOST = f"{LARGEST_MESSAGE >> 20} MiB"
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
@@ -117,7 +120,7 @@ class HubController(Controller):  # type: ignore[misc]
         super().__init__()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._heard: set[str] = set()
-        self._lost: set[str] = set()
+        self._missed: dict[str, tuple[float, float]] = {}  # since when a site cannot be reached, and when it was tried
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         self._engine = fl_ctx.get_engine()
@@ -139,7 +142,7 @@ class HubController(Controller):  # type: ignore[misc]
             return  # a job that was left behind when the server was started anew
         status, why = "failed", ""
         try:
-            with telling(home, active, lambda: tuple(self._lost)) as tell:
+            with telling(home, active, self._lost) as tell:
                 status = self._in_turn(active, tell, lambda: bool(abort_signal.triggered))
         except Exception as problem:
             why = f"{type(problem).__name__}: {problem}"
@@ -172,6 +175,8 @@ class HubController(Controller):  # type: ignore[misc]
         from fedrank.deploy.hub import Silent
 
         began = time.monotonic()
+        if len(request) > LARGEST_MESSAGE - OVERHEAD:
+            raise Silent(f"{len(request):,} bytes are too long a message: at most {_MOST}")
         while True:
             message = Shareable()
             message[REQUEST] = request
@@ -182,26 +187,27 @@ class HubController(Controller):  # type: ignore[misc]
             code = ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
             if reply is not None and code == ReturnCode.OK:
                 self._heard.add(site)
-                self._lost.discard(site)
+                self._missed.pop(site, None)
                 answer = reply.get(ANSWER)
                 if isinstance(answer, bytes):
                     return answer
                 raise Silent(str(reply.get(REASON) or f"{site} answered with nothing")[:1000])
             now = time.monotonic()
-            until = min(began + patience, began + GONE if site in self._heard else self._began + BEGINNING)
-            if code == ReturnCode.TIMEOUT or now + RETRY > until:
-                if code != ReturnCode.TIMEOUT:
-                    self._lost.add(site)
-                raise Silent(_why(site, code, now - began))
+            if code == ReturnCode.TIMEOUT:
+                if now - began < 0.9 * patience:
+                    raise Silent(f"the answer of {site} was lost: it is longer than {_MOST}, or the connection broke")
+                raise Silent(f"{site} did not answer within {now - began:.0f} s")
+            until = began + GONE if site in self._heard else self._began + BEGINNING
+            if site in self._lost() or now + RETRY > min(began + patience, until):
+                self._missed[site] = self._missed.get(site, (began, now))[0], now
+                raise Silent(f"{site} cannot be reached ({code})")
             time.sleep(RETRY)
+
+    def _lost(self) -> list[str]:
+        """Sites that could not be reached again and again; one message may be lost, or refused."""
+        return [site for site, (first, last) in self._missed.items() if last - first > 2 * GONE]
 
 
 def home_of(fl_ctx: FLContext) -> Path:
     """The folder around the kit of this process: that of a site, or the coordinator's home."""
     return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()).absolute().parent
-
-
-def _why(site: str, code: str, seconds: float) -> str:
-    if code == ReturnCode.TIMEOUT:
-        return f"{site} did not answer within {seconds:.0f} s"
-    return f"{site} cannot be reached ({code})"

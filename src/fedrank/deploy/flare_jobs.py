@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedrank.deploy.flare_active import Active, HubNews
 from fedrank.deploy.flare_hardening import CONTROLLER, EXECUTOR
 from fedrank.deploy.flare_kit import read_members
-from fedrank.deploy.flare_session import Away, Coordinator
+from fedrank.deploy.flare_session import Away, Coordinator, NotAllowed
 from fedrank.files import is_alive, locked, write_whole
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ class Chain:
                     raise RuntimeError(news.why)
                 return news.ended, ""
             if news is not None and not news.ended and not is_alive(news.process):
+                if HubNews.read(self.home, active) != news:
+                    continue  # its last words
                 self.server.end(id)
                 return "", f"the job's process {news.process} died"
             if stopped:
@@ -178,7 +180,10 @@ class Chain:
 
     def _over(self, id: str, news: HubNews | None, still: float) -> str:
         """Why the next job is needed; "": it is not."""
-        state, said = self.server.state(id)
+        try:
+            state, said = self.server.state(id)
+        except NotAllowed as problem:
+            return f"the server knows the job no more ({problem})"
         if state.startswith(ENDED) or (news is not None and news.ended):
             return f"the job ended ({'; '.join(said) or state})"
         if news is not None and news.lost and (back := sorted(set(news.lost) & self.server.connected())):

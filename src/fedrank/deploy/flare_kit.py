@@ -461,7 +461,11 @@ def _request(folder: Path, invited: Invitation, renewal: bool) -> Path:
         _ask(folder, invited.federation, participant, asked, Path(inside))
         os.replace(asked, folder / REQUEST)
     close(folder / REQUEST)
-    certificate = (folder / REQUEST / f"{invited.name}.request.zip").read_bytes()
+    return _packed(folder, invited, (folder / REQUEST / f"{invited.name}.request.zip").read_bytes(), renewal)
+
+
+def _packed(folder: Path, invited: Invitation, certificate: bytes, renewal: bool) -> Path:
+    """A request: what the engine wants, what the site says, and its signature under both."""
     key = read_identity(folder)
     said = {
         "federation": invited.federation,

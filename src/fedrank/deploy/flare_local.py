@@ -11,14 +11,14 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedrank.deploy.flare_kit import approve, engine_commands, init, join, request, sign
 from fedrank.deploy.flare_processes import serve
 from fedrank.deploy.flare_session import Away, Coordinator
-from fedrank.deploy.settings import FederationFile, SiteEntry
+from fedrank.deploy.settings import FederationFile, Person, SiteEntry
 from fedrank.files import private_folder
 
 HOST = "localhost"
@@ -34,12 +34,14 @@ class LocalFederation:
     sites: Mapping[str, Path]
 
 
-def provision_locally(folder: Path, sites: Mapping[str, int], name: str = "local") -> LocalFederation:
+def provision_locally(
+    folder: Path, sites: Mapping[str, int], name: str = "local", people: Sequence[Person] = ()
+) -> LocalFederation:
     """Make the home of a coordinator and the folder of each site, by its name and id; no process is started."""
     folder = private_folder(folder)
     entries = tuple(SiteEntry(site, site.replace("-", "_"), id) for site, id in sites.items())
     with engine_commands(folder):
-        made = init(folder / HUB, FederationFile(name, HOST, free_port(), entries))
+        made = init(folder / HUB, FederationFile(name, HOST, free_port(), entries, tuple(people)))
         for invitation in made.invitations:
             asked = request(invitation, folder / invitation.stem)
             join(sign(approve(asked, made.home), made.home), folder / invitation.stem, made.fingerprint)

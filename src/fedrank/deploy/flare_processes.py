@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import runpy
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +95,7 @@ def serve(
     look_before(folder)
     with locked(folder / LOCK, f"{folder} (`fedrank deploy start`)"):
         end_leftovers(folder)
+        _sweep_jobs(folder / KIT)
         if warm_up is not None:
             warm_up()
         running = Running(folder)
@@ -234,6 +237,13 @@ def _keep_running(running: Running, tell: Tell, stop: threading.Event) -> None:
         pause, started = min(2 * pause, LONGEST_PAUSE), time.monotonic()
         running.start()
         tell(f"started, process {running.pid}")
+
+
+def _sweep_jobs(kit: Path) -> None:
+    """Remove the folders of old jobs, which hold their logs; what counts lies elsewhere."""
+    for path in kit.iterdir():
+        if path.is_dir() and re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_ours(pid: int, folder: Path) -> bool:
