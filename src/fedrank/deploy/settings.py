@@ -384,7 +384,7 @@ def read_federation(path: str | Path) -> FederationFile:
 def read_site(path: str | Path) -> SiteSettings:
     """The `site.toml` of a site, or of its folder; paths in it are seen from where it lies."""
     path = Path(path)
-    return _read(SiteSettings, path / SITE if path.is_dir() else path)
+    return _read(SiteSettings, path if path.is_file() else path / SITE)
 
 
 def _read(kind: type[Section], path: Path) -> Section:
