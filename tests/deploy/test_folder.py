@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from fedrank import files, wire
 from fedrank.deploy import folder as folder_module
 from fedrank.deploy import letters
+from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.folder import FolderSend, RequestName, folder_send, read_plans, serve, serve_once
 from fedrank.deploy.folder_members import (
@@ -30,6 +32,7 @@ from fedrank.deploy.folder_members import (
 )
 from fedrank.deploy.hub import Silent
 from fedrank.deploy.identity import IdentityKey, fingerprint, new_identity, read_identity
+from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.signed_files import FileAddress, Ignoring, write_signed
 from fedrank.protect.population import Population
 from fedrank.wire import Label, Part
@@ -764,6 +767,44 @@ def test_noise_on_the_client_is_drawn_and_charged_once_however_often_it_is_asked
     for where in trial.folders.values():
         [account] = Population.read(where / "people").accounts()
         assert (account.rounds, account.lost) == (5, 0)
+
+
+def test_a_site_that_came_back_from_a_backup_sends_no_second_noise_for_rounds_that_are_over(tmp_path):
+    trial = FolderTrial(tmp_path, LINEAR + NOISE)
+    where = trial.folders["site-0"]
+
+    def go_on(until: int) -> str:
+        path = trial.task.folder / "sites.csv"
+        return trial.by_folder(lambda: path.exists() and path.read_text().count("\n") // 3 >= until)
+
+    assert go_on(2) == "interrupted"
+    backup(where, tmp_path / "old.backup")
+    assert go_on(4) == "interrupted"
+    shutil.rmtree(where)
+    restore(tmp_path / "old.backup", where)
+    assert go_on(99) == "finished", (trial.task.folder / "run.json").read_text()
+    outbox = Outbox(where / "outbox" / trial.plan.run.hex(), trial.plan.run)
+    assert [round for round in range(1, 6) if outbox.get(round) is not None] == [1, 2, 5]
+    [account] = Population.read(where / "people").accounts()
+    assert account.rounds == 6  # all five, and the one under way once more
+
+
+def test_a_site_that_came_back_hears_from_a_request_what_is_over(tmp_path):
+    """It was not there when the coordinator said hello, and hears no other one."""
+    trial = FolderTrial(tmp_path, LINEAR + NOISE)
+    where, site = trial.folders["site-0"], Echo(tmp_path)
+    with folder_send(trial.shared, trial.home, 0.01) as send:
+        silence(send("site-0", letters.request("hello", trial.plan.run, plan=trial.plan.dump()), 0.0))
+        silence(send("site-0", call(4, run=trial.plan.run), 0.0))
+    serve_once(trial.shared, where, site)
+    assert site.asked == [("hello", 0, 0), ("round", 4, 0)]
+    backup(where, tmp_path / "b.tar")
+    restore(tmp_path / "b.tar", where)
+    for path in (trial.shared / "from" / "site-0").iterdir():
+        path.unlink()
+    site = Echo(tmp_path)
+    serve_once(trial.shared, where, site)
+    assert site.asked == [("hello", 3, 0), ("round", 4, 0)]
 
 
 def test_a_plan_that_needs_everybody_online_is_refused_by_name(tmp_path):

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedrank import wire
 from fedrank.deploy import letters
+from fedrank.deploy.backup import Restored
 from fedrank.deploy.folder_members import (
     COORDINATOR,
     FolderMember,
@@ -370,7 +371,7 @@ def serve_once(
             known = ""  # the run that the site knows
             for name, request in wanted:
                 if wire.label_of(request).kind != "hello" and name.run != known:
-                    _introduce(shared, me, name.run, at_work, ignoring)
+                    _introduce(shared, me, name.run, _over(site_folder, name), at_work, ignoring)
                 known = name.run
                 answered.append(_answer_one(shared, me, key, name, request, at_work))
     _tidy(shared, me)
@@ -445,11 +446,20 @@ def _answer_one(
     return FolderAnswer(name.run, name.round, name.attempt, kind, _is_refusal(answer))
 
 
-def _introduce(shared: Path, me: FolderMembership, run: str, site: Answering, ignoring: Ignoring) -> None:
+def _introduce(shared: Path, me: FolderMembership, run: str, over: int, site: Answering, ignoring: Ignoring) -> None:
     """Say hello in the coordinator's place: a site that was started since the last one knows nothing of the run."""
     plan = _read_plan(shared, me, run, ignoring)
     if plan is not None:
-        site.answer(letters.request("hello", bytes.fromhex(run), plan=plan))
+        site.answer(letters.request("hello", bytes.fromhex(run), over, plan=plan))
+
+
+def _over(site_folder: Path, name: RequestName) -> int:
+    """The last round that is over, for a site that came back from a backup and was told nothing of this run yet.
+
+    Whoever asks for a round, and signs that, has done with those before it.
+    """
+    mark = Restored.read(site_folder)
+    return 0 if mark is None or name.run in mark.told else max(0, name.round - 1)
 
 
 def _tidy(shared: Path, me: FolderMembership) -> None:
