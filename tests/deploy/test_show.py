@@ -209,3 +209,21 @@ def test_a_draft_of_a_simulation_or_of_code_is_refused_by_name():
         drafts(SPEC.replace("interactions = 4", 'user = "navigational"'), site_settings(), 5, "none")
     with pytest.raises(SpecError, match="os:system"):
         drafts(SPEC + '\n[aggregator]\nname = "os:system"\n', site_settings(), 5, "none")
+
+
+def test_the_bytes_of_a_secure_sum_are_those_that_sites_sent(tmp_path):
+    """A run between sites in this process, whose sites.csv says what travelled."""
+    from fedrank.deploy.settings import read_site
+    from tests.deploy.trial import Trial, spec_of, write_data
+
+    write_data(tmp_path)
+    noise = '[learner]\nname = "pdgd"\n[mechanism]\nname = "gaussian"\nclip = 1.0\nnoise = 8.0\nplace = "secure-sum"\n'
+    trial = Trial(tmp_path, spec_of(tmp_path, noise, rounds=2))
+    assert trial.run() == "finished"
+    rows = [row.split(",") for row in (trial.task.folder / "sites.csv").read_text().splitlines()[1:]]
+    for name, folder in trial.folders.items():
+        view = look_at(folder, read_site(folder), trial.plan)
+        told = leaves(view)["masked update"].bytes_each + leaves(view)["online quality"].bytes_each
+        for round in ("1", "2"):
+            sent = sum(int(row[4]) for row in rows if row[:2] == [round, name])
+            assert told == sent

@@ -16,8 +16,8 @@ import numpy as np
 from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.holdings import SiteShare, differences
 from fedrank.deploy.identity import fingerprint
-from fedrank.deploy.letters import Answers
-from fedrank.deploy.plan import ELSEWHERE, Party, Plan, make_plan
+from fedrank.deploy.letters import PHASES, Answers, bundle, reply
+from fedrank.deploy.plan import Party, Plan, make_plan
 from fedrank.deploy.settings import SiteSettings, plan_prices
 from fedrank.federate.messages import Call, Message, payload_of
 from fedrank.protect.ledger import LedgerError
@@ -29,7 +29,7 @@ from fedrank.report.answers import about_prices
 from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
 from fedrank.report.tables import amount
 from fedrank.run.privacy import UNPROTECTED, Price, most_participations
-from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml, shown
 from fedrank.types import has
@@ -176,9 +176,9 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteShare | None = Non
     times = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
     covered = experiment.mechanism is not None
     if isinstance(place, SecureSum) and place.sum == "protocol":
-        size = message_bytes(int(plan.cohort), plan.sent, place.bits, signed=True)
         about = f"{plan.sent:,} whole numbers under masks, with a share of noise; keys, shares of secrets, signatures"
-        yield Outgoing("masked update", f"{COORDINATOR}, who learns the sum alone", clients * size, times, True, about)
+        size = _bytes_of_sum(plan, place, clients)
+        yield Outgoing("masked update", f"{COORDINATOR}, who learns the sum alone", size, times, True, about)
     else:
         kind, count = payload_of(experiment.learner, experiment.mechanism, plan.sent)
         what, about = "update", f"{count:,} numbers"
@@ -365,6 +365,15 @@ def _bytes_up(plan: Plan, clients: int) -> int:
     kind, count = payload_of(plan.experiment.learner, plan.experiment.mechanism, plan.sent)
     message = Message(plan.run, 1, 0, np.zeros(count, dtype=kind), 1).pack()
     return len(Answers((message,) * clients, np.empty(0), np.empty(0)).pack(Label("answers", plan.run, 1, 0, 0)))
+
+
+def _bytes_of_sum(plan: Plan, place: SecureSum, clients: int) -> int:
+    """All letters of one round, each in its envelope."""
+    at, nothing = Label("answers", plan.run, 1, 0, 0), (b"",) * clients
+    first = len(Answers(nothing, np.empty(0), np.empty(0)).pack(at))
+    later = len(reply("letters", at, 0, letters=bundle(nothing)))
+    own = message_bytes(int(plan.cohort), plan.sent, place.bits, signed=True)
+    return clients * own + first + len(PHASES[1:]) * later
 
 
 def _bytes_down(plan: Plan) -> int:

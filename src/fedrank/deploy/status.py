@@ -58,7 +58,7 @@ class DeploymentStatus:
     days_left: int | None  # of the own certificate
     run: str = ""
     folder: str = ""  # of the run
-    state: str = ""  # how the run is: "running", "waiting", "finished", "interrupted", "failed", or "" without one
+    state: str = ""  # "running", "waiting", "finished", "interrupted" or "failed"; of a site "idle" or "stopped"
     round: int = 0
     rounds: int = 0
     quality: Mapping[str, float] | None = None  # of the last round that was evaluated
@@ -218,7 +218,7 @@ def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
         serves=bool(is_locked(folder / SERVED)) or bool(is_locked(folder / "lock")),
         days_left=_own_days(folder, kits, now),
         run=str(told.get("run") or ""),
-        state="running" if is_locked(folder / "lock") else "stopped" if told else "",
+        state=_state_of_site(folder, bool(told)),
         round=max(sent, _whole(told.get("round"))),
         rounds=_whole(told.get("rounds")),
         last_news=now - float(at) if isinstance(at, (int, float)) else None,
@@ -227,6 +227,12 @@ def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
         limit=settings.policy.largest_epsilon,
         to_decide=tuple(f"{plan.digest[:12]} ({plan.name})" for plan in proposals(folder)),
     )
+
+
+def _state_of_site(folder: Path, asked: bool) -> str:
+    if is_locked(folder / "lock"):
+        return "running"
+    return "" if not asked else "idle" if is_locked(folder / SERVED) else "stopped"
 
 
 def _last_sent(outbox: Path) -> int:
@@ -268,12 +274,14 @@ _NO_MEASURES = ("round", "online", "interactions", "bytes_up", "bytes_down", "re
 
 def _left(folder: Path, done: int, rounds: int) -> float | None:
     """Seconds until the last round, if it goes on as in the last rounds: each takes as long as its slowest site."""
-    slowest: dict[int, float] = {}
+    took: dict[int, dict[str, float]] = {}  # a secure sum asks several times in a round
     for row in _rows(folder / SITES):
         seconds = _number(row.get("seconds"))
         if seconds is not None:
-            number = _whole(row.get("round"))
-            slowest[number] = max(seconds, slowest.get(number, 0.0))
+            sites = took.setdefault(_whole(row.get("round")), {})
+            sites[row.get("site", "")] = sites.get(row.get("site", ""), 0.0) + seconds
+    took.pop(0, None)  # before the first round
+    slowest = {number: max(sites.values()) for number, sites in took.items()}
     recent = [slowest[number] for number in sorted(slowest)[-RECENT:]]
     return None if not recent or not rounds else sum(recent) / len(recent) * max(0, rounds - done)
 
