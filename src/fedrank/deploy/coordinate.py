@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.hub import Asked, Hub, Send
 from fedrank.deploy.plan import Plan
@@ -38,7 +38,10 @@ from fedrank.spec.federated import FederatedExperiment
 from fedrank.types import Crowd, has
 from fedrank.unlearn.history import HistoryWriter
 
-SITES, STATUS, ATTEMPTS, LEFT_OUT = "sites.csv", "sites.json", "attempts.json", "left-out.json"
+if TYPE_CHECKING:
+    from fedrank.deploy.unlearning import Forgetting
+
+SITES, STATUS, ATTEMPTS, LEFT_OUT, PLAN = "sites.csv", "sites.json", "attempts.json", "left-out.json", "plan.json"
 COLUMNS = ("round", "site", "seconds", "bytes_down", "bytes_up", "refused")
 SECONDS_BETWEEN_STATUS = 1.0
 
@@ -50,16 +53,53 @@ def coordinate(
     tell: Callable[[News], None] = lambda news: None,
     stop: Callable[[], bool] = lambda: False,
     patience: float = 60.0,
+    forgetting: Forgetting | None = None,
 ) -> str:
-    """Do a run between sites, or what is left of it; its status: finished, interrupted or failed."""
+    """Do a run between sites, or what is left of it; its status: finished, interrupted or failed.
+
+    With `forgetting` its rounds unlearn who left another run.
+    """
 
     def performer(experiment: FederatedExperiment, writer: RunWriter) -> None:
-        _perform(experiment, writer, plan, send, patience)
+        _keep_plan(writer.folder, plan)
+        _perform(experiment, writer, plan, send, patience, forgetting)
 
     return perform(task, 1, tell, stop, performer)
 
 
-def _perform(experiment: FederatedExperiment, writer: RunWriter, plan: Plan, send: Send, patience: float) -> None:
+def _keep_plan(folder: Path, plan: Plan) -> None:
+    """A run folder belongs to one plan: what sites accepted, and what their outboxes answer."""
+    path = folder / PLAN
+    if not path.exists():
+        write_whole(path, plan.dump(), private=True)
+        return
+    before, now = parse_json(path.read_bytes()), parse_json(plan.dump())
+    if differ := [key for key in now if before.get(key) != now[key]]:
+        key = "version" if "version" in differ else differ[0]
+        way_out = (
+            "finish the run with the version it began with, or begin a new one under another --name"
+            if key == "version"
+            else "plan it as before, or begin a new run under another --name"
+        )
+        raise ValueError(
+            f"{folder} was begun with another plan: its {key} is {_short(before.get(key))}, and now "
+            f"{_short(now[key])}; {way_out}"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _perform(
+    experiment: FederatedExperiment,
+    writer: RunWriter,
+    plan: Plan,
+    send: Send,
+    patience: float,
+    forgetting: Forgetting | None,
+) -> None:
     task, books = writer.task, Books(writer.folder)
     fold = load_fold(experiment.data, task.fold)
     crowd = clients_of(experiment, task.fold, task.seed) if plan.simulated else None
@@ -87,7 +127,11 @@ def _perform(experiment: FederatedExperiment, writer: RunWriter, plan: Plan, sen
         crowd=crowd if crowd is not None else _own_queries(fold, federation),
     )
     kept = writer.begin(lambda models: evaluator(models, ranker), reward=has(experiment.learner, "rewards"))
-    if kept is None:
+    if forgetting is not None:
+        hub.reshape = forgetting.reshape
+    if kept is None and forgetting is not None:
+        state, memory = first_state_of(plan, forgetting.start, crowd)
+    elif kept is None:
         start = start_weights(experiment, crowd, task.seed) if crowd is not None else _start(experiment)
         state, memory = first_state_of(plan, start, crowd)
     else:
@@ -97,7 +141,7 @@ def _perform(experiment: FederatedExperiment, writer: RunWriter, plan: Plan, sen
         clients, size = len(plan.clients), federation.sent(ranker.size(features))
         history = HistoryWriter(writer.folder / "history", clients, size, experiment.record_every, writer.round)
         hub.watch = history.watch
-    hub.hello()
+    hub.hello(state.round)
     books.progress(plan, state.round, last)
     for outcome in hub.rounds(state, memory, last, arrivals):
         state, memory = outcome.state, outcome.memory
@@ -112,7 +156,7 @@ def _perform(experiment: FederatedExperiment, writer: RunWriter, plan: Plan, sen
         writer.say(outcome.round, last)
         if not ends:
             writer.check()
-    _finish(experiment, writer, plan, hub, fold, evaluator, state, memory, crowd, books)
+    _finish(experiment, writer, plan, hub, fold, evaluator, state, memory, crowd, books, forgetting)
 
 
 def _finish(
@@ -126,10 +170,11 @@ def _finish(
     memory: Any,
     crowd: Crowd | None,
     books: Books,
+    forgetting: Forgetting | None,
 ) -> None:
     """Judge the model, issue its card, and give both to every site."""
     federation, ranker = plan.federated, experiment.learner.ranker
-    weights, models = state.weights, None
+    weights, models = plan.whole(state.weights), None
     if crowd is not None:
         weights = evaluated(federation, state, memory, crowd)
         if has(federation.local, "shared part"):
@@ -149,8 +194,14 @@ def _finish(
         nothing=given_order(evaluator, experiment.data.given),
         clients=clients,
         card=card_of(experiment, plan, books.charged(state.round)),
+        **({} if forgetting is None else {"unlearned": forgetting.facts(writer.folder, state.round)}),
     )
-    give_result(hub, writer.folder, state.round)
+    if forgetting is not None:
+        forgetting.write_receipt(writer.folder, plan, state, hub.searches)
+    why = give_result(hub, writer.folder, state.round)
+    if forgetting is not None:
+        why |= forgetting.tell_those_who_left(hub.send, writer.folder)
+    writer.know(notes=[f"{name} has not been given the result: {reason}" for name, reason in why.items()])
     books.progress(plan, state.round, state.round)
 
 

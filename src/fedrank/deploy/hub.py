@@ -32,6 +32,7 @@ from fedrank.wire import Label, Refused
 Send = Callable[[str, bytes, float], "Future[bytes]"]  # site, request, patience in seconds
 MOST_REFUSALS = 3  # in a row, after which a site is left out until an operator says otherwise
 PAUSE = 2.0  # seconds before a round is asked for again
+MOST_QUERIES = 1 << 40  # behind a sum of measures; more is nonsense
 GRACE = 2.0  # seconds beyond the patience, for an engine that keeps no time
 
 
@@ -75,9 +76,12 @@ class Hub:
     begin_attempt: Callable[[int], int] = lambda round: 0  # the number of a new attempt, durable when it returns
     left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must let in again, and why
     watch: Callable[[Messages], None] | None = None  # shown what reached the coordinator
+    reshape: Callable[[Messages], Messages] | None = None  # changes what came, before it is added up
     crowd: Crowd | None = None  # what a trial simulates, or the coordinator's own queries, where a rule asks for them
     identities: dict[int, bytes] = field(default_factory=dict)
     _refused: dict[str, int] = field(default_factory=dict)  # in a row
+    _over: int = 0  # rounds that are over
+    _reporting: set[str] = field(default_factory=set)  # sites that tell measures of their own queries
 
     def __post_init__(self) -> None:
         self.task = ServerTask(self.plan.federated, len(self.plan.clients), self.plan.experiment.arrival)
@@ -86,6 +90,8 @@ class Hub:
         mechanism: Any = self.plan.experiment.mechanism
         place = getattr(mechanism, "place", None)
         self.place = place if isinstance(place, SecureSum) and place.sum == "protocol" else None
+        if self.place is not None and not self.plan.simulated:
+            self.identities = {site.clients[0]: bytes.fromhex(site.identity) for site in self.plan.sites}
         self._source = None if mechanism is None else mechanism.source()
         self._longest = np.inf
         if isinstance(place, AtServer):
@@ -95,23 +101,39 @@ class Hub:
 
     # Before the first round
 
-    def hello(self) -> dict[str, int]:
-        """Greet every site until enough have answered; the last round of each. Sites that differ stop the run."""
-        last: dict[str, int] = {}
-        content = letters.request("hello", self.plan.run, plan=self.plan.dump())
+    def hello(self, over: int = 0) -> None:
+        """Greet every site until enough have answered. Sites that differ stop the run. `over` rounds are over."""
+        self._over, greeted = over, set[str]()
         while True:
-            missing = [site for site in self.sites() if site.name not in last]
-            found, why = self._ask({site.name: content for site in missing}, 0, letters.read_facts, "facts")
-            self._compare(found)
-            for name, facts in found.items():
-                last[name] = int(facts.get("last", 0)) if isinstance(facts.get("last", 0), int) else 0
-                self._meet(name, facts.get("identities", {}))
-            if len(last) >= self.plan.fewest and (self.place is None or not why):
+            why = self._greet([site for site in self.sites() if site.name not in greeted], greeted)
+            if len(greeted) >= self.plan.fewest and not (self._unknown and why):
                 break
-            self._wait(0, why)
-        if self.place is not None:
-            self._introduce()
-        return last
+            self._wait(over, why)
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether keys of a secure sum come from the sites: those of real ones stand in the plan."""
+        return self.place is not None and self.plan.simulated
+
+    def _greet(self, sites: Sequence[Party], greeted: set[str]) -> dict[str, str]:
+        """Say hello to these, note who answered, and tell them everybody's keys; of the others, why not."""
+        content = letters.request("hello", self.plan.run, self._over, plan=self.plan.dump())
+        found, why = self._ask({site.name: content for site in sites}, self._over, letters.read_facts, "facts")
+        self._compare(found)
+        greeted |= set(found)
+        self._reporting |= {name for name, facts in found.items() if facts.get("measures")}
+        if self._unknown:
+            for name, facts in found.items():
+                self._meet(name, facts.get("identities", {}))
+            if len(self.identities) == len(self.plan.clients):
+                why |= self._introduce()
+        return why
+
+    def greet_once(self) -> dict[str, str]:
+        """Greet every site, without waiting for those who do not answer; why they did not."""
+        content = letters.request("hello", self.plan.run, plan=self.plan.dump())
+        _, why = self._ask({site.name: content for site in self.sites()}, 0, letters.read_facts, "facts")
+        return why
 
     def sites(self) -> list[Party]:
         """Who is asked at all."""
@@ -122,30 +144,32 @@ class Hub:
         expected = {"protocol": PROTOCOL, "version": plan.version, "features": plan.features}
         expected |= {"feature_names": plan.feature_names, "normalised": plan.normalised}
         lines = [
-            f"{name} has {key} {letters.printable(str(facts.get(key)))[:80]}, the plan {value or 'none'}"
+            f"{name} has {key} {letters.printable(str(facts[key]))[:80] or 'none'}, the plan {value or 'none'}"
             for name, facts in found.items()
             for key, value in expected.items()
-            if facts.get(key) != value
+            if key in facts and facts[key] != value
+        ]
+        lines += [
+            f"{name} does not say its {key}"
+            for name, facts in found.items()
+            for key in expected
+            if key not in facts and facts.get("version") == plan.version
         ]
         if lines:
             raise Differs("sites do not fit together, so that no round begins: " + "; ".join(lines))
 
     def _meet(self, name: str, keys: Any) -> None:
-        if self.place is None:
-            return
         try:
             mine = {id: bytes.fromhex(keys[str(id)]) for id in self.plan.party(name).clients}
         except (KeyError, TypeError, ValueError):
             raise Differs(f"{name} brings no keys to sign with, and a secure sum needs them") from None
         self.identities |= mine
 
-    def _introduce(self) -> None:
-        """Everybody's public keys, to everybody; those that are absent keep the ones they have."""
+    def _introduce(self) -> dict[str, str]:
+        """The public keys of all clients of a trial, to everybody; why some did not take them."""
         keys = letters.facts({str(id): key.hex() for id, key in self.identities.items()})
         content = letters.request("partners", self.plan.run, keys=keys)
-        _, why = self._ask({site.name: content for site in self.sites()}, 0, _read_letters, "letters")
-        if why:
-            raise Differs("; ".join(f"{name}: {reason}" for name, reason in why.items()))
+        return self._ask({site.name: content for site in self.sites()}, 0, _read_letters, "letters")[1]
 
     # Rounds
 
@@ -155,6 +179,7 @@ class Hub:
             yield from self._as_they_come(state, last)
             return
         while state.round < last:
+            self._over = state.round
             outcome = self._round(state, memory, plan)
             state, memory = outcome.state, outcome.memory
             yield outcome
@@ -191,9 +216,11 @@ class Hub:
 
     @property
     def searches(self) -> NDArray[np.int64]:
-        """[clients]: searches a round, which the plan says."""
+        """[clients]: searches a round, which the plan says by their ids."""
         clients = self.plan.experiment.clients
-        return np.resize(np.asarray(clients.searches, dtype=np.int64), len(self.plan.clients)) * clients.people
+        each = np.asarray(clients.searches, dtype=np.int64)
+        found: NDArray[np.int64] = each[np.array(self.plan.clients) % len(each)] * clients.people
+        return found
 
     def _plain(
         self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Asked]
@@ -215,6 +242,8 @@ class Hub:
             )
         if self.watch is not None:
             self.watch(messages)
+        if self.reshape is not None:
+            messages = self.reshape(messages)
         used = np.array([self._row[int(id)] for id in messages.ids], dtype=np.int64)
         return settle(self.task, state, messages, used, self._source, rows), answers, why
 
@@ -255,10 +284,11 @@ class Hub:
             if came.notes:
                 raise Refused("; ".join(came.notes))
             for message in came.messages:
-                self._check_length(message)
+                self._check_message(message)
+            self._check_observed(found, len(mine))
             return found, sorted(came.messages, key=lambda message: mine.index(message.sender))
 
-        found, why = self._ask(calls, state.round + 1, read, "answers", traffic=traffic)
+        found, why = self._ask_known(calls, state.round + 1, read, traffic=traffic)
         answers = RoundAnswers([], {}, {}, {})
         for each, messages in found.values():
             answers.messages.extend(messages)
@@ -271,11 +301,18 @@ class Hub:
             largest += 512 * len(self.plan.clients)
         return Answers.unpack(content, label, clients, largest, self.plan.simulated)
 
+    def _check_observed(self, found: Answers, clients: int) -> None:
+        """What a trial observes is of as many clients as were asked; what they keep, as long as it is at first."""
+        kept = self.plan.parameters - self.plan.sent
+        if self.plan.simulated and (len(found.observed), len(found.personal)) != (clients, kept * clients):
+            raise Refused(
+                f"{len(found.observed)} observations and {len(found.personal)} numbers came of {clients} clients, "
+                f"where {clients} and {kept * clients} were expected"
+            )
+
     def _observe(self, answers: RoundAnswers, found: Answers, ids: Sequence[int]) -> None:
         if not self.plan.simulated:
             return
-        if len(found.observed) != len(ids):
-            raise Refused(f"{len(found.observed)} observations came of {len(ids)} clients")
         personal = found.personal.reshape(len(ids), -1) if len(ids) else found.personal
         for place, id in enumerate(ids):
             answers.online[id] = float(found.observed["online"][place])
@@ -283,8 +320,11 @@ class Hub:
             if personal.size:
                 answers.personal[id] = personal[place]
 
-    def _check_length(self, message: Message) -> None:
-        """A contribution that the server would add noise to must not be longer than noise is made for."""
+    def _check_message(self, message: Message) -> None:
+        """Refuse what no honest client sends: more searches than were asked for, or more than noise is made for."""
+        most = self._most_searches(message.sender)
+        if message.size > most:
+            raise Refused(f"it names {message.size} interactions, and was asked for {most}")
         if np.isfinite(self._longest):
             mechanism: Any = self.plan.experiment.mechanism
             length = float(np.linalg.norm(message.payload.astype(np.float64), ord=mechanism.norm))
@@ -292,6 +332,10 @@ class Hub:
                 raise Refused(
                     f"its update has length {length:.4g}, and no honest one is longer than {self._longest:.4g}"
                 )
+
+    def _most_searches(self, id: int) -> int:
+        """How many interactions a client can have behind its message: its weight in a mean, where nothing hides it."""
+        return int(self.searches[self._row[id]])
 
     # A secure sum
 
@@ -318,6 +362,7 @@ class Hub:
                 mine = clients[site.name]
                 if kind == "advertise":
                     found = self._answers(content, at, len(mine))
+                    self._check_observed(found, len(mine))
                     self._observe(answers, found, mine)
                     pieces = list(found.messages)
                 else:
@@ -332,8 +377,10 @@ class Hub:
                         raise Refused(f"secure sum: {problem}") from None
                 return len(pieces)
 
-            reply = "answers" if kind == "advertise" else "letters"
-            _, missing = self._ask(requests, number, read, reply, attempt, traffic)
+            if kind == "advertise":
+                _, missing = self._ask_known(requests, number, read, attempt, traffic)
+            else:
+                _, missing = self._ask(requests, number, read, "letters", attempt, traffic)
             why.update(missing)
 
         def of_sites(some: Iterable[int]) -> dict[str, list[int]]:
@@ -391,12 +438,13 @@ class Hub:
         content = wire.pack(
             Label("measure", self.plan.run, round), {"weights": weights[: self.plan.sent].astype(np.float32)}
         )
-        found, _ = self._ask({site.name: content for site in self.sites()}, round, letters.read_facts, "facts")
+        asked = {site.name: content for site in self.sites() if site.name in self._reporting}
+        found, _ = self._ask(asked, round, letters.read_facts, "facts")
         tables = {}
         for name, facts in found.items():
-            table = facts.get("measures")
-            if isinstance(table, dict) and all(_is_sum(row) for row in table.values()):
-                tables[name] = {str(measure): tuple(row) for measure, row in table.items()}
+            table, known = facts.get("measures"), self.plan.experiment.measures
+            if isinstance(table, dict) and set(table) <= set(known) and all(_is_sum(row) for row in table.values()):
+                tables[name] = {measure: tuple(row) for measure, row in table.items()}
         return tables
 
     def give(self, round: int, **parts: bytes) -> dict[str, str]:
@@ -415,21 +463,20 @@ class Hub:
         """
         rule = self.task.arrival
         assert rule is not None
-        if self.place is not None:
-            raise Differs(
-                "a secure sum needs its sites together, and out of step each comes alone; use noise on the client"
-            )
         count = len(self.plan.clients)
         gathers = count if rule.together else max(1, rule.gathers)
         heard = state.rule.get("heard", np.zeros(count, dtype=np.int64))
         pending: dict[Future[bytes], tuple[Party, Label, float, int]] = {}
+        later: dict[str, float] = {}  # sites that were of no use, and when they are asked again
         ready: dict[int, tuple[Message, Asked]] = {}
 
         def ask(site: Party) -> None:
             row = self._row[site.clients[0]]
             number = int(heard[row]) * count + row + 1
             one = np.array([(site.clients[0], -1, 0)], ASKED)
-            call = self.task.call(_renumbered(state, number - 1), self.plan.run, row, gathers)
+            # Nobody knows how old an update will be when it comes, so that its site counts it fully; and a request
+            # must not change when it is asked for again.
+            call = replace(self.task.call(_renumbered(state, number - 1), self.plan.run, row, gathers), count=1.0)
             content = letters.request("round", self.plan.run, number, call=call.pack(), asked=one.tobytes())
             label = Label("answers", self.plan.run, number, 0, site.clients[0])
             pending[self.send(site.name, content, self.patience)] = site, label, time.monotonic(), len(content)
@@ -438,7 +485,15 @@ class Hub:
             ask(site)
         while state.round < last:
             self._check_stop()
-            done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            self._over = state.round
+            for name in [name for name, when in later.items() if when <= time.monotonic()]:
+                del later[name]
+                ask(self.plan.party(name))
+            if not pending and not later:
+                raise Differs(f"nobody is left to ask: {'; '.join(self.left_out.values())}")
+            done = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED).done if pending else set()
+            if not pending:
+                time.sleep(0.05)
             for future in done:
                 site, label, began, down = pending.pop(future)
                 one, message = self._arrived(future, site, label, began, down, state)
@@ -446,9 +501,11 @@ class Hub:
                     ready[self._row[site.clients[0]]] = message, one
                     continue
                 self.note(state.round + 1, one)
-                self.waiting(state.round + 1, {site.name: one.reason})
+                if one.reason == letters.SAY_HELLO:
+                    self._greet_again([site])
+                self.waiting(state.round + 1, {**self.left_out, site.name: one.reason})
                 if site.name not in self.left_out:
-                    ask(site)
+                    later[site.name] = time.monotonic() + (0 if one.reason == letters.SAY_HELLO else PAUSE)
             while len(ready) >= min(gathers, len(self.sites())) and ready and state.round < last:
                 rows = np.array(sorted(ready)[:gathers] if rule.together else list(ready)[:gathers])
                 taken = [ready.pop(int(row)) for row in rows]
@@ -478,7 +535,7 @@ class Hub:
             came = receive(kind, found.messages)
             if came.notes:
                 raise Refused("; ".join(came.notes))
-            self._check_length(came.messages[0])
+            self._check_message(came.messages[0])
         except Exception as problem:
             return Asked(site.name, down, up, time.monotonic() - began, self._blame(site.name, problem)), None
         self._refused[site.name] = 0
@@ -524,10 +581,39 @@ class Hub:
                 self.note(round, one)
         return found, why
 
+    def _ask_known(
+        self,
+        requests: Mapping[str, bytes],
+        round: int,
+        read: Callable[[bytes, Label], Any],
+        attempt: int = 0,
+        traffic: list[Asked] | None = None,
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Ask for a round; whoever was started meanwhile and knows nothing of the run is greeted, and asked again."""
+        found, why = self._ask(requests, round, read, "answers", attempt, traffic)
+        strangers = [site for site in self.plan.sites if why.get(site.name) == letters.SAY_HELLO]
+        if strangers:
+            why |= self._greet_again(strangers)
+            again = {site.name: requests[site.name] for site in strangers if why[site.name] == letters.SAY_HELLO}
+            more, still = self._ask(again, round, read, "answers", attempt, traffic)
+            found |= more
+            why = {name: reason for name, reason in why.items() if name not in again} | still
+        return found, why
+
+    def _greet_again(self, sites: Sequence[Party]) -> dict[str, str]:
+        """The same in the middle of a run, where a site that no longer fits is no reason for the others to stop."""
+        try:
+            return self._greet(sites, set())
+        except Differs as problem:
+            return {site.name: str(problem) for site in sites}
+
     def _blame(self, name: str, problem: Exception) -> str:
-        """Why a site's answer is of no use. Who sends nonsense three times in a row is left out; silence is no sin."""
+        """Why a site's answer is of no use. Who sends nonsense three times in a row is left out.
+
+        Silence is no sin, and neither is a refusal of the site's own: it may have room, or a yes, an hour later.
+        """
         reason = letters.printable(str(problem) or type(problem).__name__)
-        if isinstance(problem, Refused):
+        if isinstance(problem, Refused) and not isinstance(problem, letters.Objection):
             self._refused[name] = self._refused.get(name, 0) + 1
             if self._refused[name] >= MOST_REFUSALS:
                 self.left_out[name] = f"left out after {MOST_REFUSALS} refusals in a row, the last: {reason}"
@@ -558,7 +644,7 @@ class Hub:
         answers: RoundAnswers,
         traffic: Sequence[Asked],
     ) -> Outcome:
-        weights = state.weights
+        weights = self.plan.whole(state.weights)
         ids = [self.plan.clients[int(row)] for row in rows]
         online = np.array([answers.online.get(id, np.nan) for id in ids])
         reward = None
@@ -591,7 +677,7 @@ def _read_letters(content: bytes, label: Label) -> bytes:
 
 def _is_sum(row: Any) -> bool:
     """Whether a row is two sums, and of how many queries."""
-    if not isinstance(row, list) or len(row) != 3 or type(row[2]) is not int or row[2] < 0:
+    if not isinstance(row, list) or len(row) != 3 or type(row[2]) is not int or not 0 <= row[2] < MOST_QUERIES:
         return False
     return all(isinstance(value, (int, float)) and 0 <= value <= row[2] * 1e9 for value in row[:2])
 
