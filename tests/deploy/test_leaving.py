@@ -33,7 +33,7 @@ def forget(trial, method, **settings):
     task, plan = asked.planned(trial.folder / "without")
     with trial.sites() as sites, ThreadPoolExecutor(4) as pool:
         status = coordinate(
-            task, plan, lambda name, content, wait: pool.submit(sites[name].answer, content), forgetting=asked
+            task, plan, lambda name, content, wait: pool.submit(sites[name].answer, content), departure=asked
         )
     assert status == "finished", (task.folder / "run.json").read_text()
     return task.folder

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.identity import new_identity
-from fedrank.deploy.plan import Party, make_plan
+from fedrank.deploy.plan import PlannedSite, make_plan
 from fedrank.deploy.site import Site
 from fedrank.run.data import load_fold
 from fedrank.run.schedule import plan as tasks_of
@@ -62,7 +62,7 @@ class Trial:
         experiment = self.task.experiment
         train = load_fold(experiment.data, 1).train
         count = experiment.clients.count
-        parties = [Party(f"site-{s}", tuple(range(s, count, sites))) for s in range(sites)]
+        parties = [PlannedSite(f"site-{s}", tuple(range(s, count, sites))) for s in range(sites)]
         self.plan = make_plan(
             experiment, "trial", parties, federation="trial", features=train.features.shape[1],
             feature_names=train.feature_names, normalised=train.normalised, simulated=True,

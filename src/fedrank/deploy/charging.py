@@ -1,13 +1,13 @@
 """A site's ledger over all runs: what its people have paid, and whether they may pay once more.
 
 The people of a site stay the same when runs and data change, so their charges add up in one population (see
-`fedrank.protect.population`): events are composed, then priced. A charge is on the disk before anything is learned for
-it; whoever is asked again for a round that was charged, and of which nothing left, pays nothing more.
+`fedrank.protect.population`): events are composed, then priced. A charge is on the disk before anything leaves, and
+what leaves is on the disk before the charge: whoever is killed in between charges what lies there, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,10 @@ class Charging:
     """The charges of one run, on the people of a site."""
 
     def __init__(self, folder: Path, run: str, people: int, promises: Sequence[Promise], delta: float, limit: float):
-        self.population = Population.open(folder, people, delta, limit)
+        try:
+            self.population = Population.open(folder, people, delta, limit)
+        except ValueError as problem:  # it speaks of limits, never of data
+            raise Refused(f"{problem}; nothing is sent") from None
         self.terms = LedgerTerms(people, delta, tuple(promises), run)
         self.place = (Path(folder) / run / LEDGER).absolute()
         self._held = ExitStack()
@@ -43,18 +46,25 @@ class Charging:
             self.ledger = self._held.enter_context(open_ledger(self.place, self.terms))
         self._others: tuple[Any, ...] = ()
         self._accounts: list[Account] = []
-        self._checked = 0  # charges to whoever pays most, up to which the limit holds while others charge nothing
+        self._checked = 0  # charges of this run, up to which the limit holds while others charge nothing
 
     def close(self) -> None:
         self._held.close()
 
-    def charge(self, round: int, rows: NDArray[np.int64], again: bool = False) -> None:
-        """Charge a round; `again` where it was charged and has to be paid once more. Beyond the limit it is refused."""
-        if self.ledger.times(round) and not again:
-            return
+    def charged(self, round: int) -> bool:
+        """Whether people have paid for a round."""
+        return self.ledger.times(round) > 0
+
+    def charge(self, round: int, rows: NDArray[np.int64], first: Callable[[], None] = lambda: None) -> None:
+        """Charge a round once more; beyond the limit it is refused.
+
+        What `first` writes is on the disk before. So of a round that is charged something is there to be sent, and
+        whoever finds it, and no charge, charges it before it leaves.
+        """
         with self.population.deciding():
-            if (refusal := self._refusal(rows)) is not None:
+            if (refusal := self._refusal()) is not None:
                 raise Refused(f"{refusal}; this site takes no further part")
+            first()
             self.ledger.reserve({round: rows})
             self.ledger.begun(round)
 
@@ -62,14 +72,14 @@ class Charging:
         """ε that all runs have spent by now, against each observer."""
         return spent_together(self.population.accounts(), self.terms.delta)
 
-    def _refusal(self, rows: NDArray[np.int64]) -> str | None:
-        """Why these people must not pay once more.
+    def _refusal(self) -> str | None:
+        """Why people must not pay once more.
 
         Pricing takes longer than a round, so that the limit is looked for some rounds ahead, and looked at again when
         that is reached or another run charged anybody.
         """
         counts = self.ledger.participations()
-        most = int(counts[rows].max(initial=0)) + 1
+        most = self.ledger.rounds() + 1
         others = tuple((str(one), (one / PARTICIPANTS).stat().st_size) for one in self._other_ledgers())
         if others != self._others:
             self._others, self._checked = others, 0
@@ -81,7 +91,7 @@ class Charging:
             account = Account(self.terms, counts + ahead, self.ledger.rounds() + ahead, 0)
             refusal = self.population.refusal(spent_together([*self._accounts, account], self.terms.delta))
             if refusal is None:
-                self._checked = int(counts.max(initial=0)) + ahead
+                self._checked = self.ledger.rounds() + ahead
                 return None
             if ahead == 1:
                 return refusal

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.deploy.hub import Asked, Hub, Send
+from fedrank.deploy.hub import Exchange, Hub, Send
 from fedrank.deploy.plan import Plan
 from fedrank.federate.arrival import schedule
 from fedrank.federate.clients import make_clients
@@ -27,6 +27,7 @@ from fedrank.files import parse_json, write_whole
 from fedrank.rank.given import given_order
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import Model, save_model
+from fedrank.run.cards import issued
 from fedrank.run.data import clients_of, described, judged, load_fold
 from fedrank.run.federated import by_client, conventions_of, parts_of, per_query, record, start_weights, state_of
 from fedrank.run.folder import DEPLOYED_RUN, Card
@@ -39,7 +40,7 @@ from fedrank.types import Crowd, has
 from fedrank.unlearn.history import HistoryWriter
 
 if TYPE_CHECKING:
-    from fedrank.deploy.unlearning import Forgetting
+    from fedrank.deploy.unlearning import Departure
 
 SITES, STATUS, ATTEMPTS, LEFT_OUT, PLAN = "sites.csv", "sites.json", "attempts.json", "left-out.json", "plan.json"
 COLUMNS = ("round", "site", "seconds", "bytes_down", "bytes_up", "refused")
@@ -53,16 +54,16 @@ def coordinate(
     tell: Callable[[News], None] = lambda news: None,
     stop: Callable[[], bool] = lambda: False,
     patience: float = 60.0,
-    forgetting: Forgetting | None = None,
+    departure: Departure | None = None,
 ) -> str:
     """Do a run between sites, or what is left of it; its status: finished, interrupted or failed.
 
-    With `forgetting` its rounds unlearn who left another run.
+    With `departure` its rounds unlearn who left another run.
     """
 
     def performer(experiment: FederatedExperiment, writer: RunWriter) -> None:
         _keep_plan(writer.folder, plan)
-        _perform(experiment, writer, plan, send, patience, forgetting)
+        _perform(experiment, writer, plan, send, patience, departure)
 
     return perform(task, 1, tell, stop, performer)
 
@@ -98,7 +99,7 @@ def _perform(
     plan: Plan,
     send: Send,
     patience: float,
-    forgetting: Forgetting | None,
+    departure: Departure | None,
 ) -> None:
     task, books = writer.task, Books(writer.folder)
     fold = load_fold(experiment.data, task.fold)
@@ -127,10 +128,10 @@ def _perform(
         crowd=crowd if crowd is not None else _own_queries(fold, federation),
     )
     kept = writer.begin(lambda models: evaluator(models, ranker), reward=has(experiment.learner, "rewards"))
-    if forgetting is not None:
-        hub.reshape = forgetting.reshape
-    if kept is None and forgetting is not None:
-        state, memory = first_state_of(plan, forgetting.start, crowd)
+    if departure is not None:
+        hub.reshape = departure.reshape
+    if kept is None and departure is not None:
+        state, memory = first_state_of(plan, departure.start, crowd)
     elif kept is None:
         start = start_weights(experiment, crowd, task.seed) if crowd is not None else _start(experiment)
         state, memory = first_state_of(plan, start, crowd)
@@ -156,7 +157,7 @@ def _perform(
         writer.say(outcome.round, last)
         if not ends:
             writer.check()
-    _finish(experiment, writer, plan, hub, fold, evaluator, state, memory, crowd, books, forgetting)
+    _finish(experiment, writer, plan, hub, fold, evaluator, state, memory, crowd, books, departure)
 
 
 def _finish(
@@ -170,7 +171,7 @@ def _finish(
     memory: Any,
     crowd: Crowd | None,
     books: Books,
-    forgetting: Forgetting | None,
+    departure: Departure | None,
 ) -> None:
     """Judge the model, issue its card, and give both to every site."""
     federation, ranker = plan.federated, experiment.learner.ranker
@@ -187,21 +188,22 @@ def _finish(
     clients = by_client(experiment, weights, models, crowd, writer.task.seed, 1) if crowd is not None else None
     if crowd is None:
         clients = _measured(hub, experiment, weights, state.round)
+    # All that sites get is written and given before the run counts as finished: whoever is stopped here comes back.
+    issued(card_of(experiment, plan, books.charged(state.round)), writer.folder, fold.name).write(writer.folder)
+    if departure is not None:
+        departure.write_receipt(writer.folder, plan, state, hub.searches)
+    why = give_result(hub, writer.folder, state.round)
+    if departure is not None:
+        why |= departure.tell_those_who_left(hub.send, writer.folder)
+    notes += [f"{name} has not been given the result: {reason}" for name, reason in why.items()]
     writer.finish(
         state.round,
         notes=notes,
         queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
         nothing=given_order(evaluator, experiment.data.given),
         clients=clients,
-        card=card_of(experiment, plan, books.charged(state.round)),
-        **({} if forgetting is None else {"unlearned": forgetting.facts(writer.folder, state.round)}),
+        unlearned=None if departure is None else departure.facts(writer.folder, state.round),
     )
-    if forgetting is not None:
-        forgetting.write_receipt(writer.folder, plan, state, hub.searches)
-    why = give_result(hub, writer.folder, state.round)
-    if forgetting is not None:
-        why |= forgetting.tell_those_who_left(hub.send, writer.folder)
-    writer.know(notes=[f"{name} has not been given the result: {reason}" for name, reason in why.items()])
     books.progress(plan, state.round, state.round)
 
 
@@ -275,7 +277,7 @@ class Books:
         self._rows: list[tuple[Any, ...]] = []
         self._left_out: dict[str, str] = {}
 
-    def note(self, round: int, asked: Asked) -> None:
+    def note(self, round: int, asked: Exchange) -> None:
         self._rows.append((round, asked.site, f"{asked.seconds:.4f}", asked.bytes_down, asked.bytes_up, asked.reason))
         if asked.reason:
             self._refusal = f"round {round}, {asked.site}: {asked.reason}"

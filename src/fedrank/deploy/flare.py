@@ -6,7 +6,6 @@ in the folder around its kit, what the coordinator wants in the home around the 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedrank.deploy.flare_active import Active, HubNews, private_line, telling
+from fedrank.deploy.flare_active import Active, HubVoice, private_line
 from fedrank.deploy.flare_hardening import LARGEST_MESSAGE
 from fedrank.files import Locked
 
@@ -140,15 +139,12 @@ class HubController(Controller):  # type: ignore[misc]
         active = Active.read(home)
         if active.job != fl_ctx.get_prop(FLContextKey.JOB_META, {}).get("name"):
             return  # a job that was left behind when the server was started anew
-        status, why = "failed", ""
-        try:
-            with telling(home, active, self._lost) as tell:
-                status = self._in_turn(active, tell, lambda: bool(abort_signal.triggered))
-        except Exception as problem:
-            why = f"{type(problem).__name__}: {problem}"
-            raise
-        finally:
-            HubNews(active.run, active.stretch, time.time(), os.getpid(), ended=status, why=why).write(home)
+        with HubVoice(home, active, self._lost) as voice:
+            try:
+                voice.end(self._in_turn(active, voice.tell, lambda: bool(abort_signal.triggered)))
+            except Exception as problem:
+                voice.end("failed", f"{type(problem).__name__}: {problem}")
+                raise
 
     def coordinate(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
         from fedrank.deploy.coordinate import coordinate

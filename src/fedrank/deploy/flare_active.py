@@ -10,8 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,33 +115,39 @@ class HubNews:
         write_whole(home / HUB, json.dumps(asdict(self)) + "\n", private=True)
 
 
-@contextmanager
-def telling(home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> Iterator[Callable[[News], None]]:
-    """Takes news of a run within a job, and writes them down now and then; `lost` says who cannot be reached."""
-    last = HubNews(active.run, active.stretch, time.time(), os.getpid())
-    over = threading.Event()
+class HubVoice:
+    """Writes down what a job has to say of its run: now and then how far it is, at once how it ended."""
 
-    def tell(news: News) -> None:
-        nonlocal last
-        last = HubNews(active.run, active.stretch, time.time(), os.getpid(), asdict(news))
+    def __init__(self, home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> None:
+        self._home, self._lost = home, lost
+        self._last = HubNews(active.run, active.stretch, time.time(), os.getpid())
+        self._over = threading.Event()
+        self._writer = threading.Thread(target=self._write, daemon=True)
 
-    def write() -> None:
+    def __enter__(self) -> HubVoice:
+        self._writer.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._over.set()
+        self._writer.join()
+
+    def tell(self, news: News) -> None:
+        self._last = replace(self._last, at=time.time(), news=asdict(news))
+
+    def end(self, status: str, why: str = "") -> None:
+        self.__exit__()
+        replace(self._last, at=time.time(), ended=status, why=why).write(self._home)
+
+    def _write(self) -> None:
         written = None
         while True:
-            found = replace(last, lost=sorted(lost()))
+            found = replace(self._last, lost=sorted(self._lost()))
             if (found.at, found.lost) != written:
-                found.write(home)
+                found.write(self._home)
                 written = found.at, found.lost
-            if over.wait(BETWEEN_NEWS):
+            if self._over.wait(BETWEEN_NEWS):
                 return
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    try:
-        yield tell
-    finally:
-        over.set()
-        writer.join()
 
 
 def private_line(path: Path, line: str) -> None:

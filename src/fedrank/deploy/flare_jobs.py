@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedrank.run.writer import News, Task
 
 POLL = 2.0  # seconds between questions: each fills the server's audit log
+SETTLE = 5.0  # seconds
 LOOK = 0.1  # seconds between looks at a file
 STILL = 180.0  # seconds without news after which the next job is submitted
 ENDED, RUNNING = "FINISHED", "RUNNING"  # how the engine's states of a job begin when it is over; and one that runs
@@ -91,6 +92,9 @@ class Chain:
     controller: str = CONTROLLER
     executor: str = EXECUTOR
 
+    def __post_init__(self) -> None:
+        self._were_here = set(self.sites)
+
     def follow(
         self,
         tell: Callable[[News], None] = lambda news: None,
@@ -102,11 +106,13 @@ class Chain:
         while True:
             active = self.active(stretch)
             active.write(self.home)
-            if not self._reach(stop, say):
-                return INTERRUPTED
             try:
+                if not self._reach(stop, say):
+                    return INTERRUPTED
+                self._settle()
                 ended, why = self._one(active, tell, stop)
             except Away as problem:
+                self.server.close()
                 ended, why = "", f"the server was away ({problem})"
             if ended:
                 return ended
@@ -131,7 +137,7 @@ class Chain:
     def _reach(self, stop: Callable[[], bool], say: Callable[[str], None]) -> bool:
         """Wait for the server; False: somebody stopped us."""
         told = False
-        while not self.server.connect():
+        while not self.server.is_open and not self.server.connect():
             if not told:
                 say("the server cannot be reached; start it with `fedrank deploy start`")
                 told = True
@@ -139,6 +145,13 @@ class Chain:
                 return False
             time.sleep(LOOK)
         return True
+
+    def _settle(self) -> None:
+        """Give sites that were here a moment to come back, as they do when the server was started anew."""
+        deadline = time.monotonic() + SETTLE
+        while not self.server.connected() >= self._were_here and time.monotonic() < deadline:
+            time.sleep(SETTLE / 10)
+        self._were_here = self.server.connected() & set(self.sites)
 
     def _one(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:
         """Submit a job and watch it: how the run ended, or "" and why the job did."""

@@ -61,6 +61,11 @@ class Coordinator:
             return False
         return True
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a session; the server may have gone meanwhile."""
+        return self._child is not None and self._child.poll() is None
+
     def submit(self, folder: Path, token: str) -> str:
         """The id of the job in a folder; the same for the same token."""
         found: str = self._ask("submit", str(folder), token)

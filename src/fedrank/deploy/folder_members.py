@@ -26,7 +26,7 @@ from fedrank.deploy.identity import (
     same_fingerprint,
     verify,
 )
-from fedrank.deploy.plan import Party
+from fedrank.deploy.plan import PlannedSite
 from fedrank.deploy.signed_files import (
     FOREIGN_NAME,
     FileAddress,
@@ -109,9 +109,9 @@ class FolderFederation:
     def site(self, name: str) -> FolderMember | None:
         return next((site for site in self.sites if site.name == name), None)
 
-    def parties(self) -> tuple[Party, ...]:
+    def parties(self) -> tuple[PlannedSite, ...]:
         """Who can take part in a run."""
-        return tuple(Party(site.name, (site.id,), site.public) for site in self.sites if site.state == "joined")
+        return tuple(PlannedSite(site.name, (site.id,), site.public) for site in self.sites if site.state == "joined")
 
 
 @dataclass(frozen=True)

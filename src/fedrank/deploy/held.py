@@ -17,7 +17,7 @@ from fedrank.types import Crowd
 
 
 @dataclass(frozen=True)
-class Held:
+class SiteHolding:
     """A site's clients, with the rows of its ledger that belong to them."""
 
     crowd: Crowd
@@ -35,26 +35,27 @@ class Held:
         return np.unique(self.ledger_rows[np.isin(whose, ids)])
 
 
-def facts_of(settings: SiteSettings, plan: Plan) -> dict[str, Any]:
-    """What must be the same at all sites."""
+def facts_of(settings: SiteSettings, plan: Plan) -> tuple[dict[str, Any], bytes]:
+    """What must be the same at all sites, and the digest of this site's own data; none where people are simulated."""
     if plan.simulated:
         data = load_fold(plan.experiment.data, plan.fold).train
         names, features, normalised = data.feature_names, data.features.shape[1], data.normalised
-        return {"features": features, "feature_names": names_digest(names), "normalised": normalised}
+        return {"features": features, "feature_names": names_digest(names), "normalised": normalised}, b""
     from fedrank.deploy.holdings import describe
 
     found = describe(settings.data)
-    return {"features": found.features, "feature_names": found.names_digest, "normalised": found.normalised}
+    facts = {"features": found.features, "feature_names": found.names_digest, "normalised": found.normalised}
+    return facts, bytes.fromhex(found.digest)
 
 
-def open_held(folder: Path, settings: SiteSettings, plan: Plan) -> Held:
+def open_held(folder: Path, settings: SiteSettings, plan: Plan) -> SiteHolding:
     """The clients of a site; in a trial from the spec, which was written on this machine."""
     if plan.simulated:
         everybody = clients_of(plan.experiment, plan.fold, plan.seed)
         own = np.isin(everybody.ids, plan.party(settings.name).clients)
         crowd = everybody.rows(np.flatnonzero(own))
         count = len(crowd if crowd.people is None else crowd.people)
-        return Held(crowd, count, np.arange(count))
+        return SiteHolding(crowd, count, np.arange(count))
     from fedrank.deploy.holdings import open_holdings
 
     return open_holdings(folder, settings, plan)

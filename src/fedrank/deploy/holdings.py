@@ -21,7 +21,7 @@ from fedrank.data.letor import read_comments, read_letor
 from fedrank.data.log_fold import log_part
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
-from fedrank.deploy.held import Held
+from fedrank.deploy.held import SiteHolding
 from fedrank.deploy.plan import names_digest
 from fedrank.federate.clients import make_clients
 from fedrank.rank.learners import Pdgd
@@ -85,7 +85,7 @@ def describe(data: SiteData) -> HoldingFacts:
     return load_share(data).facts()
 
 
-def open_holdings(folder: Path, settings: SiteSettings, plan: Plan) -> Held:
+def open_holdings(folder: Path, settings: SiteSettings, plan: Plan) -> SiteHolding:
     """What a site holds for a plan. Data are not even opened for one that its policy does not allow.
 
     Its ledger has one row: whenever the site takes part all its people do, and whoever comes later has paid no more.
@@ -95,7 +95,9 @@ def open_holdings(folder: Path, settings: SiteSettings, plan: Plan) -> Held:
         raise ValueError("\n".join(found))
     share = load_share(settings.data)
     crowd = crowd_of(share, plan, settings.id)
-    return Held(crowd, 1, np.zeros(len(crowd if crowd.people is None else crowd.people), dtype=np.int64), share.test)
+    return SiteHolding(
+        crowd, 1, np.zeros(len(crowd if crowd.people is None else crowd.people), dtype=np.int64), share.test
+    )
 
 
 def crowd_of(share: SiteShare, plan: Plan, id: int) -> Crowd:

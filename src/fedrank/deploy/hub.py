@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedrank import wire
 from fedrank.deploy import letters
 from fedrank.deploy.letters import ASKED, Answers
-from fedrank.deploy.plan import PROTOCOL, Party, Plan
+from fedrank.deploy.plan import PROTOCOL, Plan, PlannedSite
 from fedrank.deploy.site import sum_terms
 from fedrank.federate.arrival import Schedule
 from fedrank.federate.messages import Message
@@ -33,6 +33,8 @@ Send = Callable[[str, bytes, float], "Future[bytes]"]  # site, request, patience
 MOST_REFUSALS = 3  # in a row, after which a site is left out until an operator says otherwise
 PAUSE = 2.0  # seconds before a round is asked for again
 MOST_QUERIES = 1 << 40  # behind a sum of measures; more is nonsense
+LATE = 5.0  # seconds, at least, that the others have when enough have answered
+LOOK = 0.25  # seconds between looks whether somebody asked the run to stop
 GRACE = 2.0  # seconds beyond the patience, for an engine that keeps no time
 
 
@@ -44,7 +46,7 @@ class Differs(Exception):
     """Sites that do not fit together, so that no round begins; the text lists who has what."""
 
 
-class Asked(NamedTuple):
+class Exchange(NamedTuple):
     """What became of one request."""
 
     site: str
@@ -70,7 +72,7 @@ class Hub:
     plan: Plan
     send: Send
     patience: float = 60.0  # seconds that a site has for a request
-    note: Callable[[int, Asked], None] = lambda round, asked: None  # told of every request
+    note: Callable[[int, Exchange], None] = lambda round, asked: None  # told of every request
     waiting: Callable[[int, Mapping[str, str]], None] = lambda round, why: None  # told for whom a round waits
     stop: Callable[[], bool] = lambda: False
     begin_attempt: Callable[[int], int] = lambda round: 0  # the number of a new attempt, durable when it returns
@@ -115,7 +117,7 @@ class Hub:
         """Whether keys of a secure sum come from the sites: those of real ones stand in the plan."""
         return self.place is not None and self.plan.simulated
 
-    def _greet(self, sites: Sequence[Party], greeted: set[str]) -> dict[str, str]:
+    def _greet(self, sites: Sequence[PlannedSite], greeted: set[str]) -> dict[str, str]:
         """Say hello to these, note who answered, and tell them everybody's keys; of the others, why not."""
         content = letters.request("hello", self.plan.run, self._over, plan=self.plan.dump())
         found, why = self._ask({site.name: content for site in sites}, self._over, letters.read_facts, "facts")
@@ -129,13 +131,12 @@ class Hub:
                 why |= self._introduce()
         return why
 
-    def greet_once(self) -> dict[str, str]:
-        """Greet every site, without waiting for those who do not answer; why they did not."""
-        content = letters.request("hello", self.plan.run, plan=self.plan.dump())
-        _, why = self._ask({site.name: content for site in self.sites()}, 0, letters.read_facts, "facts")
-        return why
+    def greet_once(self, over: int) -> dict[str, str]:
+        """Greet every site after so many rounds, without waiting for those who do not answer; why they did not."""
+        self._over = over
+        return self._greet(self.sites(), set())
 
-    def sites(self) -> list[Party]:
+    def sites(self) -> list[PlannedSite]:
         """Who is asked at all."""
         return [site for site in self.plan.sites if site.name not in self.left_out]
 
@@ -175,7 +176,7 @@ class Hub:
 
     def rounds(self, state: State, memory: Memory, last: int, plan: Schedule | None = None) -> Iterator[Outcome]:
         """The rounds that are left, each as it ends."""
-        if self.task.arrival is not None and plan is None:
+        if self.task.arrival is not None and not self.task.arrival.together and plan is None:
             yield from self._as_they_come(state, last)
             return
         while state.round < last:
@@ -195,7 +196,7 @@ class Hub:
             order = [int(batch) for row in rows for batch in batches if plan.rows[batch] == row]
             asked["at"], asked["searches"] = plan.at[order], plan.searches[order]
             searches = plan.searches[order]
-        traffic: list[Asked] = []
+        traffic: list[Exchange] = []
         while True:
             if self.place is not None:
                 after, answers, why = self._secure(state, asked, rows, traffic)
@@ -223,7 +224,7 @@ class Hub:
         return found
 
     def _plain(
-        self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Asked]
+        self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Exchange]
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
         """A round whose messages the coordinator sees. None: too few came, so that it has to be asked for again."""
         calls = {site.name: self._call("round", state, site, asked, rows) for site in self._present(asked)}
@@ -253,7 +254,7 @@ class Hub:
         assert self.crowd is not None
         return root_update(self.plan.federated, state, self.crowd, self.plan.seed)
 
-    def _present(self, asked: NDArray[Any]) -> list[Party]:
+    def _present(self, asked: NDArray[Any]) -> list[PlannedSite]:
         ids = set(asked["client"].tolist())
         return [site for site in self.sites() if ids & set(site.clients)]
 
@@ -263,7 +264,7 @@ class Hub:
         return len(calls) - len(why) >= min(self.plan.fewest, max(1, len(cohort)))
 
     def _call(
-        self, kind: str, state: State, site: Party, asked: NDArray[Any], rows: NDArray[np.int64], attempt: int = 0
+        self, kind: str, state: State, site: PlannedSite, asked: NDArray[Any], rows: NDArray[np.int64], attempt: int = 0
     ) -> bytes:
         own = asked[np.isin(asked["client"], site.clients)]
         row = self._row[int(own["client"][0])]
@@ -271,7 +272,7 @@ class Hub:
         return letters.request(kind, self.plan.run, state.round + 1, attempt, call=call.pack(), asked=own.tobytes())
 
     def _gather(
-        self, calls: Mapping[str, bytes], state: State, asked: NDArray[Any], traffic: list[Asked]
+        self, calls: Mapping[str, bytes], state: State, asked: NDArray[Any], traffic: list[Exchange]
     ) -> tuple[RoundAnswers, dict[str, str]]:
         """Ask sites for the messages of their clients, and check each one."""
 
@@ -340,7 +341,7 @@ class Hub:
     # A secure sum
 
     def _secure(
-        self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Asked]
+        self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Exchange]
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
         """A round of which the coordinator sees the sum alone; whoever drops out in a phase is left out of the rest."""
         from fedrank.protect.secure_sum import SumServer
@@ -464,13 +465,13 @@ class Hub:
         rule = self.task.arrival
         assert rule is not None
         count = len(self.plan.clients)
-        gathers = count if rule.together else max(1, rule.gathers)
+        gathers = max(1, rule.gathers)
         heard = state.rule.get("heard", np.zeros(count, dtype=np.int64))
-        pending: dict[Future[bytes], tuple[Party, Label, float, int]] = {}
+        pending: dict[Future[bytes], tuple[PlannedSite, Label, float, int]] = {}
         later: dict[str, float] = {}  # sites that were of no use, and when they are asked again
-        ready: dict[int, tuple[Message, Asked]] = {}
+        ready: dict[int, tuple[Message, Exchange]] = {}
 
-        def ask(site: Party) -> None:
+        def ask(site: PlannedSite) -> None:
             row = self._row[site.clients[0]]
             number = int(heard[row]) * count + row + 1
             one = np.array([(site.clients[0], -1, 0)], ASKED)
@@ -507,7 +508,7 @@ class Hub:
                 if site.name not in self.left_out:
                     later[site.name] = time.monotonic() + (0 if one.reason == letters.SAY_HELLO else PAUSE)
             while len(ready) >= min(gathers, len(self.sites())) and ready and state.round < last:
-                rows = np.array(sorted(ready)[:gathers] if rule.together else list(ready)[:gathers])
+                rows = np.array(list(ready)[:gathers])
                 taken = [ready.pop(int(row)) for row in rows]
                 for _, one in taken:
                     self.note(state.round + 1, one)
@@ -524,8 +525,8 @@ class Hub:
                     ask(self._site[self.plan.clients[int(row)]])
 
     def _arrived(
-        self, future: Future[bytes], site: Party, label: Label, began: float, down: int, state: State
-    ) -> tuple[Asked, Message | None]:
+        self, future: Future[bytes], site: PlannedSite, label: Label, began: float, down: int, state: State
+    ) -> tuple[Exchange, Message | None]:
         up = 0
         try:
             content = future.result()
@@ -537,9 +538,9 @@ class Hub:
                 raise Refused("; ".join(came.notes))
             self._check_message(came.messages[0])
         except Exception as problem:
-            return Asked(site.name, down, up, time.monotonic() - began, self._blame(site.name, problem)), None
+            return Exchange(site.name, down, up, time.monotonic() - began, self._blame(site.name, problem)), None
         self._refused[site.name] = 0
-        return Asked(site.name, down, up, time.monotonic() - began), came.messages[0]
+        return Exchange(site.name, down, up, time.monotonic() - began), came.messages[0]
 
     # Asking
 
@@ -550,13 +551,17 @@ class Hub:
         read: Callable[[bytes, Label], Any],
         kind: str,
         attempt: int = 0,
-        traffic: list[Asked] | None = None,
+        traffic: list[Exchange] | None = None,
+        enough: int | None = None,
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What sites answered, read and checked; and of those who did not, why."""
+        """What sites answered, read and checked; and of those who did not, why.
+
+        Where so many are `enough`, the others are not waited for much longer than those took.
+        """
         self._check_stop()
         began = time.monotonic()
         sent = {name: self.send(name, content, self.patience) for name, content in requests.items()}
-        wait(sent.values(), timeout=self.patience + GRACE)
+        self._wait_for(set(sent.values()), began, enough)
         found: dict[str, Any] = {}
         why: dict[str, str] = {}
         for site in self.plan.sites:
@@ -567,19 +572,30 @@ class Hub:
             try:
                 if not future.done():
                     future.cancel()
-                    raise Silent(f"no answer within {self.patience:g} s")
+                    raise Silent(f"no answer within {time.monotonic() - began:.3g} s")
                 content = future.result()
                 up = len(content)
                 found[site.name] = read(content, label)
                 self._refused[site.name] = 0
             except Exception as problem:
                 why[site.name] = self._blame(site.name, problem)
-            one = Asked(site.name, len(requests[site.name]), up, time.monotonic() - began, why.get(site.name, ""))
+            one = Exchange(site.name, len(requests[site.name]), up, time.monotonic() - began, why.get(site.name, ""))
             if traffic is not None:
                 traffic.append(one)
             elif one.reason:
                 self.note(round, one)
         return found, why
+
+    def _wait_for(self, pending: set[Future[bytes]], began: float, enough: int | None) -> None:
+        deadline, came = began + self.patience + GRACE, 0
+        while pending and time.monotonic() < deadline:
+            self._check_stop()
+            left = deadline - time.monotonic()
+            done, pending = wait(pending, timeout=max(0.0, min(left, LOOK)), return_when=FIRST_COMPLETED)
+            came += sum(future.exception() is None for future in done)
+            if enough is not None and came >= enough:
+                now = time.monotonic()
+                deadline, enough = min(deadline, now + max(LATE, 2 * (now - began))), None
 
     def _ask_known(
         self,
@@ -587,10 +603,11 @@ class Hub:
         round: int,
         read: Callable[[bytes, Label], Any],
         attempt: int = 0,
-        traffic: list[Asked] | None = None,
+        traffic: list[Exchange] | None = None,
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Ask for a round; whoever was started meanwhile and knows nothing of the run is greeted, and asked again."""
-        found, why = self._ask(requests, round, read, "answers", attempt, traffic)
+        enough = self.plan.fewest if self.place is None else None
+        found, why = self._ask(requests, round, read, "answers", attempt, traffic, enough)
         strangers = [site for site in self.plan.sites if why.get(site.name) == letters.SAY_HELLO]
         if strangers:
             why |= self._greet_again(strangers)
@@ -600,7 +617,7 @@ class Hub:
             why = {name: reason for name, reason in why.items() if name not in again} | still
         return found, why
 
-    def _greet_again(self, sites: Sequence[Party]) -> dict[str, str]:
+    def _greet_again(self, sites: Sequence[PlannedSite]) -> dict[str, str]:
         """The same in the middle of a run, where a site that no longer fits is no reason for the others to stop."""
         try:
             return self._greet(sites, set())
@@ -642,7 +659,7 @@ class Hub:
         rows: NDArray[np.int64],
         searches: NDArray[np.int64],
         answers: RoundAnswers,
-        traffic: Sequence[Asked],
+        traffic: Sequence[Exchange],
     ) -> Outcome:
         weights = self.plan.whole(state.weights)
         ids = [self.plan.clients[int(row)] for row in rows]

@@ -28,6 +28,7 @@ PHASES = ("advertise", "share", "mask", "sign", "open")
 LONGEST_REASON = 2000  # bytes
 LARGEST_FACTS = 1 << 20  # bytes
 LARGEST_MODEL = 64 << 20  # bytes of a model with its card, or of a forest
+SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"
 OVERHEAD = 4096  # bytes that a message may have besides its numbers
 _LENGTH = struct.Struct("<I")
 ASKED = np.dtype([("client", "<i8"), ("at", "<i8"), ("searches", "<i8")])  # at -1: it draws its queries

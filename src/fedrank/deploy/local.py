@@ -13,7 +13,7 @@ from typing import Any
 
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import LocalFederation, local_federation
-from fedrank.deploy.plan import Party, Plan, make_plan
+from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.planning import do_runs
 from fedrank.deploy.settings import EVERY_LEARNER, EVERY_PLACE, LARGEST_ID, SITE
 from fedrank.files import write_whole
@@ -74,7 +74,9 @@ def trial_plan(task: Task, sites: int) -> Plan:
     experiment = task.experiment
     assert isinstance(experiment, FederatedExperiment)
     count = experiment.clients.count
-    parties = [Party(site_name(number), tuple(range(number, count, sites))) for number in range(min(sites, count))]
+    parties = [
+        PlannedSite(site_name(number), tuple(range(number, count, sites))) for number in range(min(sites, count))
+    ]
     train = load_fold(experiment.data, task.fold).train
     return make_plan(
         experiment,

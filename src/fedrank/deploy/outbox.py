@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.files import private_folder, write_whole
+from fedrank.files import private_folder, told, write_whole
 from fedrank.wire import Label, Part
 
-LARGEST = 1 << 30  # bytes of a file
+
+class OutboxError(RuntimeError):
+    """What a site sent cannot be read any more."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Sent:
     answer: bytes  # empty for a secure sum
     values: bytes  # numbers under the masks of a secure sum, one client after the other
     memory: NDArray[np.float64]  # what clients keep from now on, one after the other
+    data: bytes = b""  # digest of the data that were learnt from; empty where people are simulated
 
 
 class Outbox:
@@ -60,20 +63,26 @@ class Outbox:
         if self._last is not None and (self._last.round, self._last.attempt) == (round, attempt):
             return self._last
         path = self._path(round, attempt)
-        size = path.stat().st_size
-        parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
         try:
-            _, found = wire.unpack(path.read_bytes(), Label("sent", self.run, round, attempt), parts)
+            content = path.read_bytes()
+        except OSError as problem:
+            raise OutboxError(f"{told(problem)}, so that nobody knows what was sent") from None
+        size = len(content)
+        parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
+        parts["data"] = Part("|S", 32)
+        try:
+            _, found = wire.unpack(content, Label("sent", self.run, round, attempt), parts)
         except wire.Refused as problem:
-            raise ValueError(
+            raise OutboxError(
                 f"{path} is damaged ({problem}), so that nobody knows what was sent; restore it from a backup"
             ) from None
         memory = np.frombuffer(found["memory"], "<f8").astype(np.float64)
-        return Sent(round, attempt, found["call"], found["answer"], found["values"], memory)
+        return Sent(round, attempt, found["call"], found["answer"], found["values"], memory, found["data"])
 
     def put(self, sent: Sent) -> None:
         """Write what is about to leave."""
         parts = {"call": sent.call, "answer": sent.answer, "values": sent.values, "memory": sent.memory.tobytes()}
+        parts["data"] = sent.data
         content = wire.pack(Label("sent", self.run, sent.round, sent.attempt), parts)
         write_whole(self._path(sent.round, sent.attempt), content, private=True)
         self._files[sent.round], self._last = sent.attempt, sent

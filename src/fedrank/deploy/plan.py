@@ -8,32 +8,42 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from fedrank import __version__
 from fedrank.federate.federation import Federation
+from fedrank.federate.partition import Users
 from fedrank.federate.robust import without_promise
 from fedrank.files import parse_json
+from fedrank.protect.mechanisms import SecureSum
 from fedrank.rank.learners import Pdgd
+from fedrank.seeds import rng_for
 from fedrank.spec.experiment import SpecError, to_tables
 from fedrank.spec.families import code_from_outside
-from fedrank.spec.federated import ClientsSpec, FederatedExperiment
+from fedrank.spec.federated import ELSEWHERE, ClientsSpec, FederatedExperiment
 from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml, write_toml
-from fedrank.types import has
+from fedrank.types import Weights, has
 from fedrank.wire import Refused
 
 PROTOCOL = 1  # raise it whenever two sides of different versions would misunderstand each other
 LARGEST = 1 << 20  # bytes of a plan
-ELSEWHERE = "coordinator"  # the data of a plan: the coordinator's own, to which no site has a path
 IDS = 1 << 31  # ids of clients lie below it
+MOST_NUMBERS = 1 << 23  # of a model: more would fill the memory of a site
+
+
+class OtherVersion(Refused):
+    """A plan of another version of fedrank, which may mean something else by it."""
 
 
 @dataclass(frozen=True)
-class Party:
+class PlannedSite:
     """A site, and the clients it answers for: itself, or in a trial those it simulates."""
 
     name: str
@@ -50,7 +60,7 @@ class Plan:
     spec: str  # TOML of one experiment on one fold with one seed
     fold: int
     seed: int
-    sites: tuple[Party, ...]
+    sites: tuple[PlannedSite, ...]
     features: int
     feature_names: str  # digest of them; "": they have none
     normalised: str
@@ -71,6 +81,8 @@ class Plan:
             values = parse_json(content)
         except ValueError as problem:
             raise Refused(f"it is no plan: {problem}") from None
+        if isinstance(values, dict) and {"version", "protocol"} <= set(values):
+            _check_version(values["version"], values["protocol"])
         kinds = {"fold": int, "seed": int, "features": int, "fewest": int, "protocol": int, "simulated": bool}
         if not isinstance(values, dict) or set(values) != set(cls.__dataclass_fields__):
             raise Refused("it is no plan of this version of fedrank: its keys differ")
@@ -121,9 +133,46 @@ class Plan:
     @cached_property
     def federated(self) -> Federation:
         """Who does what."""
-        return self.experiment.federation(attacked=False)
+        try:
+            return self.experiment.federation(attacked=False)
+        except ValueError as problem:
+            raise Refused("its spec: " + "; ".join(str(problem).splitlines())) from None
 
-    def party(self, name: str) -> Party:
+    def whole(self, shared: Weights) -> Weights:
+        """A model to rank with, where clients keep a part of theirs: that part is as everybody begins."""
+        if not has(self.federated.local, "shared part"):
+            return shared
+        first = self.experiment.learner.ranker.first(self.features, rng_for(self.seed, "first"))
+        return np.concatenate([shared, first[self.sent :]])
+
+    @property
+    def in_step(self) -> bool:
+        """Whether rounds have the same number for everybody; otherwise sites come when they are ready."""
+        return self.experiment.arrival is None
+
+    @property
+    def cohort(self) -> float:
+        """How many clients a round has, or has on average: what noise is made for, and what every call must name."""
+        arrival, count = self.experiment.arrival, len(self.clients)
+        if arrival is None:
+            return self.federated.cohort(count)
+        return count if arrival.together else max(1, arrival.gathers)
+
+    @property
+    def last_number(self) -> int:
+        """The highest number that a request for a round can have."""
+        return self.experiment.rounds * (1 if self.in_step or self.simulated else len(self.clients))
+
+    def without(self, leaving: Sequence[str], experiment: FederatedExperiment, name: str) -> Plan:
+        """The plan of a run that forgets some sites, for those who stay, with the ids that they have."""
+        tables = to_tables(experiment)
+        tables["data"] = {"name": ELSEWHERE} if not self.simulated else tables["data"]
+        staying = tuple(site for site in self.sites if site.name not in leaving)
+        plan = replace(self, name=name, spec=write_toml(tables), sites=staying, fewest=min(self.fewest, len(staying)))
+        _check(plan)
+        return plan
+
+    def party(self, name: str) -> PlannedSite:
         for site in self.sites:
             if site.name == name:
                 return site
@@ -133,7 +182,7 @@ class Plan:
 def make_plan(
     experiment: FederatedExperiment,
     name: str,
-    sites: Sequence[Party],
+    sites: Sequence[PlannedSite],
     *,
     federation: str,
     features: int,
@@ -152,8 +201,8 @@ def make_plan(
         raise SpecError(
             [f"clients.count: {experiment.clients.count} where {count} take part; set clients.count = {count}"]
         )
-    if not simulated and (weak := without_promise(experiment.aggregator, count)):
-        raise SpecError([f"aggregator: {weak}"])
+    if not simulated and (found := too_few(experiment, count)):
+        raise SpecError(found)
     if has(experiment.aggregator, "apart"):
         raise SpecError(
             ['aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run']
@@ -161,6 +210,7 @@ def make_plan(
     tables = to_tables(experiment)
     if not simulated:
         tables["data"] = {"name": ELSEWHERE}
+        tables["clients"].pop("partition", None)  # which nothing but a log needs
         tables.pop("start", None)
     plan = Plan(
         federation,
@@ -191,7 +241,7 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
     found = [
         f"clients.{name}: belongs to a simulation, and real sites have their own; leave it out, or try it with --local"
         for name in ("partition", "user", "user_per", "malicious")
-        if getattr(clients, name) != getattr(usual, name)
+        if getattr(clients, name) != getattr(usual, name) and not _of_log(experiment, name)
     ]
     if experiment.attack is not None:
         found.append("attack: nobody attacks a real federation on purpose; leave it out, or try it with --local")
@@ -203,23 +253,46 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
     return found
 
 
-def _party(found: Any) -> Party:
+def _of_log(experiment: FederatedExperiment, name: str) -> bool:
+    """Whether a setting only says that clients are the users of a log, as they are at sites."""
+    return name == "partition" and experiment.arrival is not None and experiment.clients.partition == Users()
+
+
+def too_few(experiment: FederatedExperiment, count: int) -> list[str]:
+    """Rules that need more clients than there are, or than they can have together: one line each."""
+    weak = without_promise(experiment.aggregator, count)
+    found = [f"aggregator: {weak}"] if weak else []
+    if experiment.arrival is not None and isinstance(getattr(experiment.mechanism, "place", None), SecureSum):
+        found.append(
+            "arrival: a secure sum needs its sites together, and out of step each comes alone; use noise on the client"
+        )
+    return found
+
+
+def _party(found: Any) -> PlannedSite:
     if not isinstance(found, dict) or set(found) != {"name", "clients", "identity"}:
         raise Refused("one of its sites is none: expected were a name, clients and an identity")
     ids = found["clients"]
     if not isinstance(ids, list) or not ids or any(type(id) is not int or not 0 <= id < IDS for id in ids):
         raise Refused("one of its sites has clients that are no ids")
-    if not all(isinstance(found[key], str) and len(found[key]) <= 200 for key in ("name", "identity")):
-        raise Refused("one of its sites has a name or an identity that is no short text")
-    return Party(found["name"], tuple(ids), found["identity"])
+    name, identity = found["name"], found["identity"]
+    if not isinstance(name, str) or not 0 < len(name) <= 200:
+        raise Refused("one of its sites has a name that is no short text")
+    if not isinstance(identity, str) or not re.fullmatch("([0-9a-f]{64})?", identity):
+        raise Refused(f"the key of {name!r} is none")
+    return PlannedSite(name, tuple(ids), identity)
+
+
+def _check_version(version: Any, protocol: Any) -> None:
+    if (version, protocol) != (__version__, PROTOCOL):
+        raise OtherVersion(
+            f"the run was planned by fedrank {str(version)[:40]}, protocol {str(protocol)[:40]}, and this is "
+            f"{__version__}, protocol {PROTOCOL}: finish the run with the version it began with, or begin a new one"
+        )
 
 
 def _check(plan: Plan) -> None:
-    if plan.protocol != PROTOCOL or plan.version != __version__:
-        raise Refused(
-            f"the run was planned by fedrank {plan.version}, protocol {plan.protocol}, and this is {__version__}, "
-            f"protocol {PROTOCOL}: finish the run with the version it began with, or begin a new one"
-        )
+    _check_version(plan.version, plan.protocol)
     names, ids = [site.name for site in plan.sites], plan.clients
     if len(set(names)) != len(names) or len(set(ids)) != len(ids):
         raise Refused("two of its sites have one name, or one id")
@@ -227,10 +300,20 @@ def _check(plan: Plan) -> None:
         raise Refused(f"no round could end: {plan.fewest} of {len(names)} sites are needed")
     if not 1 <= plan.features <= 1 << 20:
         raise Refused(f"{plan.features} features cannot be")
-    if found := list(code_from_outside(plan.experiment)):
+    experiment = plan.experiment
+    if found := list(code_from_outside(experiment)):
         raise Refused(f"it names code from outside fedrank, which never runs at a site: {found[0]}")
-    if not plan.simulated and (found := only_simulated(plan.experiment)):
+    # Noise is shared out among as many clients as there are, and priced for as many as the spec says.
+    if experiment.clients.count != len(ids):
+        raise Refused(f"its spec is for {experiment.clients.count} clients, and {len(ids)} take part")
+    if plan.parameters > MOST_NUMBERS:
+        raise Refused(f"a model of {plan.parameters:,} numbers is too large: at most {MOST_NUMBERS:,}")
+    if has(plan.federated.aggregator, "apart"):
+        raise Refused("with it everybody learns alone, and nothing travels")
+    if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))
+    if not plan.simulated and len(ids) != len(names):
+        raise Refused("one of its sites answers for several clients, which only simulated ones do")
     if plan.experiment.start is not None and not plan.simulated:
         raise Refused("it names a path, and a spec that came over the wire opens none")
 

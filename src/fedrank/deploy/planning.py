@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedrank.deploy.plan import Party, Plan, make_plan
+from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.files import parse_json, told, write_whole
 from fedrank.progress import Progress, quiet
 from fedrank.run.data import load_fold
@@ -26,7 +26,7 @@ A_DAY = 86_400.0  # seconds that a site may take which meets us in a folder
 
 
 def plan_runs(
-    grid: Grid[Any], name: str, out: Path, parties: Sequence[Party], federation: str
+    grid: Grid[Any], name: str, out: Path, parties: Sequence[PlannedSite], federation: str
 ) -> list[tuple[Task, Plan]]:
     """Every run of a question with its plan. What cannot be planned is refused before anything begins."""
     if not parties:
@@ -64,12 +64,12 @@ def do_runs(
     return results
 
 
-def parties_of(home: Path) -> list[Party]:
+def parties_of(home: Path) -> list[PlannedSite]:
     """The sites of a coordinator's home that have joined, with their keys."""
     from fedrank.deploy.flare_kit import read_members
 
     members = read_members(home).values()
-    return [Party(one.name, (one.id,), one.identity) for one in members if one.state == "joined"]
+    return [PlannedSite(one.name, (one.id,), one.identity) for one in members if one.state == "joined"]
 
 
 def run_in_folder(
@@ -107,7 +107,7 @@ def readmit(folder: Path, site: str) -> str:
     return why
 
 
-def _planned(task: Task, parties: Sequence[Party], federation: str) -> Plan:
+def _planned(task: Task, parties: Sequence[PlannedSite], federation: str) -> Plan:
     experiment = task.experiment
     if not isinstance(experiment, FederatedExperiment):
         raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])

@@ -17,7 +17,7 @@ from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.holdings import SiteShare, differences
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.letters import PHASES, Answers, bundle, reply
-from fedrank.deploy.plan import Party, Plan, make_plan
+from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.settings import SiteSettings, plan_prices
 from fedrank.federate.messages import Call, Message, payload_of
 from fedrank.protect.ledger import LedgerError
@@ -253,7 +253,7 @@ def drafts(text: str, settings: SiteSettings, features: int, normalised: str) ->
         count = experiment.clients.count
         ids = [settings.id, *(id for id in range(count + 1) if id != settings.id)][:count]
         names = [settings.name, *(f"another-site-{number}" for number in range(1, count))]
-        parties = [Party(name, (id,)) for name, id in zip(names, ids, strict=True)]
+        parties = [PlannedSite(name, (id,)) for name, id in zip(names, ids, strict=True)]
         found += [
             make_plan(
                 experiment.single(fold, seed),
@@ -356,7 +356,7 @@ def _compared(partner: PartnerView) -> str:
     return "yes" if partner.pinned else "no: call them and compare"
 
 
-def _partner(site: Party, pinned: Mapping[str, str]) -> PartnerView:
+def _partner(site: PlannedSite, pinned: Mapping[str, str]) -> PartnerView:
     known = fingerprint(site.identity) if site.identity else ""
     return PartnerView(site.name, known, bool(site.identity) and pinned.get(site.name) == site.identity)
 

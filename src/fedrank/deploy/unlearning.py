@@ -50,7 +50,7 @@ PATIENCE = 30.0  # seconds for those who left to take their receipt
 
 
 @dataclass(frozen=True)
-class Forgetting:
+class Departure:
     """A request to forget sites of a finished run."""
 
     parent: Path  # its run folder
@@ -196,36 +196,36 @@ class Forgetting:
         """Give the receipt to the sites that leave, under the plan that they knew; of the others, why not."""
         staying = {site.name: "stays" for site in self.plan.sites if site.name not in self.leaving}
         hub = Hub(self.plan, send, PATIENCE, left_out=staying)
-        why = hub.greet_once()
+        why = hub.greet_once(self.run.round)
         content = {"model": b"", "card": b"", "receipt": (folder / Receipt.FILE).read_bytes()}
         why |= hub.give(self.run.round, **content)
         return {name: f"{reason}; hand over receipt.json" for name, reason in why.items()}
 
 
-def named(run: Path, sites: Sequence[str], unlearner: Unlearner) -> Forgetting:
+def named(run: Path, sites: Sequence[str], unlearner: Unlearner) -> Departure:
     """A request, with names that the run knows, of what can be done."""
-    found = Forgetting(Path(run), tuple(dict.fromkeys(sites)), unlearner)
+    found = Departure(Path(run), tuple(dict.fromkeys(sites)), unlearner)
     for name in found.leaving:
         found.plan.party(name)
     found.check()
     return found
 
 
-def remove(forgetting: Forgetting, out: Path, name: str | None = None, progress: Progress = quiet) -> Path:
+def remove(departure: Departure, out: Path, name: str | None = None, progress: Progress = quiet) -> Path:
     """`fed-remove`: the model from recorded updates, by the coordinator alone; the new run folder."""
-    task, _ = forgetting.planned(out, name)
+    task, _ = departure.planned(out, name)
     if task.folder.exists():
         raise FileExistsError(f"{task.folder} is there already, and nothing is overwritten; use another --name")
-    experiment, run = forgetting.experiment, forgetting.run
+    experiment, run = departure.experiment, departure.run
     ranker = experiment.learner.ranker
     evaluator = Evaluator(judged(load_fold(experiment.data, run.fold), experiment.data), experiment.measures)
-    done = forget(forgetting.case, forgetting.unlearner, by_rounds(progress, task.label))
+    done = forget(departure.case, departure.unlearner, by_rounds(progress, task.label))
     weights = done.unlearned.weights
     with appearing(task.folder) as part, RunWriter(replace(task, folder=part)) as writer:
         writer.begin(lambda models: evaluator(models, ranker), online=False)
         for point in done.points:
             writer.add(point.round, model=point.weights)
-        save_model(replace(load_weights(forgetting.parent), weights=weights), part / "model.json")
+        save_model(replace(load_weights(departure.parent), weights=weights), part / "model.json")
         writer.finish(
             done.unlearned.rounds,
             queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
@@ -234,9 +234,9 @@ def remove(forgetting: Forgetting, out: Path, name: str | None = None, progress:
             asked=done.unlearned.rounds,
             data=run.data,
             conventions=run.conventions,
-            unlearned=forgetting.facts(part, done.unlearned.rounds),
+            unlearned=departure.facts(part, done.unlearned.rounds),
         )
-        forgetting.issue(part, done.unlearned)
+        departure.issue(part, done.unlearned)
     return task.folder
 
 

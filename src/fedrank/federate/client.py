@@ -66,7 +66,7 @@ def answer(
     return _message(task, learned, sizes, call, own), memory
 
 
-class Answered(NamedTuple):
+class ClientAnswer(NamedTuple):
     """What a client did with a call."""
 
     message: Message  # leaves
@@ -74,7 +74,7 @@ class Answered(NamedTuple):
     observed: Observed  # by a simulation alone
 
 
-def answer_from_holdings(task: ClientTask, call: Call, one: Crowd, memory: Memory, own: OwnChance) -> Answered:
+def answer_from_holdings(task: ClientTask, call: Call, one: Crowd, memory: Memory, own: OwnChance) -> ClientAnswer:
     """The same from what a client holds, and by the loop of simulations: `one` is a crowd of this client alone.
 
     Where the client is an organisation, each of its people learns from own searches alone, as in `answer_of_people`.
@@ -90,14 +90,14 @@ def answer_from_holdings(task: ClientTask, call: Call, one: Crowd, memory: Memor
         sent = _leaving(task, messages if has(task.mechanism, "people") else of_clients(messages), call, own)
         message = Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt)
         online = np.bincount(np.zeros(len(people), dtype=np.int64), learned.observed.online, 1) / len(people)
-        return Answered(message, memory, Observed(online))
+        return ClientAnswer(message, memory, Observed(online))
     if has(task.local, "shared part"):
         weights = np.concatenate([weights, np.zeros(abs(task.learner.ranker.hidden))])
     learned = task.learner(weights, one, own.chance, bend)
     if task.local is not None:
         memory = task.local.remember(memory, bend, learned, steps_of(task.learner, one.interactions))
     sizes = one.interactions if learned.sizes is None else learned.sizes
-    return Answered(_message(task, learned, sizes, call, own), memory, learned.observed)
+    return ClientAnswer(_message(task, learned, sizes, call, own), memory, learned.observed)
 
 
 def _message(task: ClientTask, learned: Learned, sizes: NDArray[np.int64], call: Call, own: OwnChance) -> Message:
