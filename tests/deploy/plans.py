@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedrank.data.letor import letor_lines
-from fedrank.deploy.plan import Party, Plan, make_plan
+from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.settings import Policy, SiteData, SiteSettings
 from fedrank.spec.grid import read_tables
 from tests.made_up import made_up_data
@@ -30,7 +30,7 @@ def made_plan(sites=3, features=5, identities=(), simulated=False, normalised="n
     """A plan for so many sites, the r-th of which has id r."""
     changes.setdefault("clients", {"count": sites, "interactions": 4})
     keys = [*identities, *[""] * sites]
-    parties = [Party(NAMES[id], (id,), keys[id]) for id in range(sites)]
+    parties = [PlannedSite(NAMES[id], (id,), keys[id]) for id in range(sites)]
     return make_plan(
         experiment(**changes),
         "first",

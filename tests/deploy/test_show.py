@@ -188,7 +188,7 @@ def test_a_spec_is_drafted_without_a_look_at_the_coordinators_files():
 
 def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_path):
     """So that a site can accept a spec, and the coordinator's plan of it is then known there."""
-    from fedrank.deploy.plan import Party, make_plan
+    from fedrank.deploy.plan import PlannedSite, make_plan
     from fedrank.spec.grid import read_tables
     from fedrank.spec.toml import parse_toml
 
@@ -196,7 +196,7 @@ def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_p
     for name in ("train", "test"):
         letor_file(tmp_path / f"{name}.txt")
     experiment = read_tables(tables).base.single(1, 2)
-    parties = [Party(name, (id,), KEYS[id]) for id, name in enumerate(("clinic-a", "clinic-b", "clinic-c"))]
+    parties = [PlannedSite(name, (id,), KEYS[id]) for id, name in enumerate(("clinic-a", "clinic-b", "clinic-c"))]
     plan = make_plan(experiment, "real", parties, federation="clinics", features=5, seed=2)
     draft = drafts(SPEC, site_settings(POLICY), 5, "none")[1]
     assert consent.spec_digest(plan) == consent.spec_digest(draft)
