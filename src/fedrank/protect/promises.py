@@ -41,7 +41,8 @@ class Promise:
     event: Event | None  # what is spent each time; None: nothing can be claimed
     because: str  # under which assumption it holds, or why nothing does
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
-    unit: Literal["client", "interaction", "person"] = "client"  # what is protected: all that one of them does
+    # What is protected: all that one of them does, or one word of a document.
+    unit: Literal["client", "interaction", "person", "occurrence"] = "client"
     neighbours: Literal["zero-out", "replace-one"] = "replace-one"
     slack: float = 0.0  # added to ε each time, since a sampler is not exactly the law that is priced
 

@@ -9,15 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.protect.ledger import KeptRound, Ledger
-from fedrank.protect.population import Account, LedgerTerms, Population, spent_together
+from fedrank.protect.population import Account, BudgetSpentError, LedgerTerms, Population
 from fedrank.protect.promises import Promise, up
 from fedrank.types import Change
 
 MOST_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
-
-
-class BudgetSpentError(Exception):
-    """The next round would cost somebody more than the budget."""
 
 
 class Spending:
@@ -106,14 +102,8 @@ class SharedSpending(Spending):
 
     def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:
         """Why these rounds, and all before them, must not be charged; None where they may."""
-        units = {one.unit for each in others if each.rounds for one in each.terms.promises}
-        if units - {self._terms.promises[0].unit}:
-            return (
-                f"population {self._population.name!r}: other runs protect each {', '.join(sorted(units))}, this one "
-                f"each {self._terms.promises[0].unit}, and their ε do not add up"
-            )
         counts = self._counts.copy()
         for cohort in block.values():
             counts[cohort] += 1
         account = Account(self._terms, counts, self._rounds + len(block), self._rounds - (round - 1))
-        return self._population.refusal(spent_together([*others, account], self._terms.delta))
+        return self._population.refused(account, others)

@@ -227,7 +227,8 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
     if not rows:
         return [Section("", (say("No ledgers here."), *parts))]
     table = Table(["ledger of", "people", "rounds", "most often", "ε of this run"], rows)
-    if len({account.terms.people for account in accounts}) == 1:
+    kinds = {(account.terms.people, one.unit) for account in accounts for one in account.terms.promises}
+    if len(kinds) == 1:
         delta = min(account.terms.delta for account in accounts)
         spent = spent_together(accounts, delta)
         parts.append(say(f"If all of these are the same people: {_dearest(spent)} at δ = {delta:g}."))

@@ -19,6 +19,7 @@ from fedrank.protect.population import (
     LEDGER,
     SIMULATED,
     Account,
+    BudgetSpentError,
     LedgerTerms,
     Population,
     forgotten,
@@ -27,7 +28,7 @@ from fedrank.protect.population import (
     totals,
 )
 from fedrank.protect.promises import OBSERVERS, Promise, Setting, noise_for, up
-from fedrank.protect.spending import BudgetSpentError, SharedSpending, Spending
+from fedrank.protect.spending import SharedSpending, Spending
 from fedrank.run.data import clients_of, load_fold
 from fedrank.run.folder import Card, Paid, paid_for
 from fedrank.run.runs import Run, kept_ledgers

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import isinf
 
 from fedrank.silo.files import SketchFile, open_sketch
-from fedrank.silo.spending import SUFFIX, SiloLedger
+from fedrank.silo.spending import SUFFIX, SiloLedger, is_ledger
 from fedrank.silo.turns import KnownPartner, TakenTurn
 
 DELTA = 1e-5  # where no ledger says another
@@ -121,7 +121,7 @@ def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
 def _ledger(file: SketchFile) -> SiloLedger | None:
     """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
     path = file.path.with_suffix(SUFFIX)
-    return SiloLedger(path) if file.ids is not None and path.exists() else None
+    return SiloLedger(path) if file.ids is not None and is_ledger(path) else None
 
 
 def _holder(file: SketchFile) -> str:
