@@ -26,7 +26,7 @@ from fedrank.run.unlearning import unlearn_runs
 from fedrank.run.writer import RunWriter
 from fedrank.spec.experiment import SpecError, to_toml
 from fedrank.spec.grid import read_tables
-from fedrank.unlearn.methods import FedRemove
+from fedrank.unlearn.methods import FedEraser, FedRemove, FineTune, GradientAscent, Retrain
 
 ROUNDS = 12
 CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "server"}
@@ -285,12 +285,147 @@ def test_a_ledger_that_was_forgotten_stands_on_every_later_card(tmp_path):
     assert "a mistake" in card["summary"]
 
 
-def test_unlearning_on_a_population_is_refused_since_no_ledger_pays_for_it(tmp_path):
-    spec = grid(population="town", privacy={"budget": budget_for(30)}, mechanism=LOCAL, record_every=2)
-    [task] = plan(spec, "test", tmp_path)
+# Unlearning
+
+
+def trained(tmp_path, rounds, **changes):
+    """A run on a town whose limit pays for so many rounds, and the town."""
+    limit = promises_of(grid(mechanism=LOCAL).base)[-1].epsilon(rounds, 1e-5) + 1e-3
+    spec = grid(population="town", privacy={"budget": limit}, mechanism=LOCAL, record_every=2, **changes)
+    [task] = plan(spec, "test", tmp_path / "runs")
     assert perform(task) == "finished"
-    with pytest.raises(ValueError, match=r"population 'town'.*no ledger"):
-        unlearn_runs([task.folder], [0], FedRemove(), tmp_path / "out")
+    return task, Population.read(tmp_path / "runs" / "populations" / "town")
+
+
+def charged(population):
+    return sum(account.participations for account in population.accounts()).tolist()
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds"), [(Retrain(), ROUNDS), (FineTune(rounds=5), 5), (FedEraser(steps=1), ROUNDS // 2)]
+)
+@pytest.mark.parametrize("out", ["runs", "elsewhere"])
+def test_what_unlearning_asks_of_people_is_charged_to_them(tmp_path, method, rounds, out):
+    task, town = trained(tmp_path, 2 * ROUNDS)
+    [done] = unlearn_runs([task.folder], [2], method, tmp_path / out)
+    assert charged(town) == [ROUNDS + rounds] * 2 + [ROUNDS] + [ROUNDS + rounds] * 3, "who left is asked for nothing"
+    card = json.loads((done.folder / "privacy.json").read_text())
+    cost = promises_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + rounds, 1e-5)
+    assert [row["epsilon"] for row in card["promises"]] == [pytest.approx(cost)] * 3
+    assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS + rounds, ROUNDS + rounds)
+    assert card["promises"][0]["times"] == ROUNDS + rounds
+    assert card["population"]["epsilon"]["server"] == pytest.approx(cost)
+    assert f"{rounds} more rounds, protected like those of the run and charged to population 'town'" in card["summary"]
+    assert (tmp_path / "elsewhere" / "populations").exists() is False
+
+
+def test_a_second_request_is_charged_on_top(tmp_path):
+    task, town = trained(tmp_path, 2 * ROUNDS)
+    [first] = unlearn_runs([task.folder], [2], FineTune(rounds=3), tmp_path / "elsewhere")
+    [second] = unlearn_runs([first.folder], [0], FineTune(rounds=4), tmp_path / "elsewhere", "again")
+    assert charged(town) == [ROUNDS + 3, ROUNDS + 7, ROUNDS, *[ROUNDS + 7] * 3]
+    card = json.loads((second.folder / "privacy.json").read_text())
+    assert card["participations_charged"] == ROUNDS + 7
+    assert card["promises"][0]["epsilon"] == pytest.approx(
+        promises_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + 7, 1e-5)
+    )
+
+
+def test_adding_up_recorded_messages_costs_nobody_anything(tmp_path):
+    task, town = trained(tmp_path, ROUNDS)
+    before = charged(town)
+    [done] = unlearn_runs([task.folder], [0], FedRemove(), tmp_path / "runs")
+    assert charged(town) == before
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert card["population"]["runs"] == 1
+    assert "asked no client for anything" in card["summary"]
+
+
+@pytest.mark.parametrize(("method", "pays"), [(Retrain(), ROUNDS), (FedEraser(steps=1), 6), (FineTune(rounds=5), 5)])
+def test_past_the_limit_unlearning_is_refused_and_leaves_nothing(tmp_path, method, pays):
+    """The last of its rounds would be too much, so that nobody is asked for the first."""
+    task, town = trained(tmp_path, ROUNDS + pays - 1)
+    before, folders = content(tmp_path), {path for path in tmp_path.rglob("*") if path.is_dir()}
+    with pytest.raises(ValueError, match=r"'town'.*ε would come to.*nobody was asked for anything"):
+        unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+    assert content(tmp_path) == before
+    assert {path for path in tmp_path.rglob("*") if path.is_dir()} == folders
+    assert charged(town) == [ROUNDS] * 6
+
+
+def test_what_asks_without_protection_is_refused_as_before(tmp_path):
+    task, town = trained(tmp_path, 3 * ROUNDS)
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match=r"price that unlearning cannot book"):
+        unlearn_runs([task.folder], [2], GradientAscent(steps=1, rounds=1), tmp_path / "runs")
+    with pytest.raises(ValueError, match=r"leave out --verify"):
+        unlearn_runs([task.folder], [2], FineTune(rounds=1), tmp_path / "runs", verify=True)
+    assert content(tmp_path) == before
+    assert charged(town) == [ROUNDS] * 6
+
+
+def test_a_run_whose_people_are_not_there_is_not_unlearned(tmp_path):
+    task, town = trained(tmp_path, 3 * ROUNDS)
+    town.folder.rename(tmp_path / "moved")
+    for method in (FedRemove(), Retrain()):
+        with pytest.raises(ValueError, match=r"'town'.*nobody knows what they have spent; put it back"):
+            unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("method", [Retrain(), FedEraser(steps=1), FineTune(rounds=8)])
+def test_unlearning_that_is_killed_goes_on_with_what_was_kept(tmp_path, monkeypatch, method):
+    """What was sent is charged, what was kept is used again, and what may have been lost is charged twice."""
+    task, town = trained(tmp_path, 4 * ROUNDS)
+    rounds = {Retrain: ROUNDS, FedEraser: ROUNDS // 2, FineTune: 8}[type(method)]
+    left, real, kept = iter([False] * 4 + [True]), Spending.keep, []
+
+    def dying(self, round, change):
+        if next(left):
+            raise Killed
+        kept.append(change)
+        real(self, round, change)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spending, "keep", dying)
+        with pytest.raises(Killed):
+            unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+    after = charged(town)
+    assert ROUNDS + 5 <= after[0] <= ROUNDS + 7, "four that were kept, and all that were noted with the fifth"
+    again = []
+
+    def counting(self, round, change):
+        again.append(round)
+        real(self, round, change)
+
+    monkeypatch.setattr(Spending, "keep", counting)
+    [done] = unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+    assert again == list(range(5, rounds + 1))
+    assert charged(town) == [rows + rounds - 4 for rows in after[:2]] + [ROUNDS] + [
+        rows + rounds - 4 for rows in after[3:]
+    ]
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert card["rounds_charged"] == charged(town)[0]
+
+
+def test_a_request_that_fails_gives_back_what_nobody_was_asked_for(tmp_path, monkeypatch):
+    task, town = trained(tmp_path, 3 * ROUNDS)
+    left, real = iter([False] * 4 + [True]), Spending.keep
+
+    def failing(self, round, change):
+        if next(left):
+            raise OSError("no room")
+        real(self, round, change)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spending, "keep", failing)
+        with pytest.raises(OSError, match="no room"):
+            unlearn_runs([task.folder], [2], Retrain(), tmp_path / "runs")
+    assert charged(town)[0] == ROUNDS + 5
+    assert not (tmp_path / "runs" / "test-unlearned" / "retrain" / task.folder.name).exists()
 
 
 def test_a_population_needs_a_mechanism_and_a_limit():

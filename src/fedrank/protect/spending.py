@@ -83,6 +83,14 @@ class SharedSpending(Spending):
         super().__init__(ledger, terms.promises, rounds, terms.delta, None)
         self._terms, self._population, self._own = terms, population, own
 
+    def check(self, rounds: Mapping[int, NDArray[np.int64]]) -> None:
+        """Refuse what these people cannot pay for as a whole, before anybody is asked for any of it."""
+        if rounds:
+            with self._population.deciding():
+                refusal = self._refusal(self._population.accounts(but=self._own), rounds, min(rounds))
+            if refusal is not None:
+                raise ValueError(f"{refusal}; nobody was asked for anything, and nothing is charged")
+
     def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         block = {each: draw(each) for each in range(round, min(round + self._ahead, self._last + 1))}
         with self._population.deciding():

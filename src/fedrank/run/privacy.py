@@ -203,16 +203,19 @@ class Spent:
 
     def _together(self) -> dict[str, Any] | None:
         """What all runs on the same people have spent by now; None where people are simulated."""
-        if self._population is None:
-            return None
-        people, accounts = self._population, self._population.accounts()
-        return {
-            "name": people.name,
-            "limit": people.limit,
-            "runs": len(accounts),
-            **totals(accounts),
-            "forgotten": forgotten(people.folder),
-        }
+        return None if self._population is None else all_runs_on(self._population)
+
+
+def all_runs_on(people: Population) -> dict[str, Any]:
+    """What all runs on the same people have spent by now, for a card."""
+    accounts = people.accounts()
+    return {
+        "name": people.name,
+        "limit": people.limit,
+        "runs": len(accounts),
+        **totals(accounts),
+        "forgotten": forgotten(people.folder),
+    }
 
 
 def together(runs: Iterable[Run]) -> str | None:
