@@ -14,11 +14,12 @@ from fedrank.cli import main
 from fedrank.files import is_locked
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.population import LOCK, Population, forget_ledgers, forgotten, open_ledger, spent_together
+from fedrank.protect.promises import down, up
 from fedrank.protect.spending import Spending
 from fedrank.report.compose import brief
 from fedrank.report.terminal import show
 from fedrank.run.perform import perform
-from fedrank.run.privacy import promises_of
+from fedrank.run.privacy import promises_of, prospect
 from fedrank.run.runs import clean, load_runs
 from fedrank.run.schedule import plan, run_experiment
 from fedrank.run.tune import tune
@@ -426,6 +427,63 @@ def test_a_request_that_fails_gives_back_what_nobody_was_asked_for(tmp_path, mon
             unlearn_runs([task.folder], [2], Retrain(), tmp_path / "runs")
     assert charged(town)[0] == ROUNDS + 5
     assert not (tmp_path / "runs" / "test-unlearned" / "retrain" / task.folder.name).exists()
+
+
+# Before a run
+
+
+def asked(fedrank, tmp_path, spec, *more):
+    (tmp_path / "spec.toml").write_text(to_toml(spec.base))
+    return fedrank("privacy", "spec.toml", "--runs", "runs", *more)
+
+
+def test_what_a_run_would_cost_people_next_to_what_they_spent(tmp_path, fedrank):
+    spec = grid(population="town", privacy={"budget": budget_for(30)}, seeds=[1])
+    promise = promises_of(spec.base)[-1]
+    code, said = asked(fedrank, tmp_path, spec)
+    assert code == 0
+    assert "Population 'town', no run yet: at most" in said
+    assert not (tmp_path / "runs").exists(), "looking begins nothing"
+    assert len(run_experiment(spec, "test", tmp_path / "runs").finished) == 1
+    found = prospect(spec.base, tmp_path / "runs")
+    alone, both = promise.epsilon(ROUNDS, 1e-5), promise.epsilon(2 * ROUNDS, 1e-5)
+    assert found.spent == found.alone == {"other clients": alone, "public": alone}
+    assert found.after == {"other clients": pytest.approx(both), "public": pytest.approx(both)}
+    assert found.left["public"] == pytest.approx(budget_for(30) - alone)
+    assert (found.runs, found.rounds, found.paid, found.refusal) == (1, ROUNDS, ROUNDS, None)
+    code, said = asked(fedrank, tmp_path, spec, "--out", "privacy.json")
+    assert "Population 'town', 1 run so far" in said
+    for cost in (up(alone), up(both), down(budget_for(30) - alone)):
+        assert cost in said
+    assert "stop by itself" not in said
+    [variant] = json.loads((tmp_path / "privacy.json").read_text())["variants"]
+    assert variant["population"]["left"]["public"] == pytest.approx(budget_for(30) - alone)
+    assert variant["population"]["after"]["public"] == pytest.approx(both)
+
+
+def test_what_is_left_says_how_far_the_next_run_comes(tmp_path, fedrank):
+    """And it comes as far."""
+    spec = grid(population="town", privacy={"budget": budget_for(20)}, seeds=[1])
+    assert len(run_experiment(spec, "test", tmp_path / "runs").finished) == 1
+    code, said = asked(fedrank, tmp_path, spec)
+    assert code == 0
+    assert f"What is left pays for 8 of {ROUNDS} rounds: the run will stop by itself then." in said
+    [next_run] = run_experiment(spec, "next", tmp_path / "runs").finished
+    assert facts(next_run)["round"] == 8
+    code, said = asked(fedrank, tmp_path, spec)
+    assert "Not one round of this run is paid for: population 'town': against the other clients" in said
+    assert "It will be refused." in said
+    code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 99.0}))
+    assert code != 0
+    assert "was promised that nobody spends more than" in said
+
+
+def test_every_run_of_a_spec_adds_to_what_people_spend(tmp_path, fedrank):
+    code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 50.0}, seeds=[1, 2, 3]))
+    assert "This spec has 3 such runs, and each adds to it." in said
+    code, said = asked(fedrank, tmp_path, grid(privacy={"budget": 50.0}))
+    assert code == 0
+    assert "Population" not in said
 
 
 def test_a_population_needs_a_mechanism_and_a_limit():

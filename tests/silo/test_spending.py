@@ -310,6 +310,7 @@ def test_it_is_shown_like_the_ledger_of_people(tmp_path):
     }
     text = str(about_ledgers([tmp_path]))
     assert "a.spending" in text
+    assert "2 documents" in text
     assert f"{up(ledger.spent())} against querier b, all queriers together" in text
 
 

@@ -121,3 +121,12 @@ def up(epsilon: float) -> str:
     """
     digits = 2 if epsilon < 2 else 1 if epsilon < 100 else 0
     return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"
+
+
+def down(epsilon: float) -> str:
+    """ε that is left, rounded down: what is printed may be spent.
+
+    >>> down(0.129), down(2.0)
+    ('0.12', '2.00')
+    """
+    return f"{math.floor(epsilon * 100 + 1e-9) / 100:,.2f}"

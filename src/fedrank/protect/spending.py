@@ -89,7 +89,10 @@ class SharedSpending(Spending):
             with self._population.deciding():
                 refusal = self._refusal(self._population.accounts(but=self._own), rounds, min(rounds))
             if refusal is not None:
-                raise ValueError(f"{refusal}; nobody was asked for anything, and nothing is charged")
+                raise ValueError(
+                    f"{refusal}; nobody was asked for anything, and nothing is charged; ask "
+                    "for fewer rounds, or use a method that asks nobody, such as fed-remove"
+                )
 
     def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         block = {each: draw(each) for each in range(round, min(round + self._ahead, self._last + 1))}
