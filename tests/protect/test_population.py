@@ -86,6 +86,13 @@ def test_together_costs_at_least_each_and_at_most_the_sum(events):
     assert cost <= sum(epsilon(event, times, DELTA / 2) for event, times in events.items()) + 1e-9
 
 
+def test_what_holds_without_a_chance_of_failure_comes_on_top_of_the_rest():
+    noised = epsilon(GaussianEvent(1.0), 3, DELTA)
+    cost = composed({GaussianEvent(1.0): 3, PureEvent(0.5): 2}, DELTA)
+    assert noised < cost <= noised + 1.0
+    assert composed({GaussianEvent(1.0): 3, PureEvent(0.0): 2}, DELTA) == noised
+
+
 def test_nothing_costs_nothing_and_one_event_costs_what_it_did():
     assert composed({}, DELTA) == 0.0
     assert composed({GaussianEvent(2.0): 7, PureEvent(1.0): 0}, DELTA) == epsilon(GaussianEvent(2.0), 7, DELTA)

@@ -336,6 +336,15 @@ def test_a_second_request_is_charged_on_top(tmp_path):
     )
 
 
+def test_nothing_is_claimed_where_the_ledger_of_the_training_was_forgotten(tmp_path):
+    task, town = trained(tmp_path, 2 * ROUNDS)
+    forget_ledgers(town.folder, "a test")
+    [done] = unlearn_runs([task.folder], [2], FineTune(rounds=3), tmp_path / "runs")
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert [row["epsilon"] for row in card["promises"]] == [None] * 3
+    assert "a ledger that was deleted" in card["summary"]
+
+
 def test_adding_up_recorded_messages_costs_nobody_anything(tmp_path):
     task, town = trained(tmp_path, ROUNDS)
     before = charged(town)

@@ -117,7 +117,8 @@ class Booked:
     def paid(self) -> tuple[Paid, ...]:
         """What this request and the runs before have cost together, composed and then priced."""
         accounts, delta = self._accounts(), self._terms.delta
-        spent = spent_together(accounts, delta)
+        # Nobody knows what the training cost if its ledger was forgotten.
+        spent = spent_together(accounts, delta) if ledgers_below(self._places[-1]) else {}
         rows = []
         for promise in self._terms.promises:
             same = [(each, one) for each in accounts for one in each.terms.promises if one.against == promise.against]

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 
-from fedrank.files import parse_json, private_folder, write_whole
+from fedrank.files import opened, parse_json, private_folder, write_whole
 from fedrank.protect.accounting import GaussianEvent, PureEvent
 from fedrank.protect.ledger import LedgerError
 from fedrank.protect.population import (
@@ -199,7 +199,8 @@ class SiloLedger:
     def _read_limits(self) -> None:
         path = self.path / LIMITS
         try:
-            found = parse_json(path.read_text(encoding="utf-8"))
+            with opened(path) as file:
+                found = parse_json(file.read())
             self.owner = str(found.pop("owner"))
             self.limits = Limits(**found)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
@@ -211,7 +212,7 @@ class SiloLedger:
     def _write_limits(self) -> None:
         text = json.dumps({"owner": self.owner} | asdict(self.limits), ensure_ascii=False) + "\n"
         path = self.path / LIMITS
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_bytes() != text.encode():
             write_whole(path, text, private=True)
         begin_ledger(self._ledger, 0, self.limits.delta)
 
