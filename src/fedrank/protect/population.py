@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,11 @@ def _priced(terms: LedgerTerms) -> list[tuple[Any, ...]]:
     return [(one.against, one.event, one.paid, one.unit, one.slack) for one in terms.promises]
 
 
+@lru_cache(maxsize=1024)
+def _promises(text: str) -> tuple[Promise, ...]:
+    return tuple(Promise(**one | {"event": _built(one["event"])}) for one in parse_json(text))
+
+
 def _written(promise: Promise) -> dict[str, Any]:
     event = promise.event
     return asdict(promise) | {"event": None if event is None else {"name": type(event).__name__} | asdict(event)}
@@ -127,8 +133,8 @@ class Charge:
 
     def write(self, folder: Path) -> None:
         """Add it to a ledger; it is on the disk when this returns."""
-        # Why it holds need not be told each time.
-        promises = [_written(replace(one, because="")) for one in self.promises]
+        # Why it holds need not be told each time. As a text of its own, which is built once for all that are alike.
+        promises = json.dumps([_written(replace(one, because="")) for one in self.promises])
         content = {"key": self.key, "who": self.who, "times": self.times, "promises": promises}
         with locked(folder / LOCK, str(folder)):
             add_charge(folder, json.dumps(content, ensure_ascii=False).encode())
@@ -154,7 +160,7 @@ class Charge:
 
     @classmethod
     def _built(cls, found: Mapping[str, Any]) -> Charge:
-        promises = tuple(Promise(**one | {"event": _built(one["event"])}) for one in found["promises"])
+        promises = _promises(found["promises"])
         who, times = found["who"], int(found["times"])
         if times < 0:
             raise ValueError(f"{times} times, which takes back what was charged")
@@ -188,24 +194,30 @@ class Account:
 
         What is charged against anybody counts against everybody who is named, also by `against`.
         """
-        names = dict.fromkeys(name for charge in charges for name in charge.who or ())
-        rows = {name: row for row, name in enumerate(names)} if not terms.people else None
-        people = terms.people or max(1, len(names))
-        observers = dict.fromkeys((ANYBODY, *against, *(one.against for each in charges for one in each.promises)))
-        paid: dict[Promise, NDArray[np.int64]] = {}
+        named = () if terms.people else dict.fromkeys(name for charge in charges for name in charge.who or ())
+        rows = {name: row for row, name in enumerate(named)}
+        people = terms.people or max(1, len(rows))
         counts = np.zeros(people, np.int64)
+        alike: dict[int, tuple[tuple[Promise, ...], NDArray[np.int64], list[int]]] = {}  # times of each, and of all
         for charge in charges:
             whom: Any = slice(None)
             if charge.who is not None:
-                whom = np.array([name if rows is None else rows[name] for name in charge.who], np.int64)
+                whom = np.array(charge.who if terms.people else [rows[name] for name in charge.who], np.int64)
                 if len(whom) and not 0 <= whom.min() <= whom.max() < people:
                     raise LedgerError(f"a charge to somebody else than {people} people; restore the ledger from a copy")
             counts[whom] += 1
-            own = {one.against for one in charge.promises}
-            for one in charge.promises:
-                for seen in [each for each in observers if each not in own] if one.against == ANYBODY else ():
-                    _add(paid, replace(one, against=seen), whom, charge.times, people)
-                _add(paid, one, whom, charge.times, people)
+            _, each, every = alike.setdefault(id(charge.promises), (charge.promises, np.zeros(people, np.int64), [0]))
+            each[whom] += charge.times
+            every[0] += charge.times
+        observers = dict.fromkeys((ANYBODY, *against, *(one.against for group in alike.values() for one in group[0])))
+        paid: dict[Promise, NDArray[np.int64]] = {}
+        for promises, each, [all_times] in alike.values():
+            own = {one.against for one in promises}
+            for one in promises:
+                also = [seen for seen in observers if seen not in own] if one.against == ANYBODY else []
+                times = np.full(people, all_times) if one.paid == "round" else each
+                for promise in (one, *(replace(one, against=seen) for seen in also)):
+                    paid[promise] = paid.get(promise, 0) + times
         return cls(replace(terms, people=people, promises=tuple(paid)), counts, len(charges), 0, paid)
 
     def times(self, promise: Promise) -> NDArray[np.int64]:
@@ -217,10 +229,6 @@ class Account:
         if promise.paid == "once":
             return np.minimum(1 + self.lost, self.participations)
         return self.participations
-
-
-def _add(paid: dict[Promise, NDArray[np.int64]], promise: Promise, whom: Any, times: int, people: int) -> None:
-    paid.setdefault(promise, np.zeros(people, np.int64))[slice(None) if promise.paid == "round" else whom] += times
 
 
 def spent_together(accounts: Iterable[Account], delta: float) -> dict[str, float]:
