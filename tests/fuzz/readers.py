@@ -334,7 +334,7 @@ def _log_folder(folder: Path) -> Any:
 def _save_spending(folder: Path) -> None:
     from fedrank.silo.spending import Limits, SiloLedger
 
-    ledger = SiloLedger(folder / "spent.jsonl", "a", Limits(querier=50.0))
+    ledger = SiloLedger(folder / "a.spending", "a", Limits(querier=50.0))
     ledger.charge_sketches(["x", "y"], 2.0)
     ledger.charge_terms("b", 3, 0.5, "a question")
 
@@ -342,8 +342,8 @@ def _save_spending(folder: Path) -> None:
 def _spending(folder: Path) -> Any:
     from fedrank.silo.spending import SiloLedger
 
-    ledger = SiloLedger(folder / "spent.jsonl")
-    return ledger.owner, ledger.sketched(), ledger.limits
+    ledger = SiloLedger(folder / "a.spending")
+    return ledger.owner, ledger.totals(), ledger.limits
 
 
 def _save_people(folder: Path) -> None:
