@@ -85,8 +85,7 @@ def versions() -> dict[str, str]:
 
 
 def sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def about_population(population: Mapping[str, Any]) -> str:

@@ -70,7 +70,8 @@ PLAIN: dict[type, tuple[tuple[type, ...], str]] = {
 
 def checked(hint: Any, value: Any, place: str) -> Any:
     """The value, if it is what the hint asks for; a whole number is a number, and a list may become a tuple."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
+    # Most are plain types, and looking into a type takes longer than all else here.
+    kind, inner = (hint, ()) if type(hint) is type else (get_origin(hint) or hint, get_args(hint))
     if kind is Annotated:
         plain = checked(inner[0], value, place)
         for check in inner[1:]:
