@@ -593,7 +593,8 @@ def _text(file: str) -> str:
 
 def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
     try:
-        values = np.fromiter([float(cell) if cell else np.nan for cell in cells], np.float64, len(cells))
+        known = [float(cell) if cell else np.nan for cell in cells] if "" in cells else map(float, cells)
+        values = np.fromiter(known, np.float64, len(cells))
     except ValueError as error:
         raise ValueError(f"{os.path.basename(file)} column {name!r}: {error}") from None
     values.setflags(write=False)

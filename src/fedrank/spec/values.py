@@ -8,7 +8,7 @@ value and what to write instead.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -95,13 +95,13 @@ def checked(hint: Any, value: Any, place: str) -> Any:
     return float(value) if kind is float else value  # type: ignore[arg-type]
 
 
-def _one_of(hints: Iterable[Any], value: Any, place: str) -> Any:
+def _one_of(hints: Collection[Any], value: Any, place: str) -> Any:
     """A value that may be of several types. Where it is a list with a bad entry, the entry is what is wrong."""
+    if value is None and type(None) in hints:
+        return None
     unfit: list[Unfit] = []
     for hint in hints:
         if hint is type(None):
-            if value is None:
-                return None
             continue
         try:
             return checked(hint, value, place)
