@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrank.files import Locked, is_locked, locked, write_whole, writing
+from fedrank.files import Locked, is_locked, is_plain, locked, opened, read_bytes, read_text, write_whole, writing
 from fedrank.names import nearest
 
 
@@ -155,3 +155,32 @@ def test_the_nearest_name_or_what_there_is():
     assert nearest("", ["mean", "krum"]) == '; there is "mean", "krum"'
     assert nearest("x", []) == "; there is none"
     assert nearest("zzz", [f"name {i}" for i in range(30)]).endswith('"name 19" and 10 more')
+
+
+@pytest.mark.parametrize("read", [opened, read_bytes, read_text])
+def test_what_is_no_file_is_neither_waited_for_nor_read_without_end(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name, what in (("pipe", "a pipe"), ("zeros", "a device"), (".", "a folder")):
+        with pytest.raises(ValueError, match=f"is {what}, where a file was expected"):
+            read(tmp_path / name)
+    assert is_locked(tmp_path / "pipe") is None
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nothing")
+
+
+def test_a_file_is_read_as_python_reads_it_up_to_a_size(tmp_path):
+    file = tmp_path / "text"
+    file.write_bytes("\ufeffa\r\nb\rc\n".encode())
+    assert read_text(file) == file.read_text(encoding="utf-8")
+    assert read_text(file, "utf-8-sig") == file.read_text(encoding="utf-8-sig") == "a\nb\nc\n"
+    assert read_bytes(file, 10) == file.read_bytes()
+    with pytest.raises(ValueError, match="has 10 bytes, and such a file has at most 9"):
+        read_bytes(file, 9)
+    if sys.platform == "linux":
+        assert read_bytes("/proc/self/pagemap") == b""  # a file that has no end, and no size
+
+
+def test_names_that_lead_elsewhere():
+    assert all(map(is_plain, ("model-1.json", "..json", "a b")))
+    assert not any(map(is_plain, ("", ".", "..", "../a", "a/b", "/a", "a\\b", "a\0", None, 1, ["a"])))

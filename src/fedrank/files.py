@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import io
 import json
 import os
 import stat
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO
 UNFINISHED = ".part"  # how the names of files end that are still being written
 FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # no room, or none that is left to us
 PATIENCE = 1.0  # seconds to wait for a lock: whoever only looks holds it for less
+LARGEST = 512 << 20  # bytes of a file that is read at once
 
 
 def write_whole(path: str | Path, content: str | bytes | Iterable[str], private: bool = False) -> None:
@@ -87,15 +89,47 @@ def private_folder(path: str | Path) -> Path:
     return path
 
 
-def opened(path: str | Path) -> BinaryIO:
+def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
     """A file to be read. What is none, such as a pipe on which nobody writes, is refused rather than waited for."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    check_is_file(handle, path)
+    return open(handle, "rb")
+
+
+def check_is_file(handle: int, path: str | os.PathLike[str]) -> None:
+    """Close and refuse what was opened and is no file."""
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
         what = "a folder" if stat.S_ISDIR(kind) else "a pipe" if stat.S_ISFIFO(kind) else "a device"
         raise ValueError(f"{path} is {what}, where a file was expected")
-    return open(handle, "rb")
+
+
+def is_plain(name: object) -> bool:
+    """Whether this is the name of something in a folder, and leads nowhere else.
+
+    >>> [is_plain(name) for name in ("model-1.json", "..", "../model.json", "", None)]
+    [True, False, False, False, False]
+    """
+    return isinstance(name, str) and name not in ("", ".", "..") and not {*name} & {"/", "\\", "\0"}
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+    """All of a file that may come from anybody, and may be no file, or larger than memory.
+
+    As much as it has now is read, and no more: some files of the system have no end.
+    """
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"{path} has {size:,} bytes, and such a file has at most {most:,}; was it exchanged?")
+        return file.read(size)
+
+
+def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
+    """The same as text, with line ends as Python has them."""
+    text = read_bytes(path).decode(encoding)
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _sweep(path: Path) -> None:
@@ -188,11 +222,11 @@ def is_locked(path: str | Path) -> bool | None:
     try:
         import fcntl
 
-        with open(path, "rb") as file:
+        with opened(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
                 return True
             return False
-    except (ImportError, FileNotFoundError, PermissionError):
+    except (ImportError, FileNotFoundError, PermissionError, ValueError):  # ValueError: a pipe, or a folder
         return None

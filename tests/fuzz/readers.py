@@ -334,7 +334,7 @@ def _log_folder(folder: Path) -> Any:
 def _save_spending(folder: Path) -> None:
     from fedrank.silo.spending import Limits, SiloLedger
 
-    ledger = SiloLedger(folder / "spent.jsonl", "a", Limits(querier=50.0))
+    ledger = SiloLedger(folder / "a.spending", "a", Limits(querier=50.0))
     ledger.charge_sketches(["x", "y"], 2.0)
     ledger.charge_terms("b", 3, 0.5, "a question")
 
@@ -342,8 +342,49 @@ def _save_spending(folder: Path) -> None:
 def _spending(folder: Path) -> Any:
     from fedrank.silo.spending import SiloLedger
 
-    ledger = SiloLedger(folder / "spent.jsonl")
-    return ledger.owner, ledger.sketched(), ledger.limits
+    ledger = SiloLedger(folder / "a.spending")
+    return ledger.owner, ledger.totals(), ledger.limits
+
+
+def _save_people(folder: Path) -> None:
+    from fedrank.protect.accounting import GaussianEvent, ResponseEvent
+    from fedrank.protect.population import FORGOTTEN, LedgerTerms, Population, open_ledger
+    from fedrank.protect.promises import Promise
+
+    Population.open(folder / "town", 4, 1e-5, 8.0)
+    for name, event in (("a", GaussianEvent(3.0)), ("b", ResponseEvent(0.9))):
+        terms = LedgerTerms(4, 1e-5, (Promise("server", event, "a test", slack=1e-9), Promise("public", None, "")))
+        with open_ledger(folder / "town" / name / "ledger", terms) as ledger:
+            ledger.reserve({1: np.array([0, 2]), 2: np.arange(4)})
+    (folder / "town" / FORGOTTEN).write_text('{"forgotten": "2026-01-01", "because": "a test"}\n')
+
+
+def _people(folder: Path) -> Any:
+    from fedrank.protect.population import Population
+    from fedrank.report.answers import about_ledgers
+
+    population = Population.read(folder / "town")
+    population.accounts()
+    return population, about_ledgers([folder / "town"])
+
+
+def _save_card(folder: Path) -> None:
+    from fedrank.run.folder import Card, Paid
+
+    paid = Paid("server", 2.0, 1.0, 4, "participation", 1e-5, "client", "zero-out", "a test")
+    town = {"name": "town", "limit": 8.0, "runs": 1, "delta": 1e-5, "epsilon": {"server": 2.0}, "forgotten": []}
+    settings: Any = {"mechanism": {"name": "gaussian"}, "who_sees_what": "the server", "delta": 1e-5, "budget": 8.0}
+    Card(**settings, promises=(paid,), population=town, files={"model.json": "0"}).write(folder)
+
+
+def _card(folder: Path) -> Any:
+    from fedrank.run.cards import about_population, read_card
+    from fedrank.run.privacy import summary
+
+    card = read_card(folder)
+    if card is None:
+        return None
+    return card, card.claim, card.spent, summary(card), card.population and about_population(card.population)
 
 
 def _address() -> Any:
@@ -429,6 +470,8 @@ READERS = {
     "signed file": Reader(_save_signed, _signed, sealed=True),
     "federation of a folder": Reader(_save_federation, _federation, sealed=True),
     "backup": Reader(_save_backup, _backup, sealed=True),
+    "population": Reader(_save_people, _people),
+    "privacy card": Reader(_save_card, _card),
 }
 
 

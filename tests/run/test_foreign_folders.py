@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from fedrank.cli import main
+from fedrank.protect.accounting import GaussianEvent
+from fedrank.protect.population import LedgerTerms, open_ledger
+from fedrank.protect.promises import Promise
+from fedrank.run.folder import Card, Paid, Receipt
 from fedrank.run.runs import load_runs
 from fedrank.run.schedule import run_experiment
 from fedrank.spec.families import Elsewhere
@@ -153,3 +160,161 @@ def test_what_was_run_is_known_without_its_code(theirs):
     [run] = load_runs("runs")
     assert run.spec.aggregator == Elsewhere({"name": "lab_of_others:Mine", "weighted": True})
     assert not Path("was-imported").exists()
+
+
+def told_in_time(monkeypatch, capsys, *arguments, seconds=30):
+    """Exit code and errors of a command that must not wait for ever; an error that is no line is raised."""
+
+    def too_slow(*_):
+        raise AssertionError(f"{' '.join(arguments)} waits")
+
+    before = signal.signal(signal.SIGALRM, too_slow)
+    signal.alarm(seconds)
+    try:
+        code = call(monkeypatch, *arguments)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return code, capsys.readouterr().err
+
+
+def a_ledger(folder):
+    with open_ledger(folder, LedgerTerms(3, 1e-5, (Promise("server", GaussianEvent(3.0), "a test"),))) as ledger:
+        ledger.reserve({1: [0, 1, 2]})
+
+
+@pytest.mark.parametrize("what", ["pipe", "zeros"])
+@pytest.mark.parametrize(
+    ("name", "arguments", "code"),
+    [
+        *(
+            (f"{RUN}/{name}", ("report", "runs", "--out", "report.csv"), 2)
+            for name in ("run.json", "rounds.csv", "queries.csv", "timing.csv", "model.json", "privacy.json")
+        ),
+        (f"{RUN}/spec.toml", ("report", "runs", "--out", "report.csv"), 0),
+        (f"{RUN}/lock", ("report", "runs", "--out", "report.csv"), 0),
+        (f"{RUN}/checkpoint.npz", ("runs", "runs"), 0),
+        ("runs/their/experiment.toml", ("report", "runs", "--out", "report.csv"), 0),
+        (f"{RUN}/ledger/terms.json", ("ledger", "show", "runs"), 2),
+        (f"{RUN}/ledger/participants.log", ("ledger", "show", "runs"), 2),
+        (f"{RUN}/forgotten.jsonl", ("ledger", "show", RUN), 2),
+        (f"{RUN}/model.json", ("score", RUN, "synthetic-mq2007", "--out", "scores.txt"), 2),
+        (f"{RUN}/history/index.json", ("unlearn", RUN, "--client", "1", "--out", "new", "--trust"), 2),
+        ("spec.toml", ("run", "spec.toml"), 2),
+        ("train.txt", ("data", "check", "train.txt"), 2),
+    ],
+)
+def test_what_is_no_file_is_told_in_a_line(theirs, monkeypatch, capsys, what, name, arguments, code):
+    a_ledger(Path(RUN) / "ledger")
+    Path(name).unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(name)
+    else:
+        Path(name).symlink_to("/dev/zero")
+    found, err = told_in_time(monkeypatch, capsys, *arguments)
+    assert (found, "Traceback" in err) == (code, False), err
+    if code:
+        assert f"{Path(name).name} is a {'pipe' if what == 'pipe' else 'device'}, where a file was expected" in err
+
+
+PAID = Paid("server", 2.0, 1.0, 4, "participation", 1e-5, "client", "zero-out", "a test")
+TOWN = {
+    "name": "town",
+    "limit": 8.0,
+    "runs": 1,
+    "delta": 1e-5,
+    "epsilon": {"server": 2.0, "public": None},
+    "forgotten": [{"forgotten": "2026-01-01", "because": "a test"}],
+}
+CARD = Card(
+    mechanism={"name": "gaussian"}, who_sees_what="", delta=1e-5, budget=None, promises=(PAID,), population=TOWN
+)
+RECEIPT = Receipt(
+    removed={"clients": [1]},
+    method={"name": "retrain"},
+    cost={"share_of_retraining": None},
+    verified={},
+    parent="runs/their",
+    remains=({"file": "model.json"},),
+    quality={"ndcg@10": {"parent": 0.5, "unlearned": 0.25}},
+)
+ODD = (None, [], {}, "x", True, -1, math.inf, math.nan, 10**400, 1e308, [None], {"a": 1})
+
+
+def places(table, above=()):
+    """Where something stands in a JSON file."""
+    yield above
+    for key, value in table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ():
+        yield from places(value, (*above, key))
+
+
+@pytest.mark.parametrize("paper", [CARD, RECEIPT], ids=["card", "receipt"])
+def test_a_card_or_receipt_says_what_it_should_or_its_run_is_left_out(theirs, paper):
+    from fedrank.report.findings import find
+    from fedrank.report.tables import privacy_lines, privacy_table, unlearned_table
+
+    paper.write(Path(RUN))
+    file = Path(RUN) / paper.FILE
+    before, left_out = file.read_text(encoding="utf-8"), 0
+    for place in places(json.loads(before)):
+        for odd in (*ODD, "delete"):
+            content = json.loads(before)
+            table = content
+            for key in place[:-1]:
+                table = table[key]
+            if not place:
+                content = odd
+            elif odd == "delete":
+                del table[place[-1]]
+            else:
+                table[place[-1]] = odd
+            file.write_text(json.dumps(content), encoding="utf-8")
+            try:
+                [found] = find(load_runs("runs"))
+            except ValueError as problem:
+                assert "none of 1 runs is finished" in str(problem)  # noqa: PT017
+                left_out += 1
+                continue
+            for show in (privacy_table, privacy_lines, unlearned_table):
+                show(found)
+    assert left_out > 100
+    file.write_text(before, encoding="utf-8")
+    [found] = find(load_runs("runs"))
+    assert len(found.runs.finished) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mechanism": {}}, "lacks 'name'"),
+        ({"mechanism": {"name": None}}, "mechanism.name"),
+        ({"promises": [{"against": "server"}]}, "lacks 'epsilon'"),
+        ({"promises": [1]}, r"promises\[0\]"),
+        ({"format": None}, "privacy.json: format"),
+        ({"delta": 10**400}, "delta"),
+        ({"population": {"name": "town"}}, "lacks"),
+    ],
+)
+def test_a_card_that_makes_no_sense_is_refused(tmp_path, change, message):
+    (tmp_path / "privacy.json").write_text(json.dumps(json.loads(CARD.json()) | change), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        Card.read(tmp_path)
+
+
+def test_a_damaged_ledger_is_told_in_a_line(theirs, monkeypatch, capsys):
+    a_ledger(Path(RUN) / "ledger")
+    (Path(RUN) / "ledger" / "terms.json").write_text('{"people": Infinity}', encoding="utf-8")
+    code, err = told_in_time(monkeypatch, capsys, "ledger", "show", "runs")
+    assert code == 2
+    assert err.startswith("fedrank: ")
+    assert "terms.json cannot be read" in err
+
+
+@pytest.mark.parametrize("odd", [1, [], {}, None])
+def test_a_convention_that_is_no_sentence_leaves_its_run_out(theirs, monkeypatch, capsys, odd):
+    file = Path(RUN) / "run.json"
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(facts | {"conventions": {"a": odd}}), encoding="utf-8")
+    code, err = told_in_time(monkeypatch, capsys, "report", "runs", "--out", "report.md")
+    assert code == 2
+    assert "run.json: conventions.a" in err

@@ -599,3 +599,27 @@ def test_a_file_of_very_many_features_has_to_say_so(tmp_path):
         load_fold(DataSpec(**tables), 1)
     assert load_fold(DataSpec(**tables, features=20_000), 1).train.features.shape == (2, 20_000)
     assert any("data.features" in line for line in DataSpec(name="mq2008", features=5).problems())
+
+
+def test_setting_what_a_variant_sets_is_not_lost_silently(tmp_path):
+    file = tmp_path / "spec.toml"
+    file.write_text(
+        'rounds = 5\ndata = { name = "synthetic-mq2007" }\nclients = { count = 3 }\nlearner = { name = "pdgd" }\n'
+        'mechanism = { name = "gaussian", clip = 1.0, noise = 1.0 }\n'
+        '[variants.a]\n[variants.b]\nmechanism = { name = "gaussian", clip = 2.0, noise = 2.0 }\nrounds = 7\n'
+    )
+
+    def noises(*overrides):
+        return [variant.experiment.mechanism.noise for variant in read_experiment(file, overrides).variants]
+
+    lost = r"mechanism.noise: variants.b replaces mechanism as a whole.* also set variants.b.mechanism.noise"
+    with pytest.raises(SpecError, match=lost):
+        noises("mechanism.noise=4.0")
+    with pytest.raises(SpecError, match=r"rounds: variants.b sets rounds, so that this would be lost there"):
+        noises("rounds=6")
+    assert noises("mechanism.noise=4.0", "variants.b.mechanism.noise=4.0") == [4.0, 4.0]
+    assert noises("variants.b.mechanism.noise=4.0") == [1.0, 4.0]
+    assert noises("learner.rate=0.5") == [1.0, 2.0]
+    file.write_text(file.read_text() + '[vary]\nlearner = [{ name = "pdgd" }, { name = "pdgd", rate = 0.2 }]\n')
+    with pytest.raises(SpecError, match=r"learner.rate: learner is varied as a whole.* set vary.learner=\[...\]"):
+        noises("learner.rate=0.5")

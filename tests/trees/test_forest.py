@@ -310,3 +310,21 @@ def test_what_is_missing_is_of_no_category():
     scores = np.zeros(3)
     Trees.read([BY_CATEGORY.format(sets=1, starts="0 1")]).add(np.array([[0.0], [np.nan], [5.0]]), scores)
     assert scores.tolist() == [1, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../model.txt", "/model.txt", "", None, 1])
+def test_trees_elsewhere_are_refused(forest, tmp_path, name):
+    save_forest(forest, tmp_path / "model.json")
+    content = json.loads((tmp_path / "model.json").read_text())
+    content.pop("checksum", None)
+    content["ranker"]["file"] = name
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"its trees .* do not lie beside it"):
+        load_model(tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_beyond_all_numbers_is_refused_without_a_warning(forest):
+    text = re.sub(r"^num_leaves=.*$", f"num_leaves={'9' * 5000}", forest.text, count=1, flags=re.MULTILINE)
+    with pytest.raises(ValueError, match="num_leaves holds numbers that are not finite"):
+        Forest(resized(text))

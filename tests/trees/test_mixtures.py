@@ -141,6 +141,7 @@ def unsealed(path, change):
     ("change", "message"),
     [
         ({"parts": ["model-1.json", "model.json"]}, "a part of it twice, or of itself"),
+        *(({"parts": ["model-1.json", name]}, "does not lie beside it") for name in ("..", ".", "../a.json", 1, None)),
         ({"parts": ["model-1.json", "model-1.json"]}, "a part of it twice, or of itself"),
         ({"parts": []}, "not enough values"),
         ({"parts": [["model-1.json"], 7]}, "cannot be read as a model"),

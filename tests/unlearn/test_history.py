@@ -341,6 +341,15 @@ def test_damage_is_told(tmp_path):
     index.write_text(json.dumps(found | {"format": 2}))
     with pytest.raises(HistoryError, match="has format 2"):
         History.open(tmp_path)
+    for odd in ("../model.json", "..", "/model.json", "", 1, None):  # forgetting deletes chunks
+        chunks = [found["chunks"][0] | {"file": odd}, *found["chunks"][1:]]
+        index.write_text(json.dumps(found | {"chunks": chunks}))
+        with pytest.raises(HistoryError, match=f"{odd!r} is no chunk of it"):
+            History.open(tmp_path)
+    for odd in ({"clients": "5"}, {"parameters": 2.5}, {"every": None}):
+        index.write_text(json.dumps(found | odd))
+        with pytest.raises(HistoryError, match="not whole"):
+            History.open(tmp_path)
     for text in ("{", "[]", "{}", '{"format": 1, "chunks": [{"file": 1}]}'):
         index.write_text(text)
         with pytest.raises(HistoryError, match="damaged"):

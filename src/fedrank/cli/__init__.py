@@ -161,6 +161,9 @@ def privacy(
     ] = None,
     variant: Variants = None,
     out: AnswerFile = None,
+    runs: Annotated[
+        Path, typer.Option(help="The folder that runs go to: ledgers of a population lie in RUNS/populations.")
+    ] = Path("runs"),
     trust: Trust = False,
 ) -> None:
     """Before a run: what would it spend or give away, to whom, and which noise would a target need?"""
@@ -176,9 +179,9 @@ def privacy(
     files, console = answer_files(out, "privacy"), new_console()
     grid = read_spec(spec, set_ or [], trust=trust).only(variant or [])
     with progress(console) as tell:
-        sections = about_privacy(grid, target or TARGETS, tell)
+        sections = about_privacy(grid, target or TARGETS, tell, runs)
     answer(sections, console)
-    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS))
+    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs))
     for file in files:
         say(console, f"Written: {file}")
 

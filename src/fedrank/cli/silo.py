@@ -302,10 +302,11 @@ def key_open(
     out: Annotated[Path, typer.Option(help="File for the shared key.")],
 ) -> None:
     """Open a shared key that another silo locked for you."""
+    from fedrank.files import read_bytes
     from fedrank.silo.keys import fingerprint, open_key, read_public, read_secret
 
     theirs = read_public(public)
-    opened = open_key(wrapped.read_bytes(), read_secret(secret), theirs, out)
+    opened = open_key(read_bytes(wrapped), read_secret(secret), theirs, out)
     say(new_console(), f"{out}: key {fingerprint(opened)}, from the owner of {public}, {fingerprint(theirs)}")
 
 

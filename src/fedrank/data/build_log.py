@@ -29,7 +29,7 @@ from fedrank.data.logs import (
     read_names,
     write_names,
 )
-from fedrank.files import sync
+from fedrank.files import opened, sync
 from fedrank.progress import Progress, quiet
 from fedrank.types import Features
 
@@ -397,7 +397,7 @@ def _dropped(why: NDArray[np.int8]) -> dict[str, int]:
 def _fingerprint(path: Path) -> str:
     if from_ir_datasets.is_there(path):
         return from_ir_datasets.size_of(path)
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 

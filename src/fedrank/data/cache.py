@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
-from fedrank.files import opened, parse_json
+from fedrank.files import opened, parse_json, read_text
 from fedrank.kernels.compile import cache_folder
 
 FORMAT = 1  # raise it whenever files would be read differently, or entries are laid out differently
@@ -44,7 +44,7 @@ def load(key: str) -> RankingData | None:
     """The set kept under this name, memory-mapped; None if there is none or it is damaged."""
     folder = _entries() / key
     try:
-        header = parse_json((folder / "header.json").read_text(encoding="utf-8"))
+        header = parse_json(read_text(folder / "header.json"))
         arrays = {name: _open(folder / f"{name}.npy", header["arrays"][name]) for name in _ARRAYS}
         return RankingData(
             features=arrays["features"],

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.feature_names import FEATURE_NAMES
 from fedrank.data.ranking import RankingData
+from fedrank.files import read_bytes
 from fedrank.names import nearest
 
 Normalisation = Literal["none", "query", "global"]
@@ -288,7 +289,7 @@ def _judged(path: Path, topics: Sequence[str], documents: Sequence[str]) -> NDAr
 
 
 def _text(path: Path) -> str:
-    raw = path.read_bytes()
+    raw = read_bytes(path)
     if path.suffix == ".gz":
         raw = gzip.decompress(raw)
     elif path.suffix == ".xz":

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.files import opened
 from fedrank.types import Features
 
 BLOCK = 8 << 20  # bytes of text in memory at a time
@@ -41,7 +42,7 @@ def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Q
     seen, state = np.zeros(width + 1, np.int64), np.zeros(kernel.STATES, np.int64)
     end, final = 0, False
     not_numbers: list[int] = []
-    with open(path, "rb") as file:
+    with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(position)
         while not final:

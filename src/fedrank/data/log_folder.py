@@ -18,7 +18,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from fedrank.data.logs import BEGUN, FACTS
-from fedrank.files import locked, naming, parse_json, private_folder, sync, write_whole
+from fedrank.files import locked, naming, parse_json, private_folder, read_text, sync, write_whole
 
 UNFINISHED = ".unfinished"  # in the names of files that only the work needs
 _LOCK = f"lock{UNFINISHED}"
@@ -40,7 +40,7 @@ def is_complete(out: Path, asked: dict[str, Any]) -> bool:
     """Whether the folder holds what is asked for; one that was made from something else is refused."""
     if not (out / FACTS).is_file():
         return False
-    found = parse_json((out / FACTS).read_text(encoding="utf-8"))
+    found = parse_json(read_text(out / FACTS))
     _same({"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, asked, out)
     clear(out)  # it may have been killed just before
     return True
@@ -50,7 +50,7 @@ def begin(out: Path, asked: dict[str, Any]) -> Marks:
     """The marks of a new or a half-made folder."""
     path = out / BEGUN
     if path.is_file():
-        begun = parse_json(path.read_text(encoding="utf-8"))
+        begun = parse_json(read_text(path))
         _same(begun["asked"], asked, out)
         return Marks(path, asked, begun["done"])
     if out.is_dir() and any(name for name in os.listdir(out) if not name.endswith(UNFINISHED)):

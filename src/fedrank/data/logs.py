@@ -24,9 +24,10 @@ from fedrank.data import from_ir_datasets
 from fedrank.data.documents import SHOWN, Documents, as_text, find_columns, is_name, kind_of, text_lines
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
-from fedrank.files import parse_json
+from fedrank.files import parse_json, read_bytes, read_text
 from fedrank.types import Features
 
+MOST_NAMES = 32 << 30  # bytes of a file of names: those of a billion documents
 FORMAT = 1  # raise it whenever a folder would be read differently
 BEGUN = "begun.json"  # lies in a folder while it is being built
 FACTS = "facts.json"  # lies in a complete folder
@@ -247,7 +248,7 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
         raise FileNotFoundError(
             f"{folder} is no data set of a search log: it has no {FACTS}; make one with `fedrank logs build`"
         )
-    facts = parse_json((folder / FACTS).read_text(encoding="utf-8"))
+    facts = parse_json(read_text(folder / FACTS))
     if not isinstance(facts, dict):
         raise ValueError(f"{folder / FACTS} holds no facts; {_DAMAGED}")
     if facts.get("format") != FORMAT:
@@ -329,7 +330,7 @@ def stretch_of(log: SearchLog, rows: NDArray[np.integer]) -> slice | None:
 
 def read_names(path: Path) -> tuple[str, ...]:
     """The lines of a text file that `write_names` wrote; only its own line ends count as such."""
-    text = path.read_bytes().decode("utf-8")
+    text = read_bytes(path, MOST_NAMES).decode("utf-8")
     return tuple(text.split("\n")[:-1])
 
 

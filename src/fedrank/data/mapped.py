@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.files import opened
+
 # Python names it from 3.13 on; the number is that of Linux on these machines.
 _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
@@ -23,12 +25,13 @@ def open_mapped(path: str | os.PathLike[str]) -> NDArray[Any]:
     It is writable because kernels would need a second, read-only signature otherwise. NumPy's own copy-on-write mode
     does not do: Linux then sets memory aside for a copy of it all, and refuses files larger than memory.
     """
+    opened(path).close()  # NumPy would wait for a pipe
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (SyntaxError, TypeError, tokenize.TokenError, OverflowError) as problem:  # what NumPy lets pass of a header
         raise ValueError(f"its header makes no sense: {problem}") from None
     if sys.platform == "win32" or not found.flags.c_contiguous:
         return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
-    with open(path, "rb") as file:
+    with opened(path) as file:
         pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return np.ndarray(found.shape, found.dtype, buffer=pages, offset=found.offset)

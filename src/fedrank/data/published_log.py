@@ -44,7 +44,7 @@ from fedrank.data.logs import (
     seconds_of,
     write_names,
 )
-from fedrank.files import sync
+from fedrank.files import opened, sync
 from fedrank.progress import Progress, quiet
 
 LENGTH = 20  # documents of a list
@@ -370,7 +370,7 @@ def _facts(
 
 def _fingerprint(path: Path) -> str:
     """By which a file is known again: its size and stretches of it, since all of it would take minutes."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.blake2b(str(size).encode(), digest_size=16)
         for sample in range(_SAMPLES):

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.files import read_text
 from fedrank.types import Offsets
 
 REDRAWS = 100  # of a Dirichlet split that leaves somebody without a query
@@ -387,7 +387,7 @@ def _judgements(name: str) -> NDArray[np.int8]:
 def _classes(file: str, data: RankingData) -> tuple[list[str], NDArray[np.int64]]:
     """The values that the queries of the data have in a file, sorted, and the place of each query's value."""
     known: dict[str, str] = {}
-    for number, line in enumerate(Path(file).read_text(encoding="utf-8-sig").splitlines(), start=1):
+    for number, line in enumerate(read_text(file, "utf-8-sig").splitlines(), start=1):
         if not line.strip():
             continue
         query, _, value = (part.strip() for part in line.partition("\t"))

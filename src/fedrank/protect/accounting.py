@@ -21,6 +21,7 @@ LOST = 1e-40  # probability that one step of the exact convolution may cut from 
 CELLS = 2**20  # how many cells a composed privacy loss may need before it is stored more coarsely
 GRID = 1000  # values of epsilon from which a trade-off curve is built
 ORDERS = np.array([*range(2, 65), 128, 256, 512, 1024], dtype=np.float64)  # of Rényi divergences
+MOST_NOISE, MOST_LOSS, MOST_ANSWERS = 1e12, 1e100, 1_000_000  # beyond them numbers overflow, or pricing never ends
 MOST_DISTRIBUTIONS = 8  # that are composed exactly: each takes a second or so
 
 
@@ -79,10 +80,16 @@ class ResponseEvent:
     def __post_init__(self) -> None:
         if not 0 < self.truth <= 1:
             raise ValueError(f"truth = {self.truth} is no chance of a true answer; use a number above 0 and up to 1")
+        if self.truth * MOST_NOISE < 1:
+            raise ValueError(f"truth = {self.truth} cannot be priced; use at least {1 / MOST_NOISE:g}")
         if self.values < 2:
             raise ValueError(f"values = {self.values} leaves nothing to answer instead of the truth; use at least 2")
         if self.answers < 1:
             raise ValueError(f"answers = {self.answers} is no release at all; use at least 1")
+        if max(self.values, self.answers) > MOST_ANSWERS:
+            raise ValueError(
+                f"{self.answers} answers of {self.values} values cannot be priced; use at most {MOST_ANSWERS:,} of each"
+            )
 
 
 Event = GaussianEvent | LaplaceEvent | ConcentratedEvent | PureEvent | ResponseEvent
@@ -117,7 +124,12 @@ def _composed(spent: frozenset[tuple[Event, int]], delta: float) -> float:
     if delta == 0 or pure == 0:
         return pure
     parts = sum(_epsilon(event, times, delta / len(spent)) for event, times in spent)
-    return min(pure, parts, *(bound.epsilon(delta) for bound in _bounds_together(dict(spent))))
+    bounds = [pure, parts, *(bound.epsilon(delta) for bound in _bounds_together(dict(spent)))]
+    rest = {event: times for event, times in spent if _pure(event) == inf}
+    if len(rest) < len(spent):  # what holds at δ = 0 comes on top of the rest, which then has all of δ
+        on_top = sum(_pure(event) * times for event, times in spent if event not in rest)
+        bounds.append(on_top + composed(rest, delta))
+    return min(bounds)
 
 
 def _bounds_together(spent: Mapping[Event, int]) -> Iterator[_Bound]:
@@ -196,6 +208,8 @@ def trade_off(event: Event, times: int, alphas: NDArray[Any] | Iterable[float]) 
 def _check_noise(multiplier: float, sampling: float) -> None:
     if not (multiplier > 0 and isfinite(multiplier)):
         raise ValueError(f"multiplier = {multiplier} is no noise that hides anything; use a finite number above 0")
+    if not 1 / MOST_NOISE <= multiplier <= MOST_NOISE:
+        raise ValueError(f"multiplier = {multiplier} cannot be priced; use {1 / MOST_NOISE:g} to {MOST_NOISE:g}")
     if not 0 < sampling <= 1:
         raise ValueError(f"sampling = {sampling} is no chance to take part; use a number above 0 and up to 1")
 
@@ -203,6 +217,8 @@ def _check_noise(multiplier: float, sampling: float) -> None:
 def _check_price(name: str, value: float) -> None:
     if not value >= 0:
         raise ValueError(f"{name} = {value} is no privacy loss; use 0 or more, or inf where nothing is promised")
+    if MOST_LOSS < value < inf:
+        raise ValueError(f"{name} = {value} promises nothing; use inf, which says so, or at most {MOST_LOSS:g}")
 
 
 def _check_times(times: int) -> None:

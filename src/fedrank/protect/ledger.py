@@ -11,6 +11,9 @@ Both begin with `BEGIN` (what file this is, version, number of clients, checksum
     back  reservations given back; payload: the offset of each one's record (uint64)
     keep  the change of a round (float64); place: the offset of its reservation in participants.log
 
+Where charges are not rounds of one run, `charges.log` takes the place of both: records of kind `cost`, each with a text
+that says what was charged (`fedrank.protect.population: Charge`).
+
 The order of steps makes it safe: a reservation is on the disk before anything is sent, a change is written before
 anything uses it, and only a clean stop takes a reservation back. So a crash can only make the ledger say too much.
 """
@@ -27,25 +30,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import sync
+from fedrank.files import check_is_file, opened, sync
 
 VERSION = 1
 BEGIN = struct.Struct("<16sIQ")  # name of the format, version, clients
 HEAD = struct.Struct("<4sQQQ")  # kind, round, place, bytes of payload
 CRC = struct.Struct("<I")
-SOME, ALL, BACK, KEEP = b"some", b"all\0", b"back", b"keep"
-COHORTS, CHANGES = b"fedrank cohorts\n", b"fedrank changes\n"  # names of the two formats
+SOME, ALL, BACK, KEEP, COST = b"some", b"all\0", b"back", b"keep", b"cost"
+COHORTS, CHANGES, CHARGES = b"fedrank cohorts\n", b"fedrank changes\n", b"fedrank charges\n"  # names of the formats
 SLACK = 4 << 20  # bytes: changes.log is not rewritten to save less than this
 CHUNK = 1 << 20  # bytes
-PARTICIPANTS, CHANGED = "participants.log", "changes.log"
+PARTICIPANTS, CHANGED, CHARGED = "participants.log", "changes.log", "charges.log"
 
 
-class LedgerError(RuntimeError):
+class LedgerError(ValueError):
     """The ledger cannot be trusted, or would no longer be right."""
 
 
@@ -75,7 +78,7 @@ class _Log:
     def __init__(self, path: Path, name: bytes, clients: int, write: bool = True) -> None:
         self.path = path
         self.begin = _checked(BEGIN.pack(name, VERSION, clients))
-        self.file = _private(path) if write else io.FileIO(path)
+        self.file = _private(path) if write else cast(io.FileIO, opened(path).detach())
         self.size = os.fstat(self.file.fileno()).st_size
         found = _read(self.file, len(self.begin))
         if found != self.begin:
@@ -99,6 +102,8 @@ class _Log:
 
     def read(self, at: int) -> _Record | None:
         """One record; None where there is no whole one."""
+        if at > self.size:  # a place that somebody made up, and that no file can have
+            return None
         self.file.seek(at)
         head = _unchecked(_read(self.file, HEAD.size + CRC.size))
         if head is None or len(head) < HEAD.size:
@@ -517,6 +522,46 @@ class Ledger:
         return f"round {round} is not reserved, so its clients are not charged; call reserve before anything is sent"
 
 
+def begin_charges(folder: Path) -> None:
+    """An empty `charges.log`, on the disk, where there is none."""
+    path = Path(folder) / CHARGED
+    with _Log(path, CHARGES, 0).file:
+        # A file that its folder does not know after a power cut would be charges forgotten.
+        for each in (path.parent, *path.parent.absolute().parents[:2]):
+            sync(each)
+
+
+def read_charges(folder: Path) -> list[bytes]:
+    """What `charges.log` says, charge by charge, while others may be writing to it; nothing is changed."""
+    log = _Log(Path(folder) / CHARGED, CHARGES, 0, write=False)
+    with log.file:
+        return _costs(log)
+
+
+def add_charge(folder: Path, text: bytes) -> None:
+    """Add to `charges.log`; it is on the disk when this returns. Only for whoever holds the lock of the ledger."""
+    log = _Log(Path(folder) / CHARGED, CHARGES, 0)
+    with log.file:
+        _costs(log)
+        if log.end < log.size:  # its writing had not ended, so that nothing followed from it
+            log.cut()
+        log.append(COST, 0, 0, text)
+        log.sync()
+
+
+def _costs(log: _Log) -> list[bytes]:
+    """All records up to the end, or up to one whose writing was cut short."""
+    found = list(log.records())
+    unknown = [record.at for record in found if record.kind != COST]
+    if unknown or (log.end < log.size and not log.torn()):
+        at = unknown[0] if unknown else log.end
+        raise LedgerError(
+            f"{log.path} is damaged at byte {at}, so that more may have been spent than we know; restore it from a "
+            "copy that has the last charge, and let nothing leave until then"
+        )
+    return [record.payload for record in found]
+
+
 def _checked(content: bytes) -> bytes:
     return content + CRC.pack(zlib.crc32(content))
 
@@ -534,7 +579,13 @@ def _private(path: Path) -> io.FileIO:
 
     Without a buffer: half a record left in one after a failure would be written later, over something else.
     """
-    file = io.FileIO(path, "r+" if path.exists() else "x+", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+    def for_us(name: str, flags: int) -> int:
+        handle = os.open(name, flags, 0o600)
+        check_is_file(handle, name)
+        return handle
+
+    file = io.FileIO(path, "r+" if path.exists() else "x+", opener=for_us)
     os.chmod(path, 0o600)
     return file
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.data.ranking import RankingData
-from fedrank.files import parse_json, write_whole
+from fedrank.files import parse_json, read_text, write_whole
 from fedrank.rank.rankers import RANKERS
 from fedrank.types import Ranker, Scores, Weights
 
@@ -155,7 +155,7 @@ def read_model(
 
 def _read_content(path: Path, tell: Tell) -> dict[str, Any]:
     """What `model.json` says, each of a type that can be used."""
-    content = parse_json(path.read_text(encoding="utf-8"), _each_once)
+    content = parse_json(read_text(path), _each_once)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError("it is not a model of fedrank")
     if not _is_whole(content["version"]) or content["version"] > VERSION:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import told
+from fedrank.files import read_text, told
 from fedrank.names import nearest
 from fedrank.rank.measures import average
 from fedrank.report.claims import Stated, Verdict, judge_all
@@ -261,7 +261,7 @@ def _asked(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
     for file in (run.folder / "experiment.toml", run.path / "spec.toml"):
         if file.exists():
             try:
-                text = file.read_text(encoding="utf-8")
+                text = read_text(file)
                 return read_tables(parse_toml(text), here=False), text, []
             except ValueError as problem:
                 why = "; ".join(str(problem).splitlines())

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.federate.aggregate import Mean
+from fedrank.files import read_text
 from fedrank.report.statistics import Summary, half_width, summarise
 from fedrank.run.folder import Card, Receipt
 from fedrank.run.runs import Run
@@ -23,7 +24,6 @@ from fedrank.spec.toml import TomlTable
 
 POINTS = 240  # of a drawn curve; more cannot be seen
 REPEATED = re.compile(r"^(?:folds|seeds) = \[\d+\]$", re.MULTILINE)  # which repeat of a variant a spec is
-COSTS = ("interactions", "bytes_up", "bytes_down", "seconds", "cpu_seconds")
 
 Repeat = tuple[int, int]  # fold, seed
 Line = tuple[NDArray[np.int64], NDArray[np.float64]]  # rounds, values
@@ -130,9 +130,6 @@ class VariantRuns:
 def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     """What a report keeps of a run; `threats` remembers those of specs that were read before."""
     rounds, measures = run.rounds, run.measures
-    values = {name: run.final(name) for name in measures}
-    if "online" in rounds:
-        values |= {"online": run.final("online"), "online_sum": run.online_sum()}
     number = rounds["round"].astype(np.int64)
     curves: dict[str, Line] = {}
     for name in measures:
@@ -146,8 +143,6 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     if len(served):
         rows = _thinned(len(served))
         curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
-    costs = {name: run.total(name) for name in COSTS[:3] if name in rounds}
-    costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
     threat, problem = None, ""
@@ -156,10 +151,10 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     except (OSError, ValueError) as unreadable:
         problem = "; ".join(str(unreadable).splitlines())
     return Reading(
-        values,
+        run.finals,
         curves,
         window,
-        costs,
+        run.costs,
         *by_query,
         run.clients[1],
         weights,
@@ -181,7 +176,7 @@ def _threat(run: Run, known: dict[str, Threat | None]) -> Threat | None:
     """
     if run.unlearned is not None:
         return None
-    text = REPEATED.sub("", (run.path / "spec.toml").read_text(encoding="utf-8"))
+    text = REPEATED.sub("", read_text(run.path / "spec.toml"))
     if text not in known:
         known[text] = _threat_in(run.spec)
     return known[text]

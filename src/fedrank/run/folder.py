@@ -12,21 +12,22 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
 
 from fedrank import __version__
-from fedrank.files import parse_json, write_whole
+from fedrank.files import opened, parse_json, read_text, write_whole
 from fedrank.protect.promises import up
 from fedrank.spec.families import hints_of, is_required
-from fedrank.spec.values import checked
+from fedrank.spec.values import NotEmpty, at_least, checked, less_than
 
 Json = dict[str, Any]
+Price = Annotated[float, at_least(0), less_than(math.inf)]  # an ε
 J = TypeVar("J", bound="Written")
 
 FORMAT = 1  # of run.json, privacy.json and receipt.json
@@ -63,23 +64,36 @@ class Written:
     @classmethod
     def read(cls: type[J], folder: Path) -> J | None:
         """What the file of a run folder holds; None where there is none."""
-        return cls(**cls.values(folder)) if (folder / cls.FILE).exists() else None
+        try:
+            return cls(**cls.values(folder)) if (folder / cls.FILE).exists() else None
+        except KeyError as missing:
+            raise ValueError(f"{cls.FILE} lacks {missing}") from None
 
     @classmethod
     def values(cls, folder: Path) -> Json:
         """The fields that stand in the file; ValueError or KeyError where they are not as they should be."""
         content = read_json(folder / cls.FILE)
-        if content.get("format", FORMAT) > FORMAT:
+        if checked(int, content.get("format", FORMAT), f"{cls.FILE}: format") > FORMAT:
             raise ValueError(f"{cls.FILE} has format {content['format']}, newer than this fedrank; update fedrank")
-        values: Json = {"version": ""}
-        hints = hints_of(cls)  # type: ignore[arg-type]
-        for each in dataclasses.fields(cls):
-            key = cls.called.get(each.name, each.name)
-            if key in content:
-                values[each.name] = checked(hints[each.name], content[key], f"{cls.FILE}: {key}")
-            elif is_required(each):
-                raise KeyError(key)
-        return values
+        return {"version": ""} | _fields(cls, content, f"{cls.FILE}: ", cls.called)
+
+
+def _fields(kind: type[Any], content: Json, place: str, called: Mapping[str, str] | None = None) -> Json:
+    """The fields of a class that stand in a table of a file, each of its type."""
+    hints, values = hints_of(kind), Json()  # type: ignore[arg-type]
+    for each in dataclasses.fields(kind):
+        key = (called or {}).get(each.name, each.name)
+        if key in content:
+            values[each.name] = checked(hints[each.name], content[key], f"{place}{key}")
+        elif is_required(each):
+            raise KeyError(key)
+    return values
+
+
+def _table(content: Any, hints: Mapping[str, Any], place: str) -> Json:
+    """A table of a file in which these entries are there, each of its type; others may be anything."""
+    known = dict(checked(Json, content, place))
+    return known | {key: checked(hint, known[key], f"{place}.{key}") for key, hint in hints.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +114,7 @@ class Facts(Written):
     round: int = 0  # rounds done
     asked: int = 0  # rounds asked for
     data: Json = field(default_factory=dict)
-    conventions: Json = field(default_factory=dict)  # measure -> how it was computed
+    conventions: dict[str, str] = field(default_factory=dict)  # measure -> how it was computed
     error: Json | None = None  # message, round, client
     notes: tuple[str, ...] = ()
     compiled_for: str = ""
@@ -118,8 +132,8 @@ class Paid:
     """One promise, and what the client that took part most often has paid for it."""
 
     against: str
-    epsilon: float | None  # None: nothing can be claimed
-    epsilon_each_time: float | None
+    epsilon: Price | None  # None: nothing can be claimed
+    epsilon_each_time: Price | None
     times: int
     paid_per: str
     delta: float
@@ -130,6 +144,17 @@ class Paid:
     @property
     def often(self) -> str:
         return paid_for(self.paid_per, self.times)
+
+
+# What a card says of all runs on the same people.
+POPULATION = {
+    "name": str,
+    "limit": float,
+    "delta": float,
+    "runs": int,
+    "epsilon": dict[str, Price | None],
+    "forgotten": tuple[Json, ...],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +188,15 @@ class Card(Written):
     @classmethod
     def values(cls, folder: Path) -> Json:
         values = super().values(folder)
-        return values | {"promises": tuple(Paid(**row) for row in values.get("promises", ()))}
+        if values["mechanism"] is not None:
+            _table(values["mechanism"], {"name": str}, f"{cls.FILE}: mechanism")
+        if values.get("population") is not None:
+            _table(values["population"], POPULATION, f"{cls.FILE}: population")
+            for i, record in enumerate(values["population"]["forgotten"]):
+                _table(record, {"forgotten": str, "because": str}, f"{cls.FILE}: population.forgotten[{i}]")
+        places = ((f"{cls.FILE}: promises[{i}]", row) for i, row in enumerate(values.get("promises", ())))
+        paid = tuple(Paid(**_fields(Paid, checked(Json, row, place), f"{place}.")) for place, row in places)
+        return values | {"promises": paid}
 
     @property
     def spent(self) -> float:
@@ -199,6 +232,22 @@ class Receipt(Written):
     purged: tuple[str, ...] = ()
     remains: tuple[Json, ...] = ()
     quality: dict[str, Json] = field(default_factory=dict)  # measure -> model -> value
+
+    @classmethod
+    def values(cls, folder: Path) -> Json:
+        values = super().values(folder)
+        asked: dict[str, Mapping[str, Any]] = {
+            "removed": {"clients": Annotated[list[Any], NotEmpty]},
+            "method": {"name": str},
+            "cost": {"share_of_retraining": float | None},
+        }
+        for key, hints in asked.items():
+            _table(values[key], hints, f"{cls.FILE}: {key}")
+        for i, one in enumerate(values.get("remains", ())):
+            _table(one, {"file": str}, f"{cls.FILE}: remains[{i}]")
+        for measure, models in values.get("quality", {}).items():
+            _table(models, {"parent": float | None, "unlearned": float | None}, f"{cls.FILE}: quality.{measure}")
+        return values
 
     @property
     def is_verified(self) -> bool:
@@ -237,7 +286,7 @@ def paid_for(paid: str, times: int) -> str:
 def round_kept(folder: Path) -> int | None:
     """Up to which round the checkpoint of a run goes; None where there is none, or one that cannot be read."""
     try:
-        with np.load(folder / CHECKPOINT, allow_pickle=False) as kept:
+        with opened(folder / CHECKPOINT) as file, np.load(file, allow_pickle=False) as kept:
             return int(kept["round"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, BadZipFile, zlib.error):
         return None
@@ -245,7 +294,7 @@ def round_kept(folder: Path) -> int | None:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        facts = parse_json(file.read_text(encoding="utf-8"))
+        facts = parse_json(read_text(file))
     except ValueError as error:
         raise ValueError(f"{file.name} cannot be read: {error}") from None
     if not isinstance(facts, dict):

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fedrank.files import told, write_whole
+from fedrank.files import read_text, told, write_whole
 from fedrank.progress import Progress, quiet
 from fedrank.run.perform import perform
 from fedrank.run.runs import load_runs
@@ -128,7 +128,7 @@ def is_finished(task: Task) -> bool:
     spec = task.folder / "spec.toml"
     if not spec.exists():
         return False
-    if spec.read_text(encoding="utf-8") != to_toml(task.experiment):
+    if read_text(spec) != to_toml(task.experiment):
         raise FileExistsError(
             f"{task.folder} holds a run of another spec, and nothing is overwritten; choose another --out or --name, "
             "or delete that folder"

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.files import for_owner, naming, parse_json, write_whole
+from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_whole
+from fedrank.protect.population import FOLDER
 from fedrank.rank.given import Given
 from fedrank.rank.measures import EMPTY, MEASURES, MODELS, measure
 from fedrank.run.cards import issued
@@ -69,6 +70,19 @@ class Task:
     settings: dict[str, Any]  # what this variant varies
     fold: int
     seed: int
+
+    def __post_init__(self) -> None:
+        parts = Path(self.name).parts
+        if not parts or not all(map(is_plain, parts)):
+            raise ValueError(
+                f"name {self.name!r} leads out of the folder of results, or names none; give a name, or folders and a "
+                "name such as tests/first, and choose the folder of results with --out"
+            )
+        if parts[0].casefold() == FOLDER:
+            raise ValueError(
+                f"name {self.name!r}: {FOLDER}/ holds what people have spent, and a run in it would be counted among "
+                "them; choose another name"
+            )
 
     @property
     def home(self) -> Path:
@@ -425,17 +439,17 @@ def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
 def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file as `np.savez` writes it, each as large as the file says and no larger than the file."""
     arrays: dict[str, NDArray[Any]] = {}
-    size = file.stat().st_size
-    with ZipFile(file) as parts:
+    with opened(file) as content, ZipFile(content) as parts:
+        size = os.fstat(content.fileno()).st_size
         for part in parts.infolist():
             whole = part.compress_type == ZIP_STORED and part.file_size <= size and part.filename.endswith(".npy")
             if not whole or part.comment or part.extra:  # which could hide the parts behind it
                 raise ValueError(f"{part.filename} is no array as it is written into a checkpoint")
-            content = io.BytesIO(parts.read(part))
-            if np.lib.format.read_magic(content) != (1, 0):
+            array = io.BytesIO(parts.read(part))
+            if np.lib.format.read_magic(array) != (1, 0):
                 raise ValueError(f"{part.filename} has a header of another version")
-            shape, by_column, kind = np.lib.format.read_array_header_1_0(content)
-            rest = content.read()
+            shape, by_column, kind = np.lib.format.read_array_header_1_0(array)
+            rest = array.read()
             if kind.hasobject or math.prod(shape) * kind.itemsize != len(rest):
                 raise ValueError(f"{part.filename} is not as large as it says, or holds objects")
             arrays[part.filename.removesuffix(".npy")] = (

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import parse_json, writing
+from fedrank.files import opened, parse_json, writing
 
 VERSION = 3  # 1 had no document frequencies, 2 a fingerprint of 64 bits
 FORMAT = b"fedrank sketch\n\0"
@@ -68,7 +68,7 @@ def write_arrays(
 
 def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Part]]:
     """Header and mapped parts of a file; one that is damaged, cut short or of another version is refused."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < BEGIN.size:
             raise SketchFileError(f"{path}: {size} bytes are no sketch file; was it cut short?")

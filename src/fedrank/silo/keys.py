@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.files import writing
+from fedrank.files import read_bytes, writing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -181,7 +181,7 @@ def _write(path: Path, kind: str, key: bytes, private: bool) -> None:
 def _read(path: Path, kind: str, private: bool) -> bytes:
     if private and os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise PermissionError(f"{path} can be read by others, so the key may be known; chmod 600 it, or make a new one")
-    words: list[Any] = path.read_bytes()[:200].decode("ascii", errors="replace").split()
+    words: list[Any] = read_bytes(path)[:200].decode("ascii", errors="replace").split()
     if len(words) != 2 or words[0] != kind or len(words[1]) != 2 * SIZE or set(words[1]) - set("0123456789abcdef"):
         started = words[0] if words and words[0] in (KEY, SECRET, PUBLIC) else "something else"
         raise ValueError(f"{path} should hold {kind!r} and a key, and holds {started}; give the right file")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.collection import Collection
 from fedrank.data.text import Tokeniser
+from fedrank.files import opened, read_bytes
 from fedrank.rank.measures import Evaluator, average
 from fedrank.rank.model import Model, load_weights, save_model
 from fedrank.rank.rankers import Linear
@@ -181,7 +182,7 @@ def read_letter(path: str | Path) -> bytes:
     size = Path(path).stat().st_size
     if size > max(LONGEST.values()):
         raise ValueError(f"{path} has {size:,} bytes, more than any letter; was it exchanged?")
-    return Path(path).read_bytes()
+    return read_bytes(path)
 
 
 @contextmanager
@@ -196,7 +197,7 @@ def _named(path: str | Path) -> Iterator[None]:
 
 
 def _is_letter(path: str | Path) -> bool:
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return file.read(len(FORMAT)) == FORMAT
 
 
@@ -324,7 +325,7 @@ def save_turn(model: TravellingModel, path: str | Path) -> None:
 def seal_turn(path: str | Path, me: Party, addressee: str) -> bytes:
     """A model of ours as a letter that only one other can open, and that proves who trained it last."""
     _check_last(read_turn(path, me), me.name)
-    return seal(Path(path).read_bytes(), "model", me, addressee)
+    return seal(read_bytes(path), "model", me, addressee)
 
 
 def read_turn(path: str | Path, me: Party) -> TravellingModel:

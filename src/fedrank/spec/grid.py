@@ -286,6 +286,19 @@ def _expand(base: TomlTable, rows: Sequence[Row], here: bool) -> tuple[list[Vari
     return found, list(dict.fromkeys(problems))
 
 
+def hidden_by(tables: TomlTable, key: str) -> list[tuple[str, str]]:
+    """(variant, its own key) wherever a variant sets this key, or replaces a table around it."""
+    variants = tables.get("variants")
+    if not isinstance(variants, dict) or key.partition(".")[0] in ABOUT:
+        return []
+    own = {
+        name: flat(changes, partial(_is_value, _spec_of(tables).sections))
+        for name, changes in variants.items()
+        if isinstance(changes, dict)
+    }
+    return [(name, other) for name in own for other in own[name] if f"{key}.".startswith(f"{other}.")]
+
+
 def advised(line: str, changes: TomlTable) -> str:
     """Where a new name meets the settings of another method, say how to leave them behind."""
     for key, value in changes.items():

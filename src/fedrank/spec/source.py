@@ -9,10 +9,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from fedrank.files import read_text
 from fedrank.names import nearest
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.federated import FederatedExperiment
-from fedrank.spec.grid import ABOUT, NOTHING, Grid, advised, measured, read_tables, refuse_code_from_outside, rows_of
+from fedrank.spec.grid import (
+    ABOUT,
+    NOTHING,
+    Grid,
+    advised,
+    hidden_by,
+    measured,
+    read_tables,
+    refuse_code_from_outside,
+    rows_of,
+)
 from fedrank.spec.toml import TomlTable, flat, parse_override, parse_toml, put, shown
 
 # Keys that name files.
@@ -39,12 +50,16 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
             tables = _quick_form(tables)
         for keys, value in changes:
             key = ".".join(keys)
-            if isinstance(tables.get("vary"), dict) and key in flat(tables["vary"]):
-                raise ValueError(f"{key}: is varied, so setting it would change nothing; set vary.{key}=[...] instead")
+            for other in flat(tables["vary"]) if isinstance(tables.get("vary"), dict) else ():
+                if f"{key}.".startswith(f"{other}."):
+                    is_varied = "is varied" if other == key else f"{other} is varied as a whole"
+                    remedy = f"set vary.{other}=[...] instead"
+                    raise ValueError(f"{key}: {is_varied}, so setting it would change nothing; {remedy}")
             varied = keys[0] == "vary" and len(keys) > 1  # in [vary], dotted keys are single keys
             put(tables, ["vary", ".".join(keys[1:])] if varied else keys, value)
         if any(keys[0] in ("vary", "measures") and isinstance(value, list) for keys, value in changes):
             _leave_out(tables)
+        _check_reach(tables, changes)
         _resolve(tables, Path())
         if not trust:
             refuse_code_from_outside(tables)
@@ -84,9 +99,9 @@ def _builtin_folder() -> Any:
 def _text(source: str | Path) -> tuple[str, Path]:
     """A spec, and the folder from which its files are named."""
     path = Path(source)
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         try:
-            return path.read_text(encoding="utf-8-sig"), path.parent
+            return read_text(path, "utf-8-sig"), path.parent
         except UnicodeDecodeError:
             raise SpecError(["is not text in UTF-8; a spec is a TOML file"], str(source)) from None
     names = builtin_names()
@@ -97,6 +112,17 @@ def _text(source: str | Path) -> tuple[str, Path]:
     if path.suffix == ".toml":
         raise FileNotFoundError(f"no spec at {path}; give a TOML file, or one of {', '.join(names)}")
     raise FileNotFoundError(f"no file and no built-in experiment '{source}'{nearest(str(source), names)}")
+
+
+def _check_reach(tables: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:
+    """Refuse to set what a variant sets as well: nobody would be told that it is not used there."""
+    said = [".".join(keys) for keys, _ in changes]
+    for key in said:
+        for name, other in hidden_by(tables, key):
+            there = f"variants.{name}.{key}"
+            if not any(f"{there}.".startswith(f"{one}.") for one in said):
+                sets = f"sets {other}" if other == key else f"replaces {other} as a whole"
+                raise ValueError(f"{key}: variants.{name} {sets}, so that this would be lost there; also set {there}")
 
 
 def _quick_form(tables: TomlTable) -> TomlTable:

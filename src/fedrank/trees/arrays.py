@@ -246,8 +246,8 @@ def _column(lines: dict[str, str], key: str, count: int, low: int | None = None,
         values = np.array(list(map(float, words)), dtype=np.float64)
     except ValueError:
         raise ValueError(f"its {key} holds what is no number") from None
-    if low is not None and not np.all((values >= low) & (values <= high) & (values % 1 == 0)):
-        raise ValueError(f"its {key} holds numbers that are not whole, or not from {low} to {high}")
     if not np.isfinite(values).all():
         raise ValueError(f"its {key} holds numbers that are not finite")
+    if low is not None and not np.all((values >= low) & (values <= high) & (values % 1 == 0)):
+        raise ValueError(f"its {key} holds numbers that are not whole, or not from {low} to {high}")
     return values

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.files import read_text
 from fedrank.names import nearest
 
 MOST_CATEGORIES = 1_000  # more values are measurements rather than categories
@@ -159,7 +160,7 @@ def _read_categories(file: str) -> dict[tuple[str, str], str]:
         raise FileNotFoundError(
             f'no file {file} with categories; for a feature write "feature:" and its name or number'
         )
-    for number, line in enumerate(Path(file).read_text(encoding="utf-8-sig").splitlines(), start=1):
+    for number, line in enumerate(read_text(file, "utf-8-sig").splitlines(), start=1):
         if not line.strip():
             continue
         cells = [cell.strip() for cell in line.split("\t")]

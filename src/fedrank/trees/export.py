@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
-from fedrank.files import write_whole
+from fedrank.files import read_text, write_whole
 from fedrank.rank.model import Model, Scorer, Tell, unheard
 from fedrank.rank.rankers import Linear, Mlp, Relu
 from fedrank.trees.engine_files import TINY, Parts, by_feature, engine_file, layers
@@ -145,7 +145,7 @@ def probes(parts: Parts, count: int) -> Features:
 
 def _names(model: Scorer, file: str | Path | None) -> tuple[str, ...]:
     if file is not None:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
         names = tuple(line.strip() for line in lines if line.strip())
     else:
         names = model.feature_names or tuple(f"f{i + 1}" for i in range(model.features))

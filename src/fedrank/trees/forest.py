@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.files import write_whole
+from fedrank.files import is_plain, read_text, write_whole
 from fedrank.rank.model import CHECKSUM, FOREST, Tell, check_sum, checksum_of, ranges_of, write_content
 from fedrank.trees.arrays import Trees
 
@@ -176,7 +176,9 @@ def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Fo
         check_sum(given, text, path.name, tell)
         return forest
     ranker = content["ranker"]
-    beside = path.with_name(ranker["file"])  # with_name refuses a path that leads elsewhere
+    if not is_plain(ranker["file"]):
+        raise ValueError(f"its trees {ranker['file']!r} do not lie beside it; the file is damaged")
+    beside = path.with_name(ranker["file"])
     forest = Forest(
         _read_text(beside)[0],
         content["normalised"],
@@ -196,7 +198,7 @@ def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Fo
 def _read_text(path: Path) -> tuple[str, str | None]:
     """The text as LightGBM would write it, and the checksum that we added to it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"no {path.name} in {path.parent}; the trees of model.json lie beside it") from None
     before, mark, after = text.partition(f"\n{END}\n{SEAL}")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedrank.files import is_plain, read_bytes
 from fedrank.rank.model import FOREST, Model, Scorer, Tell, read_model, save_model, unheard, write_content
 from fedrank.trees.forest import Forest, load_forest, save_forest, write_text
 from fedrank.trees.mixtures import LinearMix, Stacked
@@ -98,7 +99,9 @@ def _load_mixture(path: Path, content: dict[str, Any], tell: Tell, seen: set[Pat
 
 
 def _part(path: Path, name: str, checksum: str | None, tell: Tell, seen: set[Path], depth: int) -> Scorer:
-    beside = path.with_name(name)  # with_name refuses a path that leads elsewhere
+    if not is_plain(name):
+        raise ValueError(f"its part {name!r} does not lie beside it; the file is damaged")
+    beside = path.with_name(name)
     if not beside.exists():
         raise ValueError(f"its part {name} is not beside it; copy all files of a merged model together")
     if beside in seen:
@@ -113,4 +116,4 @@ def _part(path: Path, name: str, checksum: str | None, tell: Tell, seen: set[Pat
 
 
 def _checksum(file: Path) -> str:
-    return f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    return f"sha256:{hashlib.sha256(read_bytes(file)).hexdigest()}"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.files import opened
 
 
 @dataclass
@@ -43,7 +44,10 @@ class Selected:
     def load(path: str | Path) -> Selected:
         """Read `selected.npz`, or that of a run folder."""
         path = Path(path)
-        with np.load(path / "selected.npz" if path.is_dir() else path, allow_pickle=False) as file:
+        with (
+            opened(path / "selected.npz" if path.is_dir() else path) as content,
+            np.load(content, allow_pickle=False) as file,
+        ):
             return Selected.of(dict(file))
 
 

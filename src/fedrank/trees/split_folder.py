@@ -17,7 +17,7 @@ from fedrank.data.catalog import CATALOG, Fold, load, load_files
 from fedrank.data.letor import letor_lines
 from fedrank.data.ranking import RankingData
 from fedrank.federate.differences import ClientDistance, differences
-from fedrank.files import parse_json, write_whole
+from fedrank.files import parse_json, read_text, write_whole
 from fedrank.names import nearest
 from fedrank.seeds import rng_for
 from fedrank.trees.splits import SPLITS, Categories, Dealt, Portion, Splitter, Topics, as_clients
@@ -121,7 +121,7 @@ def _read_fold(data: str, fold: int, validation: str | Path | None, test: str | 
 def read_split(folder: Path) -> list[tuple[str, str]]:
     """(name, folder) of every client."""
     try:
-        content = parse_json((folder / "split.json").read_text(encoding="utf-8"))
+        content = parse_json(read_text(folder / "split.json"))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
         return [(client["name"], client["folder"]) for client in content["clients"]]

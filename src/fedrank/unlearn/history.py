@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.files import for_owner, parse_json, private_folder, sync, write_whole
+from fedrank.files import for_owner, is_plain, parse_json, private_folder, read_bytes, sync, write_whole
 from fedrank.types import Messages, Updates, Weights
 
 FORMAT = 1
@@ -325,7 +325,7 @@ def _write_chunk(folder: Path, index: _Index, rounds: Sequence[Stored]) -> _Entr
 def _read_chunk(folder: Path, index: _Index, entry: _Entry) -> list[Stored]:
     path = folder / entry.file
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, size_beforehand(index.clients, index.parameters, entry.rounds, 1))
     except FileNotFoundError:
         raise HistoryError(_damaged(path, f"rounds {entry.first} to {entry.last} are missing")) from None
     if len(content) != entry.bytes or zlib.crc32(content) != entry.crc:
@@ -374,7 +374,7 @@ def _restored(content: bytes, kind: str) -> NDArray[Any]:
 def _read_index(folder: Path) -> _Index:
     path = folder / INDEX
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_bytes(path))
         if found["format"] != FORMAT:
             raise HistoryError(
                 f"{path} has format {found['format']}, and this version of fedrank reads {FORMAT}; use a newer one"
@@ -388,8 +388,13 @@ def _read_index(folder: Path) -> _Index:
         ) from None
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise HistoryError(_damaged(path, f"it cannot be read ({problem!r})")) from None
+    if not all(type(one) is int for one in (index.clients, index.parameters, index.every, index.version)):
+        raise HistoryError(_damaged(path, "its numbers are not whole"))
+    _check_sizes(index.clients, index.parameters, index.every)
     expected = 1
     for chunk in chunks:
+        if not is_plain(chunk.file) or not all(type(one) is int for one in (chunk.first, chunk.last, chunk.rounds)):
+            raise HistoryError(_damaged(path, f"{chunk.file!r} is no chunk of it"))  # and must not be deleted as one
         if chunk.first != expected or chunk.last != chunk.first + (chunk.rounds - 1) * index.every:
             raise HistoryError(_damaged(path, f"after round {expected - index.every} comes round {chunk.first}"))
         expected = chunk.last + index.every
