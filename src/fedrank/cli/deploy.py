@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedrank.deploy.holdings import SiteShare
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteSettings
+    from fedrank.deploy.unlearning import Departure
     from fedrank.spec.grid import Grid
 
 deploy_app = typer.Typer(
@@ -34,6 +35,13 @@ Planned = Annotated[
 Out = Annotated[Path | None, typer.Option(help="Folder for results; runs in the home if not given.")]
 Shared = Annotated[Path, typer.Argument(help="The folder that all share.")]
 Fingerprint = Annotated[str, typer.Option(help="What you were told by telephone.")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run between sites.")]
+Leaving = Annotated[list[str], typer.Option("--site", help="Who leaves; may be repeated.")]
+Method = Annotated[str, typer.Option(help="How: retrain, fed-eraser, fed-remove or fine-tune.")]
+MethodChanges = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the method; may be repeated."),
+]
 
 
 # Who belongs
@@ -369,6 +377,37 @@ def run(
 
 
 @deploy_app.command(
+    epilog="Example:  fedrank deploy unlearn clinics/runs/my/only/fold-1-seed-1 --site clinic-c --home clinics"
+)
+def unlearn(
+    run: RunFolder,
+    site: Leaving,
+    method: Method = "retrain",
+    set_: MethodChanges = None,
+    home: Home = Path(),
+    out: Out = None,
+    name: Name = None,
+) -> None:
+    """Let a finished run forget sites, with those who stay; the receipt goes to all. Then note who left: `leave`."""
+    from fedrank.deploy.flare_jobs import run_deployed
+    from fedrank.deploy.planning import forget_sites
+    from fedrank.run.schedule import stopping
+
+    console, asked = new_console(), _departure(run, site, method, set_)
+    with progress(console) as report, stopping() as stop:
+        folder = forget_sites(
+            asked,
+            out or home / "runs",
+            name,
+            lambda task, plan, tell: run_deployed(
+                home, task, plan, tell, stop, lambda line: say(console, line), departure=asked
+            ),
+            report,
+        )
+    _tell_forgotten(folder)
+
+
+@deploy_app.command(
     epilog="Examples:  fedrank deploy status --home clinics  ·  fedrank deploy status --home clinic-a --json"
 )
 def status(home: Home = Path(), json_: AsJson = False) -> None:
@@ -516,6 +555,54 @@ def folder_run(
             report,
         )
     _tell_results(results, results_in / label)
+
+
+@folder_app.command(
+    "unlearn",
+    epilog="Example:  fedrank deploy folder unlearn shared hub/runs/my/only/fold-1-seed-1 --site clinic-c --home hub",
+)
+def folder_unlearn(
+    shared: Shared,
+    run: RunFolder,
+    site: Leaving,
+    method: Method = "retrain",
+    set_: MethodChanges = None,
+    home: Home = Path(),
+    out: Out = None,
+    name: Name = None,
+) -> None:
+    """Let a finished run forget sites, with those who stay."""
+    from fedrank.deploy.planning import forget_sites, run_in_folder
+    from fedrank.run.schedule import stopping
+
+    asked = _departure(run, site, method, set_)
+    with progress(new_console()) as report, stopping() as stop:
+        folder = forget_sites(
+            asked,
+            out or home / "runs",
+            name,
+            lambda task, plan, tell: run_in_folder(shared, home, task, plan, tell, stop, departure=asked),
+            report,
+        )
+    _tell_forgotten(folder)
+
+
+def _departure(run: Path, sites: list[str], method: str, changes: list[str] | None) -> Departure:
+    from fedrank.deploy.unlearning import named
+    from fedrank.spec.families import build
+    from fedrank.spec.toml import parse_override
+    from fedrank.unlearn.methods import Unlearner
+
+    settings = {".".join(keys): value for keys, value in map(parse_override, changes or [])}
+    return named(run, sites, build(Unlearner, {"name": method} | settings, "method"))
+
+
+def _tell_forgotten(folder: Path) -> None:
+    from fedrank.run.folder import Receipt
+
+    console = new_console()
+    say(console, f"Receipt: {folder / Receipt.FILE}")
+    say(console, f"The model without them: {folder / 'model.json'}")
 
 
 def _run_local(grid: Grid[Any], label: str, out: Path, sites: int) -> None:

@@ -149,7 +149,7 @@ class HubController(Controller):  # type: ignore[misc]
     def coordinate(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
         from fedrank.deploy.coordinate import coordinate
 
-        return coordinate(active.task(), active.plan(), self.send, tell, stop)
+        return coordinate(active.task(), active.plan(), self.send, tell, stop, departure=active.departs())
 
     def _in_turn(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
         """Do the run when the job before this one has let go of its folder."""

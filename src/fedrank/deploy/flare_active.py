@@ -19,6 +19,7 @@ from fedrank.files import parse_json, write_whole
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
+    from fedrank.deploy.unlearning import Departure
     from fedrank.run.writer import News, Task
 
 ACTIVE, HUB = "active.json", "hub.json"
@@ -39,10 +40,12 @@ class Active:
     settings: dict[str, Any]
     fold: int
     seed: int
+    departure: dict[str, Any] | None = None  # whom its rounds unlearn, from which run and how; None: nobody
 
     @classmethod
-    def of(cls, task: Task, plan: Plan, stretch: int) -> Active:
+    def of(cls, task: Task, plan: Plan, stretch: int, departure: Departure | None = None) -> Active:
         from fedrank.spec.experiment import to_toml
+        from fedrank.spec.families import describe
 
         return cls(
             plan.run.hex(),
@@ -55,6 +58,13 @@ class Active:
             task.settings,
             task.fold,
             task.seed,
+            None
+            if departure is None
+            else {
+                "run": str(departure.parent.absolute()),
+                "leaving": list(departure.leaving),
+                "method": describe(departure.unlearner),
+            },
         )
 
     @classmethod
@@ -87,6 +97,17 @@ class Active:
         from fedrank.deploy.plan import Plan
 
         return Plan.load(self.plan_text.encode())
+
+    def departs(self) -> Departure | None:
+        """Whom the rounds of this run unlearn."""
+        from fedrank.deploy.unlearning import named
+        from fedrank.spec.families import build
+        from fedrank.unlearn.methods import Unlearner
+
+        if self.departure is None:
+            return None
+        asked = self.departure
+        return named(Path(asked["run"]), asked["leaving"], build(Unlearner, asked["method"], "method"))
 
 
 @dataclass(frozen=True)

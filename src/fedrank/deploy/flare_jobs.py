@@ -23,6 +23,7 @@ from fedrank.files import is_alive, locked, write_whole
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
+    from fedrank.deploy.unlearning import Departure
     from fedrank.run.writer import News, Task
 
 POLL = 2.0  # seconds between questions: each fills the server's audit log
@@ -70,14 +71,16 @@ def run_deployed(
     tell: Callable[[News], None] = lambda news: None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
+    departure: Departure | None = None,
 ) -> str:
     """Do a run with the sites of a federation, or go on with it; its status: finished, interrupted or failed.
 
-    `say` is told in words what happens besides rounds.
+    `say` is told in words what happens besides rounds. With `departure` its rounds unlearn who left another run.
     """
     home = Path(home).absolute()
     with locked(home / LOCK, f"{home} (`fedrank deploy run`)"), Coordinator(home) as server:
-        chain = Chain(home, lambda stretch: Active.of(task, plan, stretch), [site.name for site in plan.sites], server)
+        sites = [*(site.name for site in plan.sites), *(() if departure is None else departure.leaving)]
+        chain = Chain(home, lambda stretch: Active.of(task, plan, stretch, departure), sites, server)
         return chain.follow(tell, stop, say)
 
 

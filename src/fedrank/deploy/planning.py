@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.files import parse_json, told, write_whole
@@ -19,6 +19,9 @@ from fedrank.run.writer import News, Task
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
+
+if TYPE_CHECKING:
+    from fedrank.deploy.unlearning import Departure
 
 # Does a run, or what is left of it, and tells how far it is: finished, interrupted or failed.
 Do = Callable[[Task, Plan, Callable[[News], None]], str]
@@ -80,14 +83,32 @@ def run_in_folder(
     tell: Callable[[News], None],
     stop: Callable[[], bool],
     patience: float = A_DAY,
+    departure: Departure | None = None,
 ) -> str:
-    """Do a run with sites that share a folder; its status."""
+    """Do a run with sites that share a folder; its status. With `departure` its rounds unlearn who left another."""
     from fedrank.deploy.coordinate import coordinate
     from fedrank.deploy.folder import folder_send, refuse_online_plan
 
     refuse_online_plan(plan)
     with folder_send(shared, home) as send:
-        return coordinate(task, plan, send, tell, stop, patience)
+        return coordinate(task, plan, send, tell, stop, patience, departure)
+
+
+def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:
+    """Let a finished run forget sites: alone where recorded updates are enough, else in rounds with those who stay."""
+    from fedrank.deploy.unlearning import remove
+    from fedrank.unlearn.methods import FedRemove
+
+    if isinstance(departure.unlearner, FedRemove):
+        return remove(departure, out, name, progress)
+    task, plan = departure.planned(out, name)
+    status = do(task, plan, partial(tell_news, progress, task))
+    progress(task.label, 1, 1, status)
+    if status == "failed":
+        raise ValueError(f"{task.label}: {_reason(task)}")
+    if status != "finished":
+        raise InterruptedError(f"{task.label} is not finished; nothing is lost: run the same command to go on")
+    return task.folder
 
 
 def readmit(folder: Path, site: str) -> str:
