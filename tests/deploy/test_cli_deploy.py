@@ -85,7 +85,7 @@ def test_every_command_has_help_and_an_example(fedrank):
 
     commands = get_command(deploy_app).commands
     belonging = {"init", "invite", "request", "approve", "join", "renew", "expel", "leave"}
-    working = {"check", "show", "accept", "refuse", "start", "stop", "run", "status", "backup", "restore"}
+    working = {"check", "show", "accept", "refuse", "start", "stop", "run", "status", "unlearn", "backup", "restore"}
     assert belonging | working <= set(commands)
     for command in [*commands.values(), *commands["folder"].commands.values()]:
         if command.name != "folder":
@@ -143,6 +143,34 @@ def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank,
     assert digits in out
     code, out, err = fedrank("folder", "run", "shared", "my.toml", "--home", "hub")  # nothing is done twice
     assert code == 0, out + err
+
+
+def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
+    monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
+    _, out, _ = fedrank("folder", "begin", "shared", "--name", "clinics", "--home", "hub")
+    coordinator = FINGERPRINT.search(out)[0]
+    for id, name in enumerate(SITES):
+        _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        own = FINGERPRINT.search(out)[0]
+        fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        site(name, id, seed=id, accept='"within-policy"', fewest_sites="2", history="true")
+    Path("my.toml").write_text("record_every = 1\n" + SPEC.replace("rounds = 4", "rounds = 2"))
+    with serving():
+        code, out, err = fedrank("folder", "run", "shared", "my.toml", "--home", "hub")
+        assert code == 0, out + err
+        [run] = load_runs("hub/runs/my")
+        leaving = ("folder", "unlearn", "shared", run.path, "--site", "clinic-c", "--home", "hub")
+        code, out, err = fedrank(*leaving)
+    assert code == 0, out + err
+    receipt = Path(re.search(r"Receipt: (.*)", out)[1])
+    assert json.loads(receipt.read_text())["removed"]["clients"] == [2]
+    assert len(list(Path("clinic-c").glob("models/*/receipt.json"))) == 1  # the one who left has it, too
+    for name in SITES[:2]:
+        assert len(list(Path(name).glob("models/*/model.json"))) == 2
+    code, out, err = fedrank(*leaving, "--method", "fed-remove", "--name", "removed")
+    assert code == 0, out + err
+    code, _, err = fedrank(*leaving[:4], "--site", "clinic-x", "--home", "hub")
+    assert (code, "does not take part" in err) == (2, True)
 
 
 class serving:
