@@ -328,7 +328,7 @@ def test_a_site_restored_twice_has_to_be_told_twice(site, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"at": 1, "backup": 2, "complete": 3, "told": {"a": "b"}}'])
 def test_a_damaged_mark_is_no_permission(site, content):
     (site / RESTORED).write_bytes(content)
-    with pytest.raises(RuntimeError, match="nobody knows what was sent"):
+    with pytest.raises(ValueError, match="nobody knows what was sent"):
         Restored.read(site)
 
 
