@@ -116,7 +116,10 @@ def test_differences_name_both_values(tmp_path):
     (tmp_path / "names.txt").write_text("a\nb\nc\nd\ne\n")
     named = load_share(SiteData(letor=str(file), names=str(tmp_path / "names.txt")))
     assert differences(named, made_plan(names=list("abcde"))) == []
-    assert differences(share, made_plan(names=list("abcde"))) == []  # this site does not know
+    [unnamed] = differences(share, made_plan(names=list("abcde")))
+    assert "have the digest none" in unnamed
+    assert "set data.names in site.toml" in unnamed
+    assert "leave out data.names" in differences(named, made_plan())[0]
     [names] = differences(named, made_plan(names=list("abced")))
     assert names_digest("abcde") in names
     assert names_digest("abced") in names

@@ -266,5 +266,8 @@ def test_a_server_that_is_trusted_plainly_may_see_updates():
     costs = {one.promise.against: one.total for one in plan_prices(plan, 1e-5)}
     assert costs["server"] == float("inf")
     assert 0 < costs["public"] < 50
+    some = made_plan(sites=4, mechanism=NOISE | {"place": "server"}, clients={"count": 4, "participation": 0.5})
+    asked = {one.promise.against: one for one in plan_prices(some, 1e-5)}
+    assert asked["public"].promise.event.sampling == 1.0  # a site counts on no draw that it does not make
     less = Policy(("pdgd",), places=("server",), largest_epsilon=costs["public"] / 2)
     assert "the run alone would cost" in less.objections(plan)[0]

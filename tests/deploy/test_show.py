@@ -18,6 +18,7 @@ from fedrank.deploy.show import about_plan, as_facts, drafts, look_at, sum_view
 from fedrank.report.terminal import show
 from fedrank.spec.experiment import SpecError
 from tests.deploy.plans import NOISE, OPEN, SUM, letor_file, made_plan, site_settings
+from tests.made_up import made_up_data
 
 POLICY = Policy(("pdgd", "evolution", "lambdarank"), largest_epsilon=30.0)
 KEYS = tuple(f"{number:02x}" * 32 for number in (1, 2, 3))
@@ -179,7 +180,7 @@ noise = 20.0
 
 def test_a_spec_is_drafted_without_a_look_at_the_coordinators_files():
     settings = site_settings(POLICY, id=7)
-    found = drafts(SPEC, settings, 5, "none")
+    found = drafts(SPEC, settings, made_up_data())
     assert [plan.seed for plan in found] == [1, 2]
     assert found[0].party("clinic-a").clients == (7,)
     assert len(found[0].sites) == 3
@@ -198,7 +199,7 @@ def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_p
     experiment = read_tables(tables).base.single(1, 2)
     parties = [PlannedSite(name, (id,), KEYS[id]) for id, name in enumerate(("clinic-a", "clinic-b", "clinic-c"))]
     plan = make_plan(experiment, "real", parties, federation="clinics", features=5, seed=2)
-    draft = drafts(SPEC, site_settings(POLICY), 5, "none")[1]
+    draft = drafts(SPEC, site_settings(POLICY), made_up_data())[1]
     assert consent.spec_digest(plan) == consent.spec_digest(draft)
     consent.accept_spec(tmp_path, draft)
     assert consent.objection(tmp_path, plan, POLICY) is None
@@ -206,9 +207,9 @@ def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_p
 
 def test_a_draft_of_a_simulation_or_of_code_is_refused_by_name():
     with pytest.raises(SpecError, match=r"clients\.user"):
-        drafts(SPEC.replace("interactions = 4", 'user = "navigational"'), site_settings(), 5, "none")
+        drafts(SPEC.replace("interactions = 4", 'user = "navigational"'), site_settings(), made_up_data())
     with pytest.raises(SpecError, match="os:system"):
-        drafts(SPEC + '\n[aggregator]\nname = "os:system"\n', site_settings(), 5, "none")
+        drafts(SPEC + '\n[aggregator]\nname = "os:system"\n', site_settings(), made_up_data())
 
 
 def test_the_bytes_of_a_secure_sum_are_those_that_sites_sent(tmp_path):

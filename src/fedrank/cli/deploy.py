@@ -661,8 +661,7 @@ def _plans(home: Path, text: str, share: SiteShare | None = None) -> list[Plan]:
     settings, held = _site(home) if share is None else (_site_settings(home), share)
     if held is None:
         raise ValueError("this site has no queries to learn from, so that no spec can be fitted; set letor or log")
-    data = held.train
-    return drafts(Path(text).read_text(encoding="utf-8-sig"), settings, data.features.shape[1], data.normalised)
+    return drafts(Path(text).read_text(encoding="utf-8-sig"), settings, held.train)
 
 
 def _site_settings(home: Path) -> SiteSettings:

@@ -130,17 +130,23 @@ def differences(share: SiteShare, plan: Plan) -> list[str]:
         found.append(
             f"features: this site has {width}, the plan {plan.features}; agree on one set of features, in one order"
         )
-    elif plan.feature_names and names and names != plan.feature_names:
+    elif names != plan.feature_names:
+        remedy = "compare the lists, since weights of one feature would be learnt from another"
+        if not names or not plan.feature_names:
+            who = (
+                "set data.names in site.toml" if not names else "leave out data.names, or let the coordinator name them"
+            )
+            remedy = f"{who}, so that all mean the same features"
         found.append(
-            f"feature names: those of this site have the digest {names}, those of the plan {plan.feature_names}; "
-            "compare the lists, since weights of one feature would be learnt from another"
+            f"feature names: those of this site have the digest {names or 'none'}, those of the plan "
+            f"{plan.feature_names or 'none'}; {remedy}"
         )
     if train.normalised != plan.normalised:
         found.append(
             f'normalisation: this site has "{train.normalised}", the plan "{plan.normalised}"; set data.normalise in '
             "site.toml, or plan with another"
         )
-    learner = plan.experiment.learner
+    learner = getattr(plan.question, "learner", None)  # forests have none
     if isinstance(learner, Pdgd) and learner.lists == "logged" and not len(train.who):
         found.append(
             'learner.lists: the plan has "logged", and this site has no log of what was shown; set data.log, or plan '

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -17,21 +17,24 @@ from fedrank.federate.federation import cohort_size
 from fedrank.files import opened, write_whole
 from fedrank.names import nearest
 from fedrank.protect.mechanisms import PLACES, AtServer, SecureSum
-from fedrank.protect.promises import up
+from fedrank.protect.promises import Promise, up
 from fedrank.rank.learners import LEARNERS
 from fedrank.rank.measures import measure
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.families import SpecSection, name_of, read_fields
 from fedrank.spec.toml import LONGEST, parse_toml, shown
 from fedrank.spec.values import Filled, Limit, Positive, at_least, at_most, checked, less_than, more_than, noting
+from fedrank.trees.boosters import BOOSTERS
+from fedrank.types import has
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.run.privacy import Price
+    from fedrank.spec.trees import TreesExperiment
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 LARGEST_ID = (1 << 31) - 1
-EVERY_LEARNER, EVERY_PLACE = tuple(LEARNERS), tuple(PLACES)
+EVERY_LEARNER, EVERY_PLACE = (*LEARNERS, *BOOSTERS), tuple(PLACES)  # forests are listed by their booster
 USUAL_PLACES = ("client", "secure-sum")  # who adds noise; "server" would see updates without it
 
 _HOST = re.compile(
@@ -224,6 +227,8 @@ class Policy(SpecSection):
 
     def objections(self, plan: Plan) -> list[str]:
         """Why this site does not take part in a plan, one sentence each; nothing: it does."""
+        if plan.forests is not None:
+            return self._objections_to_forests(plan, plan.forests)
         experiment = plan.experiment
         found = [] if plan.simulated else _of_simulation(plan)
         learner = name_of(experiment.learner)
@@ -242,13 +247,29 @@ class Policy(SpecSection):
             )
         return found + self._objections_to_protection(plan)
 
+    def _objections_to_forests(self, plan: Plan, experiment: TreesExperiment) -> list[str]:
+        booster, found = name_of(experiment.booster), self._objections_to_few_sites(plan)
+        if booster not in self.learners:
+            found.append(_not_listed("booster.name", booster, "learners", self.learners))
+        if not self.unprotected:
+            found.append(
+                "merge: forests leave as they are, and their thresholds lie between values of this site's documents; "
+                "no noise can protect them here: plan another learner with noise, or set policy.unprotected = true"
+            )
+        return found
+
+    def _objections_to_few_sites(self, plan: Plan) -> list[str]:
+        if len(plan.sites) >= self.fewest_sites:
+            return []
+        return [
+            f"sites: {len(plan.sites)} take part, and policy.fewest_sites = {self.fewest_sites}, since fewer tell more "
+            "of each; invite more, or lower it"
+        ]
+
     def _objections_to_few(self, plan: Plan) -> list[str]:
+        if found := self._objections_to_few_sites(plan):
+            return found
         sites, clients = len(plan.sites), plan.experiment.clients
-        if sites < self.fewest_sites:
-            return [
-                f"sites: {sites} take part, and policy.fewest_sites = {self.fewest_sites}, since fewer tell more of "
-                "each; invite more, or lower it"
-            ]
         together = cohort_size(sites, clients.participation)
         summed = isinstance(getattr(plan.experiment.mechanism, "place", None), SecureSum)
         if summed and plan.experiment.arrival is None and together < self.fewest_sites:
@@ -366,14 +387,24 @@ def place_of(mechanism: Any) -> str:
     return "client" if place is None else name_of(place)
 
 
+def site_promises(plan: Plan) -> list[Promise]:
+    """What a plan promises a site. Whoever asks may ask it more often than chance would: it counts on no draw."""
+    from fedrank.run.privacy import promises_of
+
+    experiment = plan.experiment
+    if has(experiment.mechanism, "hides cohort"):
+        experiment = replace(experiment, clients=replace(experiment.clients, participation=1.0))
+    return promises_of(experiment, plan.features)
+
+
 def plan_prices(plan: Plan, delta: float) -> list[Price]:
     """What a plan alone would cost the site that takes part most often, all but surely, against each observer."""
-    from fedrank.run.privacy import most_participations, prices, promises_of
+    from fedrank.run.privacy import most_participations, prices
 
     experiment = plan.experiment
     # Who arrives when is not known before: at most in every round.
     often = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
-    return prices(promises_of(experiment, plan.features), often, experiment.rounds, delta)
+    return prices(site_promises(plan), often, experiment.rounds, delta)
 
 
 def read_federation(path: str | Path) -> FederationFile:
@@ -494,7 +525,7 @@ federation = {federation}
 
 # What this site agrees to. Whatever is not allowed here is refused, whoever asks.
 [policy]
-learners        = ["pdgd"]                  # of "pdgd", "evolution", "lambdarank"
+learners        = ["pdgd"]                  # of "pdgd", "evolution", "lambdarank"; of forests "lambdamart"
 places          = ["client", "secure-sum"]  # where noise may be added; "server" would see updates without it
 unit            = "site"                    # what must be protected: all that the site has, or all of each "person"
 largest_epsilon = 8.0                       # that all runs together may cost

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.data.ranking import RankingData
 from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.holdings import SiteShare, differences
 from fedrank.deploy.identity import fingerprint
@@ -236,10 +237,10 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteShare | None = No
     yield "runs on the same people elsewhere, which this site's ledger does not know of"
 
 
-def drafts(text: str, settings: SiteSettings, features: int, normalised: str) -> list[Plan]:
-    """The plans that a spec would make, before anybody planned it: who else takes part is not known yet.
+def drafts(text: str, settings: SiteSettings, own: RankingData) -> list[Plan]:
+    """The plans that a spec would make, before anybody planned it, if all had features as this site has them.
 
-    Its data are the coordinator's, so that no path of them is looked at.
+    Its data are the coordinator's, so that no path of them is looked at. Who else takes part is not known yet.
     """
     tables = parse_toml(text)
     data = tables.get("data")
@@ -260,8 +261,9 @@ def drafts(text: str, settings: SiteSettings, features: int, normalised: str) ->
                 variant.name,
                 parties,
                 federation=settings.federation,
-                features=features,
-                normalised=normalised,
+                features=own.features.shape[1],
+                feature_names=own.feature_names,
+                normalised=own.normalised,
                 fold=fold,
                 seed=seed,
             )
