@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 SITES, STATUS, ATTEMPTS, LEFT_OUT, PLAN = "sites.csv", "sites.json", "attempts.json", "left-out.json", "plan.json"
 COLUMNS = ("round", "site", "seconds", "bytes_down", "bytes_up", "refused")
 SECONDS_BETWEEN_STATUS = 1.0
+LONGEST_LINE = 1 << 14  # bytes of one of sites.csv
 
 
 def coordinate(
@@ -61,9 +62,13 @@ def coordinate(
     With `departure` its rounds unlearn who left another run.
     """
 
-    def performer(experiment: FederatedExperiment, writer: RunWriter) -> None:
+    def performer(experiment: Any, writer: RunWriter) -> None:
         _keep_plan(writer.folder, plan)
-        _perform(experiment, writer, plan, send, patience, departure)
+        if plan.forests is not None:
+            from fedrank.deploy.forest_hub import perform_forests
+
+            return perform_forests(experiment, writer, plan, send, patience)
+        return _perform(experiment, writer, plan, send, patience, departure)
 
     return perform(task, 1, tell, stop, performer)
 
@@ -273,7 +278,7 @@ class Books:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._told, self._refusal = folder, 0.0, ""
-        self._attempts: dict[str, int] = self._read(ATTEMPTS)
+        self._attempts: dict[str, int] = self._read(ATTEMPTS, int)
         self._rows: list[tuple[Any, ...]] = []
         self._left_out: dict[str, str] = {}
 
@@ -303,7 +308,7 @@ class Books:
         return rounds + sum(self._attempts.values())
 
     def left_out(self) -> dict[str, str]:
-        self._left_out = {str(name): str(why) for name, why in self._read(LEFT_OUT).items()}
+        self._left_out = {str(name): str(why) for name, why in self._read(LEFT_OUT, str).items()}
         return dict(self._left_out)
 
     def keep_left_out(self, left_out: Mapping[str, str]) -> None:
@@ -313,10 +318,15 @@ class Books:
         self._left_out = dict(left_out)
         write_whole(self.folder / LEFT_OUT, json.dumps(dict(left_out), ensure_ascii=False, indent=1) + "\n")
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, kind: type) -> dict[str, Any]:
         path = self.folder / name
-        found = parse_json(path.read_bytes()) if path.exists() else {}
-        return found if isinstance(found, dict) else {}
+        try:
+            found = parse_json(path.read_bytes()) if path.exists() else {}
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not all(type(value) is kind for value in found.values()):
+            raise ValueError(f"{path} is damaged, and the run cannot go on without it; restore it from a backup")
+        return found
 
     def _write_rows(self) -> None:
         if not self._rows:
@@ -324,11 +334,16 @@ class Books:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         path = self.folder / SITES
-        if not path.exists():
-            writer.writerow(COLUMNS)
-        writer.writerows(self._rows)
-        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
-            file.write(text.getvalue())
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            if not end:
+                writer.writerow(COLUMNS)
+            file.seek(max(0, end - LONGEST_LINE))
+            tail = file.read()
+            file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)  # of a line that a crash cut short nothing is known
+            file.seek(0, os.SEEK_END)
+            writer.writerows(self._rows)
+            file.write(text.getvalue().encode())
         self._rows.clear()
 
     def _status(self, found: Mapping[str, Any], now: bool) -> None:

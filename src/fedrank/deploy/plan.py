@@ -24,11 +24,14 @@ from fedrank.files import parse_json
 from fedrank.protect.mechanisms import SecureSum
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import rng_for
-from fedrank.spec.experiment import SpecError, to_tables
-from fedrank.spec.families import code_from_outside
+from fedrank.spec.experiment import Experiment, SpecError, to_tables
+from fedrank.spec.families import code_from_outside, name_of
 from fedrank.spec.federated import ELSEWHERE, ClientsSpec, FederatedExperiment
 from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml, write_toml
+from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.mergers import Stacking, WeightedSum
+from fedrank.trees.splits import Sites
 from fedrank.types import Weights, has
 from fedrank.wire import Refused
 
@@ -91,7 +94,7 @@ class Plan:
             if type(value) is not kind:
                 raise Refused(f"its {key} is {type(value).__name__}, expected was {kind.__name__}")
         plan = cls(**values | {"sites": tuple(_party(one) for one in values["sites"])})
-        _check(plan)
+        check_plan(plan)
         return plan
 
     @cached_property
@@ -105,15 +108,29 @@ class Plan:
         return bytes.fromhex(self.digest)[:16]
 
     @cached_property
-    def experiment(self) -> FederatedExperiment:
-        """The question, with its methods built. Nothing is imported for it, and no file is looked for."""
+    def question(self) -> Experiment:
+        """What is asked, with its methods built. Nothing is imported for it, and no file is looked for."""
         try:
-            found = read_tables(parse_toml(self.spec), here=False).base
+            found: Experiment = read_tables(parse_toml(self.spec), here=False).base
         except ValueError as problem:
             raise Refused("its spec: " + "; ".join(str(problem).splitlines())) from None
-        if not isinstance(found, FederatedExperiment):
-            raise Refused(f'its spec is of kind "{found.kind}", and a federation of clients was expected')
         return found
+
+    @property
+    def experiment(self) -> FederatedExperiment:
+        """The question of a run in which clients send updates."""
+        if not isinstance(self.question, FederatedExperiment):
+            raise Refused(f'its spec is of kind "{self.question.kind}", and a federation of clients was expected')
+        return self.question
+
+    @property
+    def forests(self) -> TreesExperiment | None:
+        """The question of a run in which sites send forests; None: it is another."""
+        return self.question if isinstance(self.question, TreesExperiment) else None
+
+    @property
+    def rounds(self) -> int:
+        return self.question.rounds_asked
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -161,6 +178,8 @@ class Plan:
     @property
     def last_number(self) -> int:
         """The highest number that a request for a round can have."""
+        if self.forests is not None:
+            return self.rounds
         return self.experiment.rounds * (1 if self.in_step or self.simulated else len(self.clients))
 
     def without(self, leaving: Sequence[str], experiment: FederatedExperiment, name: str) -> Plan:
@@ -169,7 +188,7 @@ class Plan:
         tables["data"] = {"name": ELSEWHERE} if not self.simulated else tables["data"]
         staying = tuple(site for site in self.sites if site.name not in leaving)
         plan = replace(self, name=name, spec=write_toml(tables), sites=staying, fewest=min(self.fewest, len(staying)))
-        _check(plan)
+        check_plan(plan)
         return plan
 
     def party(self, name: str) -> PlannedSite:
@@ -225,7 +244,7 @@ def make_plan(
         len(sites) // 2 + 1 if fewest is None else fewest,
         simulated,
     )
-    _check(plan)
+    check_plan(plan)
     return plan
 
 
@@ -250,6 +269,26 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
     if isinstance(experiment.learner, Pdgd) and getattr(experiment.mechanism, "unit", "") == "interaction":
         found.append("mechanism.unit: a site learns from the same search again and again; use client or person")
     found += [f"{line}: code from outside fedrank never runs at a site" for line in code_from_outside(experiment)]
+    return found
+
+
+def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
+    """What keeps a question to forests from being asked between sites: one line each."""
+    found, merge = [], experiment.merge
+    if not isinstance(merge, WeightedSum | Stacking):
+        named = "there is none" if merge is None else f'"{name_of(merge)}"'
+        found.append(
+            f"merge: {named}, and sites grow forests that are then merged: use linear or stacking, or `fedrank run`"
+        )
+    if experiment.tune:
+        found.append("tune: settings are not looked for between sites; find them with `fedrank tune`, and set it to 0")
+    if isinstance(experiment.split, Sites) == simulated:
+        found.append(
+            'split: "sites" have queries of their own, and a trial simulates them; split by topics or dealt'
+            if simulated
+            else 'split: belongs to a simulation, and real sites have their own queries; write split = "sites", or try '
+            "it with --local"
+        )
     return found
 
 
@@ -291,7 +330,7 @@ def _check_version(version: Any, protocol: Any) -> None:
         )
 
 
-def _check(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
     _check_version(plan.version, plan.protocol)
     names, ids = [site.name for site in plan.sites], plan.clients
     if len(set(names)) != len(names) or len(set(ids)) != len(ids):
@@ -300,9 +339,18 @@ def _check(plan: Plan) -> None:
         raise Refused(f"no round could end: {plan.fewest} of {len(names)} sites are needed")
     if not 1 <= plan.features <= 1 << 20:
         raise Refused(f"{plan.features} features cannot be")
-    experiment = plan.experiment
-    if found := list(code_from_outside(experiment)):
+    if found := list(code_from_outside(plan.question)):
         raise Refused(f"it names code from outside fedrank, which never runs at a site: {found[0]}")
+    if not plan.simulated and len(ids) != len(names):
+        raise Refused("one of its sites answers for several clients, which only simulated ones do")
+    if plan.forests is None:
+        _check_federation(plan)
+    elif found := forest_problems(plan.forests, plan.simulated):
+        raise Refused("; ".join(found))
+
+
+def _check_federation(plan: Plan) -> None:
+    experiment, ids = plan.experiment, plan.clients
     # Noise is shared out among as many clients as there are, and priced for as many as the spec says.
     if experiment.clients.count != len(ids):
         raise Refused(f"its spec is for {experiment.clients.count} clients, and {len(ids)} take part")
@@ -312,8 +360,6 @@ def _check(plan: Plan) -> None:
         raise Refused("with it everybody learns alone, and nothing travels")
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))
-    if not plan.simulated and len(ids) != len(names):
-        raise Refused("one of its sites answers for several clients, which only simulated ones do")
     if plan.experiment.start is not None and not plan.simulated:
         raise Refused("it names a path, and a spec that came over the wire opens none")
 

@@ -29,12 +29,13 @@ from fedrank import __version__, wire
 from fedrank.deploy import consent, letters
 from fedrank.deploy.backup import Restored, hear_last_round
 from fedrank.deploy.charging import UNLIMITED, Charging
+from fedrank.deploy.forests import ForestRun, keep_merged
 from fedrank.deploy.held import SiteHolding, facts_of, open_held
 from fedrank.deploy.identity import IdentityKey, member_key, read_identity
 from fedrank.deploy.letters import ASKED, OBSERVED, Answers
 from fedrank.deploy.outbox import Outbox, OutboxError, Sent
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan, PlannedSite
-from fedrank.deploy.settings import SiteSettings, read_site
+from fedrank.deploy.settings import SiteSettings, read_site, site_promises
 from fedrank.federate.client import ClientAnswer, ClientTask, answer_from_holdings, first_memory
 from fedrank.federate.messages import Call, ExpectedCall
 from fedrank.files import FULL, locked, parse_json, private_folder, sync, write_whole
@@ -44,7 +45,6 @@ from fedrank.rank.given import given_order
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import load_weights, save_model
 from fedrank.run.folder import Card, Receipt
-from fedrank.run.privacy import promises_of
 from fedrank.seeds import Chance
 from fedrank.types import Crowd, Memory, OwnChance, has
 from fedrank.wire import Label, Part, Refused
@@ -63,7 +63,7 @@ class Site:
         self.folder, self.settings = folder, settings
         self._turn = threading.Lock()  # engines call from several threads
         self._held = ExitStack()
-        self._runs: dict[bytes, _Run] = {}
+        self._runs: dict[bytes, _Run | ForestRun] = {}
         self._told = 0.0
         self._identity: IdentityKey | None = None
 
@@ -115,6 +115,8 @@ class Site:
             except Exception as problem:
                 self.log(f"{label.kind}, round {label.round}: {type(problem).__name__}: {problem}")
                 self._tell(label, refused=str(problem))
+                if isinstance(problem, (OSError, LedgerError)) and label.run in self._runs:
+                    self._runs.pop(label.run).close()  # nobody knows what is on the disk, until it is opened again
                 return letters.refusal(label, self.settings.id, _leaving(problem))
             self._tell(label)
             return found
@@ -142,7 +144,7 @@ class Site:
             "digest": "" if run is None else run.plan.digest,
             "asked": label.kind,
             "round": label.round,
-            "rounds": 0 if run is None else run.plan.experiment.rounds,
+            "rounds": 0 if run is None else run.plan.rounds,
             "refused": letters.printable(refused),
         }
         with suppress(OSError):  # what was to be said was said; that it cannot be shown here is no reason to stop
@@ -168,7 +170,7 @@ class Site:
         if run is None:
             for old in list(self._runs):
                 self._runs.pop(old).close()
-            run = self._runs[plan.run] = _Run.open(self, plan)
+            run = self._runs[plan.run] = self._opened(plan)
         run.hear(label.round)
         facts = mine | {"last": run.outbox.last, "measures": run.reported, **run.facts}
         if run.place is not None:
@@ -182,7 +184,25 @@ class Site:
         if (why := consent.objection(self.folder, plan, settings.policy)) is not None:
             raise Refused(why)
 
+    def _opened(self, plan: Plan) -> _Run | ForestRun:
+        if plan.forests is None:
+            return _Run.open(self, plan)
+        outbox = Outbox(private_folder(self.folder / OUTBOX) / plan.digest[:32], plan.run)
+        return ForestRun.open(self.folder, self.settings, plan, outbox)
+
     def _run(self, label: Label) -> _Run:
+        run = self._known(label)
+        if not isinstance(run, _Run):
+            raise Refused(f"this run merges forests, and there is nothing of kind {label.kind!r} in it")
+        return run
+
+    def _forest_run(self, label: Label) -> ForestRun:
+        run = self._known(label)
+        if not isinstance(run, ForestRun):
+            raise Refused(f"this run merges no forests, and there is nothing of kind {label.kind!r} in it")
+        return run
+
+    def _known(self, label: Label) -> _Run | ForestRun:
         run = self._runs.get(label.run)
         if run is None:
             raise Refused(letters.SAY_HELLO)
@@ -298,6 +318,15 @@ class Site:
         sync(folder)
         return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
 
+    # Forests
+
+    def _forest(self, label: Label, content: bytes) -> bytes:
+        return self._forest_run(label).answer(label, content)
+
+    def _merged(self, label: Label, content: bytes) -> bytes:
+        keep_merged(self._forest_run(label), self.folder / MODELS, label, content)
+        return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
+
 
 _ANSWERS: dict[str, Callable[[Site, Label, bytes], bytes]] = {
     "hello": Site._hello,
@@ -310,6 +339,8 @@ _ANSWERS: dict[str, Callable[[Site, Label, bytes], bytes]] = {
     "open": Site._phase,
     "measure": Site._measure,
     "result": Site._result,
+    "forest": Site._forest,
+    "merged": Site._merged,
 }
 
 
@@ -409,10 +440,7 @@ class _Run:
         fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
         held = open_held(site.folder, settings, plan) if fits else None
         charging = None
-        # Whoever asks may ask this site more often than chance would, so that it counts on no draw.
-        alone = replace(experiment, clients=replace(experiment.clients, participation=1.0))
-        priced = alone if has(mechanism, "hides cohort") else experiment
-        promises = promises_of(priced, plan.features) if mechanism is not None else []
+        promises = site_promises(plan)
         if promises and held is not None:
             policy = settings.policy
             limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
