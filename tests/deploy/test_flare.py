@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,7 +25,7 @@ from fedrank.deploy.flare_hardening import RIGHTS, ROLES
 from fedrank.deploy.flare_jobs import Chain, Job
 from fedrank.deploy.flare_kit import CA, PEOPLE, ca_fingerprint
 from fedrank.deploy.flare_local import provision_locally, running_locally
-from fedrank.deploy.flare_processes import CLIENT, child_environment
+from fedrank.deploy.flare_processes import CLIENT, child_environment, stop_serving, unit
 from fedrank.deploy.flare_session import Away, Coordinator, NotAllowed
 from fedrank.deploy.settings import Person
 from tests.deploy.flare_stand_in import CONTROLLER, EXECUTOR, read_rounds
@@ -174,60 +175,80 @@ def evil_job(folder, name, kind, marker):
     return job
 
 
-@pytest.fixture(scope="module")
-def attacked(federation, tmp_path_factory):
-    """What became of attacks by everybody: jobs with code, jobs with other classes, and looks at files."""
-    folder, home = tmp_path_factory.mktemp("attacks"), federation.home
-    found = {}
-    for role, who in {**PEOPLE_THERE, "project_admin": "admin@evil.org"}.items():
-        with Coordinator(home, home / PEOPLE / who, who) as session:
-            assert session.connect(), role
-            ids = {}
-            for kind in ("code", "Popen", "argument"):
-                marker = folder / f"{role}-{kind}"
-                try:
-                    ids[kind] = session.submit(
-                        evil_job(folder / role, f"{role}-{kind}", kind, marker), f"{role}-{kind}"
-                    )
-                except (NotAllowed, Away) as problem:
-                    found[role, kind] = str(problem), marker
-            key = "kit/startup/client.key"
-            for words in (
-                f"cat {SITES[0]} {key}",
-                f"cat {SITES[0]} startup/client.key",
-                f"ls {SITES[0]}",
-                "pwd clinic-a",
-            ):
-                found[role, words.split()[0]] = session.command(words), None
-            for words in (
-                f"shutdown client {SITES[0]}",
-                f"report_env client {SITES[0]}",
-                f"sys_info client {SITES[0]}",
-            ):
-                found[role, words.split()[0]] = session.command(words), None
-            deadline = time.monotonic() + 60
-            for kind, id in ids.items():
-                while not (state := session.state(id))[0].startswith("FINISHED") and time.monotonic() < deadline:
-                    time.sleep(0.3)
-                found[role, kind] = str(state), folder / f"{role}-{kind}"
+COMMANDS = {
+    "cat": "cat {site} startup/fed_client.json",
+    "ls": "ls {site}",
+    "pwd": "pwd {site}",
+    "report_env": "report_env {site}",
+    "sys_info": "sys_info client {site}",
+}
+KINDS = ("code", "Popen", "argument")
+ATTACKERS = {**PEOPLE_THERE, "project_admin": "admin@evil.org"}
+
+
+def attack(home, folder, role, who):
+    """What somebody was told: of jobs their last state, of commands the answer."""
+    found, ids = {}, {}
+    with Coordinator(home, home / PEOPLE / who, who) as session:
+        assert session.connect(30), role
+        for kind in KINDS:
+            job = evil_job(folder / role, f"{role}-{kind}", kind, folder / f"{role}-{kind}")
+            try:
+                ids[kind] = session.submit(job, job.name)
+            except (NotAllowed, Away) as problem:
+                found[role, kind] = str(problem)
+        for name, words in COMMANDS.items():
+            found[role, name] = json.dumps(session.command(words.format(site=SITES[0])))
+        deadline = time.monotonic() + 60
+        for kind, id in ids.items():
+            while not (state := session.state(id))[0].startswith("FINISHED") and time.monotonic() < deadline:
+                time.sleep(0.5)
+            found[role, kind] = str(state)
     return found
 
 
-@pytest.mark.parametrize("kind", ["code", "Popen", "argument"])
-@pytest.mark.parametrize("role", ["member", "lead", "project_admin"])
-def test_nobody_runs_code_at_a_site(attacked, role, kind):
-    said, marker = attacked[role, kind]
-    assert not marker.exists(), f"a {role} ran {kind} at a site"
-    assert "FINISHED:COMPLETED" not in said
+@pytest.fixture(scope="module")
+def attacked(federation, tmp_path_factory):
+    """What became of attacks by everybody, and where their marks would be."""
+    folder = tmp_path_factory.mktemp("attacks")
+    with ThreadPoolExecutor(len(ATTACKERS)) as threads:
+        work = [threads.submit(attack, federation.home, folder, *one) for one in ATTACKERS.items()]
+        return {key: said for done in work for key, said in done.result().items()}, folder
 
 
-@pytest.mark.parametrize("command", ["cat", "ls", "pwd", "shutdown", "report_env", "sys_info"])
-@pytest.mark.parametrize("role", ["member", "lead", "project_admin"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("role", ATTACKERS)
+def test_nobody_runs_code_at_a_site(attacked, federation, role, kind):
+    said, folder = attacked
+    assert not (folder / f"{role}-{kind}").exists(), f"a {role} ran {kind} at a site"
+    if role == "member":
+        assert said[role, kind].count("is not authorized for 'submit_job'") == len(SITES)
+    elif kind == "code":
+        assert said[role, kind].count("BYOC not permitted") == len(SITES)
+    else:
+        assert "FINISHED:COMPLETED" not in said[role, kind]
+        refused = (federation.sites[SITES[0]] / "engine.log").read_text().count("ComponentNotAuthorized")
+        assert refused >= 2
+
+
+def test_nobody_shuts_a_site_down(attacked, federation):
+    who = ATTACKERS["project_admin"]
+    process = (federation.sites[SITES[0]] / "engine.pid").read_text()
+    with Coordinator(federation.home, federation.home / PEOPLE / who, who) as session:
+        assert session.connect(30)
+        for words in ("shutdown", "restart"):
+            assert "invalid_request" in json.dumps(session.command(f"{words} client {SITES[0]}"))
+    assert (federation.sites[SITES[0]] / "engine.pid").read_text() == process
+    assert psutil.pid_exists(int(process))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("role", ATTACKERS)
 def test_nobody_looks_at_files_or_operates_a_site(attacked, federation, role, command):
-    said = json.dumps(attacked[role, command][0])
-    assert "PRIVATE KEY" not in said
-    assert str(federation.sites[SITES[0]]) not in said
-    assert "rootCA" not in said
+    said = attacked[0][role, command]
+    assert "invalid_request" in said  # a site has no answer to it, whatever the server says of rights
+    for secret in ("ssl_private_key", "startup\\n", str(federation.sites[SITES[0]]), "python"):
+        assert secret not in said, said
 
 
 def test_strangers_do_not_come_in(federation, tmp_path):
@@ -253,7 +274,7 @@ def test_strangers_do_not_come_in(federation, tmp_path):
                 )
             )
         assert server.connect()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 8
         while time.monotonic() < until:
             assert server.connected() == set(SITES)
             time.sleep(1)
@@ -329,6 +350,27 @@ def wait_for(true, patience):
 def slowness():
     """How much longer a second of work takes here and now: other people work on this machine."""
     return max(1.0, psutil.getloadavg()[0] / psutil.cpu_count())
+
+
+def test_who_looks_after_a_process_is_killed_and_nothing_is_left_running(tmp_path):
+    """`fedrank deploy start` of a site in a process of its own, killed once and told to stop once."""
+    site = tmp_path / "clinic-d"
+    shutil.copytree(provision_locally(tmp_path / "other", {"clinic-d": 4}).sites["clinic-d"], site)
+    code = (
+        "import sys, threading; from pathlib import Path; from fedrank.deploy import flare_processes as p\n"
+        "stop = threading.Event()\n"
+        "with p.ending_on_signals(stop): p.serve(Path(sys.argv[1]), stop=stop)"
+    )
+    for end in (lambda process: process.kill(), lambda process: stop_serving(site)):
+        process = subprocess.Popen([sys.executable, "-c", code, str(site)])
+        wait_for((site / "engine.pid").exists, 30)
+        child = psutil.Process(int((site / "engine.pid").read_text()))
+        end(process)
+        process.wait(20)
+        wait_for(lambda child=child: not child.is_running(), 10)
+        (site / "engine.pid").unlink(missing_ok=True)
+    assert not stop_serving(site)
+    assert "Restart=always" in unit(site)
 
 
 def test_a_second_start_says_who_holds_the_lock(federation):

@@ -58,7 +58,7 @@ class Running:
             os.replace(log, log.with_suffix(".log.1"))
         with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "fedrank.deploy.flare_processes", str(kit)],
+                [sys.executable, "-u", "-m", "fedrank.deploy.flare_processes", str(kit), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -296,9 +296,9 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(kit: Path) -> None:
+def main(kit: Path, parent: int) -> None:
     """The child: becomes a process of the engine."""
-    _end_with_parent(os.getppid())
+    _end_with_parent(parent)
     module, *words = _engine_arguments(kit)
     if module == CLIENT:
         _answer_less()
@@ -307,4 +307,4 @@ def main(kit: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
