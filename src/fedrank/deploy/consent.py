@@ -101,7 +101,7 @@ def _objection_to_keys(folder: Path, plan: Plan) -> str | None:
     keys = {site.name: site.identity for site in plan.sites if site.identity}
     for line in _changed(pinned, keys):
         return str(line)
-    if not isinstance(getattr(plan.experiment.mechanism, "place", None), SecureSum):
+    if not isinstance(getattr(getattr(plan.question, "mechanism", None), "place", None), SecureSum):
         return None
     unknown = [site.name for site in plan.sites if site.name not in pinned]
     if not unknown:

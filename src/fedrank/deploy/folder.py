@@ -113,7 +113,7 @@ class FolderAnswer:
 
 def refuse_online_plan(plan: Plan) -> None:
     """Refuse a run whose protection is none in a folder, or needs everybody online at once."""
-    mechanism: Any = plan.federated.mechanism
+    mechanism: Any = getattr(plan.question, "mechanism", None)
     if has(mechanism, "adds up"):
         why = "it needs all sites online at once"
         if isinstance(mechanism.place, AtServer):
@@ -231,7 +231,7 @@ class FolderSend:
         _, found = wire.unpack(request, hello, {"plan": Part("|S", LARGEST_PLAN)})
         plan = Plan.load(found["plan"])
         refuse_online_plan(plan)
-        if plan.experiment.arrival is None:
+        if getattr(plan.question, "arrival", None) is None:
             self._in_step.add(label.run.hex())
         path = own_folder(self.shared, PLANS) / f"{label.run.hex()}.plan"
         address = _plan(self.federation.federation, label.run.hex())

@@ -13,7 +13,8 @@ from typing import Any
 
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import LocalFederation, local_federation
-from fedrank.deploy.plan import Plan, PlannedSite, make_plan
+from fedrank.deploy.forests import forest_plan, portions_of
+from fedrank.deploy.plan import Plan, PlannedSite, forest_problems, make_plan
 from fedrank.deploy.planning import do_runs
 from fedrank.deploy.settings import EVERY_LEARNER, EVERY_PLACE, LARGEST_ID, SITE
 from fedrank.files import write_whole
@@ -22,11 +23,13 @@ from fedrank.run.data import load_fold
 from fedrank.run.perform import perform
 from fedrank.run.schedule import Results, is_finished
 from fedrank.run.schedule import plan as tasks_of
+from fedrank.run.trees import data_of
 from fedrank.run.writer import News, Task
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
 from fedrank.spec.toml import write_toml
+from fedrank.spec.trees import TreesExperiment
 from fedrank.types import has
 
 FEDERATION = "local"
@@ -44,12 +47,12 @@ def run_local(
 ) -> Results:
     """Do a question with sites as processes on this machine; without a folder, only results are left of them.
 
-    Variants of which nothing travels, since everybody learns alone, are simulated.
+    Variants of which nothing travels, such as where everybody learns alone, are simulated.
     """
     tasks = tasks_of(grid, name, out)
     plans = {task.folder: trial_plan(task, sites) for task in tasks if _travels(task)}
     for label in {task.variant for task in tasks if task.folder not in plans}:
-        say(f"{label}: everybody learns alone and nothing travels, so that it is simulated here")
+        say(f"{label}: nothing of it is sent between sites, so that it is simulated here")
 
     def do(task: Task, plan: Plan | None, tell: Callable[[News], None]) -> str:
         if plan is None:
@@ -71,16 +74,17 @@ def site_name(number: int) -> str:
 
 def trial_plan(task: Task, sites: int) -> Plan:
     """The plan of a trial: client c belongs to site c, counted around, and no round ends without one of them."""
-    experiment = task.experiment
+    experiment, name = task.experiment, f"{task.name}/{task.variant}/{task.folder.name}"
+    if isinstance(experiment, TreesExperiment):
+        parties = _parties(len(portions_of(experiment, task.fold, task.seed)), sites)
+        like, fold, seed = load_fold(data_of(experiment), task.fold).train, task.fold, task.seed
+        return forest_plan(experiment, name, parties, like, federation=FEDERATION, fold=fold, seed=seed, simulated=True)
     assert isinstance(experiment, FederatedExperiment)
-    count = experiment.clients.count
-    parties = [
-        PlannedSite(site_name(number), tuple(range(number, count, sites))) for number in range(min(sites, count))
-    ]
+    parties = _parties(experiment.clients.count, sites)
     train = load_fold(experiment.data, task.fold).train
     return make_plan(
         experiment,
-        f"{task.name}/{task.variant}/{task.folder.name}",
+        name,
         parties,
         federation=FEDERATION,
         features=train.features.shape[1],
@@ -91,6 +95,12 @@ def trial_plan(task: Task, sites: int) -> Plan:
         fewest=len(parties),
         simulated=True,
     )
+
+
+def _parties(clients: int, sites: int) -> list[PlannedSite]:
+    return [
+        PlannedSite(site_name(number), tuple(range(number, clients, sites))) for number in range(min(sites, clients))
+    ]
 
 
 def prepare(federation: LocalFederation) -> None:
@@ -112,6 +122,8 @@ def prepare(federation: LocalFederation) -> None:
 
 def _travels(task: Task) -> bool:
     experiment = task.experiment
+    if isinstance(experiment, TreesExperiment):
+        return not forest_problems(experiment, simulated=True)
     if not isinstance(experiment, FederatedExperiment):
         raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
     return not has(experiment.aggregator, "apart")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.deploy.forests import forest_plan
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.files import parse_json, told, write_whole
 from fedrank.progress import Progress, quiet
@@ -15,10 +16,12 @@ from fedrank.run.data import load_fold
 from fedrank.run.runs import load_runs, working_on
 from fedrank.run.schedule import Results, is_finished, tell_news
 from fedrank.run.schedule import plan as tasks_of
+from fedrank.run.trees import data_of
 from fedrank.run.writer import News, Task
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
+from fedrank.spec.trees import TreesExperiment
 
 if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
@@ -130,6 +133,9 @@ def readmit(folder: Path, site: str) -> str:
 
 def _planned(task: Task, parties: Sequence[PlannedSite], federation: str) -> Plan:
     experiment = task.experiment
+    if isinstance(experiment, TreesExperiment):
+        name, like = f"{task.name}/{task.variant}/{task.folder.name}", load_fold(data_of(experiment), task.fold).train
+        return forest_plan(experiment, name, parties, like, federation=federation, fold=task.fold, seed=task.seed)
     if not isinstance(experiment, FederatedExperiment):
         raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
     # What the coordinator judges by must have the features that sites have, so that it knows them.

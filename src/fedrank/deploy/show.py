@@ -15,9 +15,10 @@ import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.consent import partners, said_of
+from fedrank.deploy.forests import forest_plan, largest_forest
 from fedrank.deploy.holdings import SiteShare, differences
 from fedrank.deploy.identity import fingerprint
-from fedrank.deploy.letters import PHASES, Answers, bundle, reply
+from fedrank.deploy.letters import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.settings import SiteSettings, plan_prices
 from fedrank.federate.messages import Call, Message, payload_of
@@ -29,10 +30,12 @@ from fedrank.protect.secure_sum import message_bytes, threshold_for
 from fedrank.report.answers import about_prices
 from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
 from fedrank.report.tables import amount
+from fedrank.run.cards import MERGED_FORESTS, TREES
 from fedrank.run.privacy import UNPROTECTED, Price, most_participations
 from fedrank.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml, shown
+from fedrank.spec.trees import TreesExperiment
 from fedrank.types import has
 from fedrank.wire import Label
 
@@ -54,6 +57,21 @@ class Outgoing:
     @property
     def bytes_in_all(self) -> int:
         return self.bytes_each * self.times
+
+
+FACTS = Outgoing(
+    "facts",
+    COORDINATOR,
+    400,
+    1,
+    False,
+    "number of features, digest of their names, normalisation, version of fedrank, public key",
+)
+REFUSALS = Outgoing("refusals", COORDINATOR, 0, 0, False, "why, in words of fedrank; never of data")
+ALWAYS_OPEN = (
+    "settings that were chosen by looking at results of the same people",
+    "runs on the same people elsewhere, which this site's ledger does not know of",
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +140,10 @@ class PlanView:
 
 def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare | None = None) -> PlanView:
     """What a plan means for a site; `share` is what it has, where that could be read."""
-    folder, policy, experiment = Path(folder), settings.policy, plan.experiment
+    folder, policy = Path(folder), settings.policy
+    if plan.forests is not None:
+        return _look_at_forests(folder, settings, plan, plan.forests, share)
+    experiment = plan.experiment
     protected = experiment.mechanism is not None
     refused = settings.objections(plan)
     if share is not None and not plan.simulated:
@@ -170,6 +191,50 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare |
     )
 
 
+def _look_at_forests(
+    folder: Path, settings: SiteSettings, plan: Plan, experiment: TreesExperiment, share: SiteShare | None
+) -> PlanView:
+    refused, pinned = settings.objections(plan), partners(folder)
+    if share is not None and not plan.simulated:
+        refused += differences(share, plan)
+    try:
+        spent = spent_together(_accounts(folder, plan), settings.policy.delta)
+    except (LedgerError, OSError, ValueError) as problem:
+        spent = {}
+        refused.append(f"ledger: {problem}")
+    about = (
+        f"at most {experiment.booster.trees:,} trees, whose thresholds and leaves are made of own documents; no noise"
+    )
+    leaves = (
+        Outgoing("forest", f"{COORDINATOR}, and merged to all sites", largest_forest(experiment), 1, False, about),
+        Outgoing("number of queries", COORDINATOR, 8, 1, False, "that the forest was grown on"),
+        FACTS,
+        REFUSALS,
+    )
+    return PlanView(
+        site=settings.name,
+        run=plan.name,
+        digest=plan.digest,
+        federation=plan.federation,
+        simulated=plan.simulated,
+        rounds=plan.rounds,
+        word=said_of(folder, plan) or "",
+        partners=tuple(_partner(site, pinned) for site in plan.sites if site.name != settings.name),
+        leaves=leaves,
+        bytes_down=len(request("forest", plan.run, 1)),
+        sees=MERGED_FORESTS,
+        prices=(),
+        delta=settings.policy.delta,
+        limit=settings.policy.largest_epsilon,
+        spent=spent,
+        after={},
+        affordable=plan.rounds,
+        sum=None,
+        refused=tuple(dict.fromkeys(refused)),
+        not_covered=("anything: forests leave as they are", *TREES, "that this site takes part, and how long it takes"),
+    )
+
+
 def leaving_of(plan: Plan, settings: SiteSettings, share: SiteShare | None = None) -> Iterable[Outgoing]:
     """Everything that leaves a site in a run, with its size."""
     experiment, place = plan.experiment, getattr(plan.experiment.mechanism, "place", None)
@@ -197,9 +262,8 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteShare | None = Non
     if names and not plan.simulated and (share is None or share.test is not None):
         about = f"sums of {', '.join(names)} over own queries, for the model and for what users have now; no noise"
         yield Outgoing("sums of measures", COORDINATOR, 64 * len(names), 1, False, about)
-    about = "number of features, digest of their names, normalisation, version of fedrank, public key"
-    yield Outgoing("facts", COORDINATOR, 400, 1, False, about)
-    yield Outgoing("refusals", COORDINATOR, 0, 0, False, "why, in words of fedrank; never of data")
+    yield FACTS
+    yield REFUSALS
     if plan.simulated:
         yield Outgoing("online quality", COORDINATOR, 16 * clients, times, False, "of simulated people, in trials only")
 
@@ -233,8 +297,7 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteShare | None = No
         yield "a second attempt at a round, which draws new noise and is charged again when it happens"
     if plan.simulated:
         yield "anything, since people are simulated"
-    yield "settings that were chosen by looking at results of the same people"
-    yield "runs on the same people elsewhere, which this site's ledger does not know of"
+    yield from ALWAYS_OPEN
 
 
 def drafts(text: str, settings: SiteSettings, own: RankingData) -> list[Plan]:
@@ -249,12 +312,28 @@ def drafts(text: str, settings: SiteSettings, own: RankingData) -> list[Plan]:
     found = []
     for variant in grid.variants:
         experiment = variant.experiment
-        if not isinstance(experiment, FederatedExperiment):
-            raise ValueError(f'kind: {shown(grid.kind)} has no federation of clients; use "federated" or "async"')
-        count = experiment.clients.count
+        if not isinstance(experiment, FederatedExperiment | TreesExperiment):
+            raise ValueError(f'kind: {shown(grid.kind)} is not done between sites; use "federated", "async" or "trees"')
+        # How many sites merge forests, no spec says: as many as this one asks for.
+        few = settings.policy.fewest_sites
+        count = few if isinstance(experiment, TreesExperiment) else experiment.clients.count
         ids = [settings.id, *(id for id in range(count + 1) if id != settings.id)][:count]
         names = [settings.name, *(f"another-site-{number}" for number in range(1, count))]
         parties = [PlannedSite(name, (id,)) for name, id in zip(names, ids, strict=True)]
+        if isinstance(experiment, TreesExperiment):
+            found += [
+                forest_plan(
+                    experiment.single(fold, seed),
+                    variant.name,
+                    parties,
+                    own,
+                    federation=settings.federation,
+                    fold=fold,
+                    seed=seed,
+                )
+                for fold, seed in grid.repeats()
+            ]
+            continue
         found += [
             make_plan(
                 experiment.single(fold, seed),
