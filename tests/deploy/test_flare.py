@@ -315,6 +315,7 @@ def test_every_kind_of_process_is_killed_and_back_at_work(federation):
     }
     over = threading.Event()
     words: list[str] = []
+    jobs_seen: set[psutil.Process] = set()
     with Coordinator(home) as server:
         folder, jobs = chain(federation, server, "kills", rounds=1_000_000, pause=0.05, patience=5.0)
         following = threading.Thread(target=jobs.follow, kwargs={"stop": over.is_set, "say": words.append})
@@ -323,6 +324,7 @@ def test_every_kind_of_process_is_killed_and_back_at_work(federation):
             took = {}
             for kind, victim in victims.items():
                 wait_for(lambda: whole_rounds(folder, time.time() - 1), 60)
+                jobs_seen |= {*of(home).children(), *of(site).children()}
                 killed, stretch = time.time(), read_rounds(folder)[-1][3]
                 victim().kill()
                 wait_for(lambda at=stretch: any(row[3] > at for row in whole_rounds(folder, 0)), 60)
@@ -330,6 +332,7 @@ def test_every_kind_of_process_is_killed_and_back_at_work(federation):
         finally:
             over.set()
             following.join()
+    wait_for(lambda: not any(job.is_running() for job in jobs_seen), 15)
     numbers = [row[0] for row in read_rounds(folder)]
     assert numbers == list(range(len(numbers))), "a round was lost, or done twice"
     print(took, words)

@@ -23,6 +23,7 @@ from nvflare.apis.signal import Signal
 
 from fedrank.deploy.flare_active import Active, HubVoice, private_line
 from fedrank.deploy.flare_hardening import LARGEST_MESSAGE
+from fedrank.deploy.flare_processes import end_with_parent
 from fedrank.files import Locked
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        end_with_parent()
         self._turn = threading.Lock()
         self._site: Site | None = None
         self._tried = 0.0
@@ -117,6 +119,7 @@ class HubController(Controller):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        end_with_parent()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._heard: set[str] = set()
         self._missed: dict[str, tuple[float, float]] = {}  # since when a site cannot be reached, and when it was tried

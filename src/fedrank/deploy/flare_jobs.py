@@ -147,6 +147,8 @@ class Chain:
             if stop():
                 return False
             time.sleep(LOOK)
+        if told:
+            say("the server is there")
         return True
 
     def _settle(self) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from fedrank.deploy.flare_certificates import KitError, certificate_facts, host_problems, kit_problems
 from fedrank.deploy.flare_hardening import ANSWERED_BY_A_SITE, HEARTBEAT
 from fedrank.deploy.flare_kit import CA, INVITATION, KIT, Invitation, ca_fingerprint
-from fedrank.files import is_alive, locked, private_folder
+from fedrank.files import is_locked, locked, private_folder
 
 SERVER, CLIENT = "nvflare.private.fed.app.server.server_train", "nvflare.private.fed.app.client.client_train"
 LOG, LOCK, PID = "engine.log", "start.lock", "engine.pid"
@@ -97,6 +97,7 @@ def serve(
         end_leftovers(folder)
         _sweep_jobs(folder / KIT)
         if warm_up is not None:
+            tell("gets ready; the first time this compiles, for half a minute or more")
             warm_up()
         running = Running(folder)
         try:
@@ -125,8 +126,6 @@ def stop_serving(folder: Path, patience: float = 15.0) -> bool:
         pid = int(path.read_text().strip() or "0")
     except (FileNotFoundError, ValueError):
         return False
-    from fedrank.files import is_locked
-
     if not is_locked(path) or pid <= 0:
         return False
     os.kill(pid, signal.SIGTERM)
@@ -178,11 +177,17 @@ def ending_on_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def child_environment(folder: Path) -> dict[str, str]:
-    """The engine writes into HOME and into the temporary folder; it gets its own of both."""
+    """The engine writes into HOME and into the temporary folder; it gets its own of both.
+
+    What was compiled is found where it is, though the cache of parsed data lies in HOME: nobody compiles twice.
+    """
+    from fedrank.kernels.compile import COMPILED_IN  # not above: the engine's own process compiles nothing
+
     own = private_folder(folder / ".engine")
     return os.environ | {
         "HOME": str(own),
         "TMPDIR": str(private_folder(own / "tmp")),
+        "NUMBA_CACHE_DIR": COMPILED_IN,
         "PYTHONUNBUFFERED": "1",
         "MALLOC_ARENA_MAX": "2",
         QUIET[0]: QUIET[1],
@@ -190,15 +195,16 @@ def child_environment(folder: Path) -> dict[str, str]:
 
 
 def end_leftovers(folder: Path) -> None:
-    """End what somebody who was killed left running."""
-    path = folder / PID
-    try:
-        pid = int(path.read_text().strip())
-    except (FileNotFoundError, ValueError):
-        return
-    if is_alive(pid) and _is_ours(pid, folder):
-        end_with_children(pid, 0.0)
-    path.unlink(missing_ok=True)
+    """End what somebody who was killed left running: processes of the engine that were started with this kit."""
+    import psutil
+
+    kit = str(folder / KIT)
+    left = [one for one in psutil.process_iter(["cmdline"]) if kit in (one.info["cmdline"] or ())]
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            one.kill()
+    psutil.wait_procs(left, timeout=ENDING)
+    (folder / PID).unlink(missing_ok=True)
 
 
 def end_with_children(pid: int, patience: float) -> None:
@@ -246,15 +252,6 @@ def _sweep_jobs(kit: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_ours(pid: int, folder: Path) -> bool:
-    import psutil
-
-    try:
-        return str(folder / KIT) in psutil.Process(pid).cmdline()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
-
-
 def _engine_arguments(kit: Path) -> list[str]:
     if (kit / "startup" / "fed_server.json").exists():
         org = certificate_facts(kit).organisation
@@ -285,11 +282,15 @@ def _answer_less() -> None:
     ClientRequestProcessors.request_processors = [one for one in found if type(one).__name__ in ANSWERED_BY_A_SITE]
 
 
-def _end_with_parent(parent: int) -> None:
-    """End this process, and with it its jobs, when whoever started it is gone."""
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process when whoever started it is gone: the engine's jobs ask themselves to end, and may not.
+
+    Who has been handed over to process 1 already has lost his parent before he could look.
+    """
+    expected = os.getppid() if parent is None else parent
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == expected != 1:
             time.sleep(WATCH)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -298,7 +299,7 @@ def _end_with_parent(parent: int) -> None:
 
 def main(kit: Path, parent: int) -> None:
     """The child: becomes a process of the engine."""
-    _end_with_parent(parent)
+    end_with_parent(parent)
     module, *words = _engine_arguments(kit)
     if module == CLIENT:
         _answer_less()
