@@ -170,6 +170,7 @@ class Chain:
             id = self.server.submit(job, token)
         asked = moved = time.monotonic()
         shown = 0.0
+        lost: list[str] = []
         while True:
             stopped = stop()
             news = HubNews.read(self.home, active)
@@ -189,8 +190,9 @@ class Chain:
             if stopped:
                 self.server.end(id)
                 return INTERRUPTED, ""
-            if time.monotonic() - asked >= POLL:
-                asked = time.monotonic()
+            newly = news is not None and news.lost != lost
+            if newly or time.monotonic() - asked >= POLL:
+                asked, lost = time.monotonic(), [] if news is None else news.lost
                 if why := self._over(id, news, asked - moved):
                     self.server.end(id)
                     return "", why

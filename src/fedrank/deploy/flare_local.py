@@ -55,22 +55,28 @@ def local_federation(
     prepare: Callable[[LocalFederation], None] = lambda federation: None,
     name: str = "local",
     tell: Callable[[str], None] = lambda line: None,
+    warm_up: Callable[[], None] = lambda: None,
 ) -> Iterator[LocalFederation]:
     """A federation whose server and sites run, and are ended at the end; without a folder, nothing of it is left.
 
-    `prepare` writes what sites need before they start, such as `site.toml`.
+    `prepare` writes what sites need before they start, such as `site.toml`. `warm_up` compiles what they will run, once
+    for all of them, while they come up.
     """
     with contextlib.ExitStack() as held:
         if folder is None:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="fedrank-")))
         federation = provision_locally(folder, sites, name)
         prepare(federation)
-        held.enter_context(running_locally(federation, tell))
+        held.enter_context(running_locally(federation, tell, warm_up))
         yield federation
 
 
 @contextlib.contextmanager
-def running_locally(federation: LocalFederation, tell: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+def running_locally(
+    federation: LocalFederation,
+    tell: Callable[[str], None] = lambda line: None,
+    warm_up: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
     """The processes of a federation on this machine, each looked after; when it begins, all sites are there."""
     stop = threading.Event()
     problems: list[BaseException] = []
@@ -86,6 +92,7 @@ def running_locally(federation: LocalFederation, tell: Callable[[str], None] = l
     for thread in threads:
         thread.start()
     try:
+        warm_up()
         wait_for_sites(federation, problems)
         yield
     finally:

@@ -17,6 +17,7 @@ from fedrank.deploy.forests import forest_plan, portions_of
 from fedrank.deploy.plan import Plan, PlannedSite, forest_problems, make_plan
 from fedrank.deploy.planning import do_runs
 from fedrank.deploy.settings import EVERY_LEARNER, EVERY_PLACE, LARGEST_ID, SITE
+from fedrank.deploy.warming import warm_up
 from fedrank.files import write_whole
 from fedrank.progress import Progress, quiet
 from fedrank.run.data import load_fold
@@ -26,6 +27,7 @@ from fedrank.run.schedule import plan as tasks_of
 from fedrank.run.trees import data_of
 from fedrank.run.writer import News, Task
 from fedrank.spec.experiment import SpecError
+from fedrank.spec.families import name_of
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
 from fedrank.spec.toml import write_toml
@@ -64,7 +66,8 @@ def run_local(
         return do_runs(grid, runs, do, stop, progress)
     names = {site_name(number): number for number in range(sites)}
     say(f"A server and {sites} sites come up on this machine ...")
-    with local_federation(names, folder, prepare, FEDERATION, say) as federation:
+    learners = {name_of(task.experiment.learner) for task in tasks if isinstance(task.experiment, FederatedExperiment)}
+    with local_federation(names, folder, prepare, FEDERATION, say, lambda: warm_up(sorted(learners))) as federation:
         return do_runs(grid, runs, do, stop, progress)
 
 
