@@ -288,7 +288,7 @@ def accept(
         typer.confirm(ask, abort=True)
     for plan in plans:
         word = accept_spec(home, plan) if drafted else accept(home, plan, new_key or ())
-        say(console, f"Accepted: {word.digest[:12]}")
+        say(console, f"Accepted: {'spec' if drafted else 'plan'} {word.digest[:12]}")
 
 
 @deploy_app.command(epilog='Example:  fedrank deploy refuse 3bbe77746412 --because "not our question" --home clinic-a')
@@ -318,14 +318,14 @@ def start(
 
     from fedrank.deploy.flare_processes import ending_on_signals, serve
     from fedrank.deploy.flare_processes import unit as unit_of
-    from fedrank.deploy.settings import EVERY_LEARNER, SITE, read_site
+    from fedrank.deploy.settings import SITE, read_site
     from fedrank.deploy.warming import warm_up
 
     if unit:
         typer.echo(unit_of(home))
         return
     console, stop = new_console(), threading.Event()
-    learners = read_site(home).policy.learners if (home / SITE).exists() else EVERY_LEARNER
+    learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server learns nothing
     with ending_on_signals(stop):
         serve(home, lambda: warm_up(learners), lambda line: say(console, line), stop)
 

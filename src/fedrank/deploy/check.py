@@ -323,8 +323,8 @@ def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
             said, _, remedy = line.partition("; ")
             yield CheckLine("policy", "wrong", said, remedy)
         if said_of(folder, plan) != ACCEPTED and policy.accept == "listed":
-            remedy = f"`fedrank deploy show {plan.digest[:12]}`, then accept or refuse it"
-            yield CheckLine("policy", "wrong", f"plan {plan.digest[:12]} is not accepted here", remedy)
+            remedy = "look at it with `fedrank deploy show`, then accept or refuse it"
+            yield CheckLine("policy", "wrong", f"run {plan.name!r} is not accepted here", remedy)
     limit = "without a limit" if policy.largest_epsilon is None else f"ε up to {policy.largest_epsilon:g}"
     said = f"{', '.join(policy.learners)}; noise at {', '.join(policy.places)}; {limit}; accepts: {policy.accept}"
     if policy.unprotected:
