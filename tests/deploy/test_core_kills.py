@@ -15,6 +15,7 @@ import pytest
 
 from fedrank import wire
 from fedrank.deploy import hub
+from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.site import Site
 from fedrank.files import Locked
@@ -393,3 +394,36 @@ def test_an_outbox_reads_what_it_wrote(tmp_path):
     again = Outbox(trial.outbox("clinic-a").folder, trial.plan.run)
     assert (len(again), again.last) == (2, 2)
     assert again.get(1).answer == trial.outbox("clinic-a").get(1).answer
+
+
+def test_a_site_that_came_back_from_a_backup_answers_no_round_anew(tmp_path):
+    """What it sent since is not known any more: rounds that are over count as charged, and it goes on after them."""
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=6)
+    folder = trial.folders["clinic-b"]
+    shutil.copy(folder / "train.txt", tmp_path / "clinic-b.txt")  # data are backed up by whoever has them
+
+    def until(last: int) -> None:
+        over = []
+
+        def listen(name, request, answer):
+            over.append(wire.label_of(request).round > last)
+            if over[-1]:
+                raise TimeoutError("not yet")
+            return answer()
+
+        assert trial.run(listen, stop=lambda: any(over)) == "interrupted"
+
+    until(2)
+    backup(folder, tmp_path / "backup")
+    until(4)
+    sent = {round: trial.outbox("clinic-b").get(round).answer for round in (1, 2, 3, 4)}
+    shutil.rmtree(folder)
+    restore(tmp_path / "backup", folder)
+    shutil.copy(tmp_path / "clinic-b.txt", folder / "train.txt")
+    assert trial.run() == "finished"
+    outbox = trial.outbox("clinic-b")
+    assert {round: outbox.get(round) is not None for round in range(1, 7)} == {
+        1: True, 2: True, 3: False, 4: False, 5: True, 6: True,
+    }  # fmt: skip
+    assert outbox.get(2).answer == sent[2]
+    assert trial.paid("clinic-b") == 7  # six rounds, and the fifth once more, of which something may have left

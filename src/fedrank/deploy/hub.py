@@ -32,6 +32,7 @@ from fedrank.wire import Label, Refused
 Send = Callable[[str, bytes, float], "Future[bytes]"]  # site, request, patience in seconds
 MOST_REFUSALS = 3  # in a row, after which a site is left out until an operator says otherwise
 PAUSE = 2.0  # seconds before a round is asked for again
+LONGEST_PAUSE = 300.0  # seconds before a secure sum that failed again and again is tried once more
 MOST_QUERIES = 1 << 40  # behind a sum of measures; more is nonsense
 LATE = 5.0  # seconds, at least, that the others have when enough have answered
 LOOK = 0.25  # seconds between looks whether somebody asked the run to stop
@@ -197,6 +198,7 @@ class Hub:
             asked["at"], asked["searches"] = plan.at[order], plan.searches[order]
             searches = plan.searches[order]
         traffic: list[Exchange] = []
+        tries = 0
         while True:
             if self.place is not None:
                 after, answers, why = self._secure(state, asked, rows, traffic)
@@ -204,7 +206,9 @@ class Hub:
                 after, answers, why = self._plain(state, asked, rows, traffic)
             if after is not None:
                 break
-            self._wait(number, why)
+            # Whoever masked numbers in a sum that failed has paid for them: the longer it fails, the longer the pause.
+            self._wait(number, why, 1.0 if self.place is None else min(2.0**tries, LONGEST_PAUSE / PAUSE))
+            tries += 1
         for one in traffic:
             self.note(number, one)
         return self._outcome(after, memory, rows, searches, answers, traffic)
@@ -636,10 +640,10 @@ class Hub:
                 self.left_out[name] = f"left out after {MOST_REFUSALS} refusals in a row, the last: {reason}"
         return reason
 
-    def _wait(self, round: int, why: Mapping[str, str]) -> None:
+    def _wait(self, round: int, why: Mapping[str, str], pauses: float = 1.0) -> None:
         """Say for whom the run waits, and give them time."""
         self.waiting(round, {**self.left_out, **why})
-        until = time.monotonic() + PAUSE
+        until = time.monotonic() + pauses * PAUSE
         while time.monotonic() < until:
             self._check_stop()
             time.sleep(0.05)
