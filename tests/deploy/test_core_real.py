@@ -320,3 +320,34 @@ def test_a_site_that_is_started_anew_is_greeted_anew(tmp_path, text):
         for site in sites.values():
             site.close()
     assert [len(trial.outbox(name)) for name in trial.names] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"), [("largest_epsilon", "2000.0", "ε = 1000"), ("delta", "1e-3", "δ = 1e-05")]
+)
+def test_a_policy_takes_back_no_promise(tmp_path, key, value, word):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=1)
+    assert trial.run() == "finished"
+    path = trial.folders["clinic-a"] / "site.toml"
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(f"{key} =")]
+    path.write_text("\n".join([*lines, f"{key} = {value}", ""]))
+    with Site.open(trial.folders["clinic-a"]) as site:
+        answer = site.answer(trial.hello())
+    assert f"policy.{key}".encode() in answer
+    assert word.encode() in answer
+
+
+def test_a_site_counts_on_no_draw_of_the_coordinator(tmp_path):
+    """Whoever draws may draw one site always: what it pays for a round is the price without any draw."""
+    text = LINEAR + NOISE + 'place = { name = "server" }\n'
+    (tmp_path / "all").mkdir()
+    (tmp_path / "some").mkdir()
+    everybody = RealTrial(tmp_path / "all", text, rounds=2)
+    some = RealTrial(tmp_path / "some", text, rounds=2, clients="interactions = 3\nparticipation = 0.5")
+    events = []
+    for trial in (everybody, some):
+        with Site.open(trial.folders["clinic-a"]) as site:
+            assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+            charging = site._runs[trial.plan.run].charging
+            events.append([promise.event for promise in charging.terms.promises])
+    assert events[0] == events[1]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedrank.protect.ledger import PARTICIPANTS
 from fedrank.protect.population import (
     LEDGER,
+    PEOPLE,
     Account,
     LedgerTerms,
     Population,
@@ -31,14 +32,30 @@ from fedrank.wire import Refused
 UNLIMITED = 1e6  # ε of a site that sets no limit: charges are kept all the same
 
 
+def _check_promised(folder: Path, delta: float, limit: float) -> None:
+    """Refuse a policy that takes back what people were promised before."""
+    if not (folder / PEOPLE).exists():
+        return
+    known = Population.read(folder)
+    if limit > known.limit:
+        now = "no limit" if limit == UNLIMITED else f"{limit:g}"
+        raise Refused(
+            f"policy.largest_epsilon: people here were promised that nobody spends more than ε = {known.limit:g}, and "
+            f"site.toml now has {now}; use {known.limit:g} or less"
+        )
+    if delta != known.delta:
+        raise Refused(
+            f"policy.delta: what people here have spent was counted at δ = {known.delta:g}, and site.toml now has "
+            f"{delta:g}, at which it could not be added up; use {known.delta:g}"
+        )
+
+
 class Charging:
     """The charges of one run, on the people of a site."""
 
     def __init__(self, folder: Path, run: str, people: int, promises: Sequence[Promise], delta: float, limit: float):
-        try:
-            self.population = Population.open(folder, people, delta, limit)
-        except ValueError as problem:  # it speaks of limits, never of data
-            raise Refused(f"{problem}; nothing is sent") from None
+        _check_promised(Path(folder), delta, limit)
+        self.population = Population.open(folder, people, delta, limit)
         self.terms = LedgerTerms(people, delta, tuple(promises), run)
         self.place = (Path(folder) / run / LEDGER).absolute()
         self._held = ExitStack()
