@@ -15,6 +15,7 @@ pytest.importorskip("nvflare", reason="kits need the extra fedrank[deploy]")
 
 from fedrank.deploy import flare_kit as kits
 from fedrank.deploy.flare_certificates import KitError, certificate_facts, kit_problems
+from fedrank.deploy.flare_commands import engine_commands
 from fedrank.deploy.flare_hardening import EXECUTOR, LARGEST_MESSAGE, RIGHTS, ROLES
 from fedrank.deploy.flare_processes import look_before, serve
 from fedrank.deploy.identity import IDENTITY
@@ -34,7 +35,7 @@ def made(folder, name="clinics", sites=2):
 def begun(tmp_path_factory):
     """A federation with two sites, the first of which has joined, the second asked; nobody changes it."""
     root = tmp_path_factory.mktemp("kits")
-    with kits.engine_commands(root):
+    with engine_commands(root):
         founded = made(root / "hub")
         first, second = (kits.request(path, root / path.stem) for path in founded.invitations)
         applicant = kits.approve(first, founded.home)
@@ -48,7 +49,7 @@ def begun(tmp_path_factory):
 def elsewhere(tmp_path_factory):
     """Another federation of three sites with the same names, which have all asked to join."""
     root = tmp_path_factory.mktemp("elsewhere")
-    with kits.engine_commands(root):
+    with engine_commands(root):
         founded = made(root / "hub", sites=3)
         asked = [kits.request(path, root / path.stem) for path in founded.invitations]
     return root, founded, asked
@@ -232,7 +233,7 @@ def test_a_renewal_exchanges_the_key_and_needs_the_same_identity(copied):
     root, founded, _ = copied
     site = root / "clinic-0"
     before = certificate_facts(site / "kit").fingerprint
-    with kits.engine_commands(root):
+    with engine_commands(root):
         asked = kits.renew(site)
         applicant = kits.approve(asked, root / "hub")
         assert applicant.renewal

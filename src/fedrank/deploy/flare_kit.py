@@ -14,13 +14,10 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +33,7 @@ from fedrank.deploy.flare_certificates import (
     kit_problems,
     same_certificate,
 )
+from fedrank.deploy.flare_commands import engine_commands, nvflare
 from fedrank.deploy.flare_hardening import harden, strip
 from fedrank.deploy.identity import IDENTITY, fingerprint, new_identity, read_identity, verify
 from fedrank.deploy.settings import FEDERATION, SITE, FederationFile, SiteEntry, site_template
@@ -48,88 +46,6 @@ ORGANISATION = "coordinator"
 CERTIFICATE, APPLICATION, SIGNATURE = "certificate.zip", "application.json", "application.sig"  # in a request
 LARGEST = 1 << 20  # bytes of a request, and of each file in it
 CA_DAYS, DAYS = 3650, 1095  # how long certificates last
-
-# Does commands of the engine, one a line, and says what each said: a process takes half a second to begin.
-_COMMANDS = """
-import io, json, sys
-from contextlib import redirect_stdout
-from nvflare.cli import main
-for line in sys.stdin:
-    sys.argv = ["nvflare", "--format", "json", *json.loads(line)]
-    said, code = io.StringIO(), 0
-    with redirect_stdout(said):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    print(json.dumps([code, said.getvalue()]), flush=True)
-"""
-
-
-class _Commands:
-    """A process that does commands of the engine. They write notes into the home folder, which is made ours."""
-
-    def __init__(self, home: Path) -> None:
-        notes = private_folder(home / ".engine")
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMANDS],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=os.environ | {"HOME": str(notes)},
-            cwd=notes,
-        )
-
-    def __call__(self, *words: str | Path) -> dict[str, Any]:
-        """What a command answers; ValueError says why it would not do it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps([str(word) for word in words]) + "\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._ended(f"nvflare {words[0]}")
-        code, text = json.loads(line)
-        answer = parse_json(text.splitlines()[-1]) if text.strip() else {}
-        if code:
-            said = f"{answer.get('message', text)} {answer.get('hint', '')}".strip()
-            raise ValueError(f"nvflare {words[0]} {words[1]}: {said}")
-        found: dict[str, Any] = answer["data"]
-        return found
-
-    def _ended(self, what: str) -> Exception:
-        self._errors.seek(0)
-        said = self._errors.read()
-        if "No module named 'nvflare'" in said:
-            return ImportError("a federation needs the package nvflare: pip install 'fedrank[deploy]'")
-        return RuntimeError(f"{what} ended early: {said.strip()[-1000:]}")
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-        self._errors.close()
-
-
-_running: ContextVar[_Commands | None] = ContextVar("_running", default=None)
-
-
-@contextmanager
-def engine_commands(home: Path) -> Iterator[None]:
-    """Let one process do all commands of the engine within: for whoever makes many kits at once."""
-    commands = _Commands(home)
-    token = _running.set(commands)
-    try:
-        yield
-    finally:
-        _running.reset(token)
-        commands.close()
 
 
 @dataclass(frozen=True)
@@ -212,7 +128,7 @@ def _init(home: Path, federation: FederationFile, text: str | None) -> Founded:
     server = {"host": federation.host, "fed_learn_port": federation.port, "admin_port": federation.port}
     profile = {"name": federation.name, "scheme": "grpc", "connection_security": "mtls", "server": server}
     write_whole(home / PROFILE, json.dumps(profile, indent=2))  # JSON is YAML
-    _nvflare(home, "cert", "init", "--profile", home / PROFILE, "-o", home / CA, "--valid-days", str(CA_DAYS))
+    nvflare(home, "cert", "init", "--profile", home / PROFILE, "-o", home / CA, "--valid-days", str(CA_DAYS))
     if text is not None:
         write_whole(home / FEDERATION, text, private=True)
     _write_members(home, [Member(site.name, site.organisation, site.id) for site in federation.sites])
@@ -316,7 +232,7 @@ def sign(applicant: Applicant, home: Path, days: int = DAYS) -> Path:
         with tempfile.TemporaryDirectory(dir=home) as inside:
             inner = Path(inside) / f"{applicant.name}.request.zip"
             inner.write_bytes(_read_request(applicant.path)[1])
-            said = _nvflare(home, *_approve(home, inner, out, days))
+            said = nvflare(home, *_approve(home, inner, out, days))
         with zipfile.ZipFile(out) as signed:
             certificate = _load(signed.read(f"{applicant.name}.crt"))
         members[applicant.name] = replace(
@@ -419,7 +335,7 @@ def _own_kits(home: Path, who: Iterable[tuple[str, dict[str, Any]]]) -> None:
             ports = {"fed_learn_port": profile["server"]["fed_learn_port"]} if participant["type"] == "server" else {}
             _ask(home, profile["name"], participant | ports, asked, Path(inside))
             signed = asked / f"{name}.signed.zip"
-            _nvflare(home, *_approve(home, asked / f"{name}.request.zip", signed, DAYS))
+            nvflare(home, *_approve(home, asked / f"{name}.request.zip", signed, DAYS))
             made = _package(home, signed, asked, root, Path(inside), profile["name"], name)
             if (home / place).exists():
                 _exchange(made, home / place)
@@ -542,7 +458,7 @@ def _other_server(kit: Path, invited: Invitation) -> list[KitFinding]:
 def _ask(home: Path, federation: str, participant: dict[str, Any], out: Path, inside: Path) -> None:
     described = inside / "participant.yml"
     described.write_text(json.dumps({"name": federation, "participants": [participant]}))
-    _nvflare(home, "cert", "request", "-p", described, "--out", out)
+    nvflare(home, "cert", "request", "-p", described, "--out", out)
 
 
 def _approve(home: Path, asked: Path, out: Path, days: int) -> list[str | Path]:
@@ -552,17 +468,9 @@ def _approve(home: Path, asked: Path, out: Path, days: int) -> list[str | Path]:
 
 def _package(home: Path, signed: Path, asked: Path, root: str, inside: Path, federation: str, name: str) -> Path:
     work = inside / "work"
-    _nvflare(home, "package", signed, "-w", work, "--request-dir", asked, "--fingerprint", root)
+    nvflare(home, "package", signed, "-w", work, "--request-dir", asked, "--fingerprint", root)
     (made,) = work.glob(f"{federation}/prod_*/{name}")
     return made
-
-
-def _nvflare(home: Path, *words: str | Path) -> dict[str, Any]:
-    """What a command of the engine answers."""
-    if (commands := _running.get()) is not None:
-        return commands(*words)
-    with closing(_Commands(home)) as once:
-        return once(*words)
 
 
 def _invitation(home: Path, site: SiteEntry) -> Path:

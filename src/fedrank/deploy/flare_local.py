@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrank.deploy.flare_kit import approve, engine_commands, init, join, request, sign
+from fedrank.deploy.flare_commands import engine_commands
+from fedrank.deploy.flare_kit import approve, init, join, request, sign
 from fedrank.deploy.flare_processes import serve
 from fedrank.deploy.flare_session import Away, Coordinator
 from fedrank.deploy.settings import FederationFile, Person, SiteEntry

@@ -138,7 +138,7 @@ def stop_serving(folder: Path, patience: float = 15.0) -> bool:
 
 
 def unit(folder: Path, command: str | None = None, user: str | None = None) -> str:
-    """A systemd unit that serves a folder."""
+    """A systemd unit that serves a folder, and writes nowhere else: what is compiled and parsed lies there, too."""
     folder = Path(folder).absolute()
     run = command or f"{shlex.quote(sys.executable)} -m fedrank deploy start --home {shlex.quote(str(folder))}"
     who = f"User={user}\n" if user else ""
@@ -159,6 +159,7 @@ NoNewPrivileges=yes
 PrivateTmp=yes
 ProtectSystem=strict
 ReadWritePaths={folder}
+Environment="FEDRANK_CACHE={folder / ".engine" / "cache"}"
 
 [Install]
 WantedBy=multi-user.target
