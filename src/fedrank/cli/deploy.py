@@ -152,7 +152,7 @@ def renew(home: Home = Path()) -> None:
 def expel(
     name: Annotated[str, typer.Argument(help="The site.")], because: Because, home: Home = Path(), yes: Yes = False
 ) -> None:
-    """Shut a site out. What it sent before stays in models: see `fedrank unlearn`."""
+    """Shut a site out. What it sent before stays in models: see `unlearn`."""
     from fedrank.deploy.flare_kit import expel
 
     if not yes:
@@ -191,7 +191,7 @@ def leave(
         if not yes:
             typer.confirm(f"Did {site} say that it leaves? It cannot come back under this name.", abort=True)
         say(console, f"{site} has {leave(home, site, because).state}")
-        say(console, "To let models forget it: fedrank unlearn RUN --client ID")
+        say(console, f"To let a model forget it: fedrank deploy unlearn RUN --site {site} --home {home}")
         return
     from fedrank.deploy.consent import leave_site
     from fedrank.deploy.flare_processes import stop_serving
@@ -314,6 +314,7 @@ def start(
     home: Home = Path(), unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit instead.")] = False
 ) -> None:
     """Serve, in the foreground: the coordinator's server, or a site. What dies is started again."""
+    import getpass
     import threading
 
     from fedrank.deploy.flare_processes import ending_on_signals, serve
@@ -322,7 +323,7 @@ def start(
     from fedrank.deploy.warming import warm_up
 
     if unit:
-        typer.echo(unit_of(home))
+        typer.echo(unit_of(home, user=getpass.getuser()))
         return
     console, stop = new_console(), threading.Event()
     learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server learns nothing
@@ -506,6 +507,19 @@ def folder_approve(
 
     made = approve_in_folder(shared, home, name, fingerprint, id)
     say(new_console(), f"{made.name} takes part, with id {made.id}")
+
+
+@folder_app.command(
+    "leave", epilog='Example:  fedrank deploy folder leave shared --home clinic-c --because "the study ended"'
+)
+def folder_leave(shared: Shared, home: Home = Path(), because: Because = "", yes: Yes = False) -> None:
+    """Take no further part. Ledger and models stay here; what was sent stays with those who have it."""
+    from fedrank.deploy.folder_members import leave_folder
+
+    if not yes:
+        typer.confirm("Leave the federation? Nothing is sent from here any more.", abort=True)
+    leave_folder(shared, home, because)
+    say(new_console(), "Left. The coordinator sees it in the folder.")
 
 
 @folder_app.command("serve", epilog="Example:  fedrank deploy folder serve shared --home clinic-a")
