@@ -101,15 +101,17 @@ def _objection_to_keys(folder: Path, plan: Plan) -> str | None:
     keys = {site.name: site.identity for site in plan.sites if site.identity}
     for line in _changed(pinned, keys):
         return str(line)
-    if not isinstance(getattr(getattr(plan.question, "mechanism", None), "place", None), SecureSum):
+    summed = isinstance(getattr(getattr(plan.question, "mechanism", None), "place", None), SecureSum)
+    if not summed and plan.silos is None:
         return None
     unknown = [site.name for site in plan.sites if site.name not in pinned]
     if not unknown:
         return None
     propose(folder, plan)
     return (
-        f"the keys of {', '.join(unknown)} were never compared here, and in a secure sum whoever made them would see "
-        f"through it; compare the fingerprints by telephone, then `fedrank deploy accept {plan.digest[:12]}`"
+        f"the keys of {', '.join(unknown)} were never compared here, and whoever made them would see through a secure "
+        "sum, or open letters between sites; compare the fingerprints by telephone, then `fedrank deploy accept "
+        f"{plan.digest[:12]}`"
     )
 
 

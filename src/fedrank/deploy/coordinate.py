@@ -68,6 +68,10 @@ def coordinate(
             from fedrank.deploy.forest_hub import perform_forests
 
             return perform_forests(experiment, writer, plan, send, patience)
+        if plan.silos is not None:
+            from fedrank.deploy.silo_hub import perform_silos
+
+            return perform_silos(experiment, writer, plan, send, patience)
         return _perform(experiment, writer, plan, send, patience, departure)
 
     return perform(task, 1, tell, stop, performer)

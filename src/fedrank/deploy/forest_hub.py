@@ -16,7 +16,7 @@ from fedrank.data.catalog import Fold
 from fedrank.deploy import letters
 from fedrank.deploy.coordinate import Books
 from fedrank.deploy.forests import GROWS, ROUND, largest_forest, merged_files, portions_of, read_trees
-from fedrank.deploy.hub import MOST_QUERIES, Differs, Hub, Send
+from fedrank.deploy.hub import MOST_QUERIES, Differs, Exchange, Hub, Send
 from fedrank.deploy.plan import Plan
 from fedrank.run.cards import forest_card, issued
 from fedrank.run.folder import DEPLOYED_RUN, Card
@@ -59,7 +59,11 @@ class ForestHub(Hub):
         request = letters.request("forest", self.plan.run, ROUND)
         while True:
             missing = [site for site in self.sites() if site.name not in came]
-            more, why = self._ask({site.name: request for site in missing}, ROUND, self._read, "answers")
+            traffic: list[Exchange] = []
+            asked = {site.name: request for site in missing}
+            more, why = self._ask(asked, ROUND, self._read, "answers", traffic=traffic)
+            for one in traffic:
+                self.note(ROUND, one)
             for name, forests in more.items():
                 found |= forests
                 came.add(name)

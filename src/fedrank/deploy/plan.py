@@ -24,10 +24,12 @@ from fedrank.files import parse_json
 from fedrank.protect.mechanisms import SecureSum
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import rng_for
+from fedrank.silo.training import CrossSilo
 from fedrank.spec.experiment import Experiment, SpecError, to_tables
 from fedrank.spec.families import code_from_outside, name_of
 from fedrank.spec.federated import ELSEWHERE, ClientsSpec, FederatedExperiment
 from fedrank.spec.grid import read_tables
+from fedrank.spec.silo import SiloExperiment, SilosSpec
 from fedrank.spec.toml import parse_toml, write_toml
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.mergers import Stacking, WeightedSum
@@ -129,6 +131,11 @@ class Plan:
         return self.question if isinstance(self.question, TreesExperiment) else None
 
     @property
+    def silos(self) -> SiloExperiment | None:
+        """The question of a run in which organisations train through sketches; None: it is another."""
+        return self.question if isinstance(self.question, SiloExperiment) else None
+
+    @property
     def rounds(self) -> int:
         return self.question.rounds_asked
 
@@ -178,7 +185,7 @@ class Plan:
     @property
     def last_number(self) -> int:
         """The highest number that a request for a round can have."""
-        if self.forests is not None:
+        if not isinstance(self.question, FederatedExperiment):
             return self.rounds
         return self.experiment.rounds * (1 if self.in_step or self.simulated else len(self.clients))
 
@@ -292,6 +299,29 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
     return found
 
 
+def silo_problems(experiment: SiloExperiment, sites: int) -> list[str]:
+    """What keeps a question to organisations with documents from being asked between sites: one line each."""
+    method, silos, usual = experiment.method, experiment.silos, SilosSpec()
+    found = [
+        f"silos.{name}: belongs to a simulation, and real sites have their own documents and queries; leave it out"
+        for name in ("split", "queries", "labels")
+        if getattr(silos, name) != getattr(usual, name)
+    ]
+    if silos.count != sites:
+        found.append(f"silos.count: {silos.count} where {sites} take part; set silos.count = {sites}")
+    if not isinstance(method, CrossSilo):
+        return [*found, f'method: "{name_of(method)}" is not done between sites; use "cross-silo", or `fedrank run`']
+    wanted = {"combine": "round-robin", "counts": "sketch", "grades": "like-own"}
+    found += [
+        f'method.{name}: between sites it is "{value}"; write that, or use `fedrank run`'
+        for name, value in wanted.items()
+        if getattr(method, name) != value
+    ]
+    if not method.noise > 0:
+        found.append("method.noise: 0 would tell what documents hold, word by word; use 1.0, or more")
+    return found
+
+
 def _of_log(experiment: FederatedExperiment, name: str) -> bool:
     """Whether a setting only says that clients are the users of a log, as they are at sites."""
     return name == "partition" and experiment.arrival is not None and experiment.clients.partition == Users()
@@ -343,9 +373,15 @@ def check_plan(plan: Plan) -> None:
         raise Refused(f"it names code from outside fedrank, which never runs at a site: {found[0]}")
     if not plan.simulated and len(ids) != len(names):
         raise Refused("one of its sites answers for several clients, which only simulated ones do")
-    if plan.forests is None:
+    found = []
+    if plan.forests is not None:
+        found = forest_problems(plan.forests, plan.simulated)
+    elif plan.silos is not None:
+        found = silo_problems(plan.silos, len(names))
+        found += ["simulated: organisations with documents are simulated by `fedrank run`"] * plan.simulated
+    else:
         _check_federation(plan)
-    elif found := forest_problems(plan.forests, plan.simulated):
+    if found:
         raise Refused("; ".join(found))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.forests import forest_plan
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
+from fedrank.deploy.silos import silo_plan
 from fedrank.files import parse_json, told, write_whole
 from fedrank.progress import Progress, quiet
 from fedrank.run.data import load_fold
@@ -21,6 +22,7 @@ from fedrank.run.writer import News, Task
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
+from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.trees import TreesExperiment
 
 if TYPE_CHECKING:
@@ -136,6 +138,9 @@ def _planned(task: Task, parties: Sequence[PlannedSite], federation: str) -> Pla
     if isinstance(experiment, TreesExperiment):
         name, like = f"{task.name}/{task.variant}/{task.folder.name}", load_fold(data_of(experiment), task.fold).train
         return forest_plan(experiment, name, parties, like, federation=federation, fold=task.fold, seed=task.seed)
+    if isinstance(experiment, SiloExperiment):
+        name = f"{task.name}/{task.variant}/{task.folder.name}"
+        return silo_plan(experiment, name, parties, federation=federation, fold=task.fold, seed=task.seed)
     if not isinstance(experiment, FederatedExperiment):
         raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
     # What the coordinator judges by must have the features that sites have, so that it knows them.

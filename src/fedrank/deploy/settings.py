@@ -30,11 +30,13 @@ from fedrank.types import has
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.run.privacy import Price
+    from fedrank.spec.silo import SiloExperiment
     from fedrank.spec.trees import TreesExperiment
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 LARGEST_ID = (1 << 31) - 1
-EVERY_LEARNER, EVERY_PLACE = (*LEARNERS, *BOOSTERS), tuple(PLACES)  # forests are listed by their booster
+EVERY_LEARNER = (*LEARNERS, *BOOSTERS, "cross-silo")  # forests are listed by their booster
+EVERY_PLACE = tuple(PLACES)
 USUAL_PLACES = ("client", "secure-sum")  # who adds noise; "server" would see updates without it
 
 _HOST = re.compile(
@@ -229,6 +231,8 @@ class Policy(SpecSection):
         """Why this site does not take part in a plan, one sentence each; nothing: it does."""
         if plan.forests is not None:
             return self._objections_to_forests(plan, plan.forests)
+        if plan.silos is not None:
+            return self._objections_to_silos(plan, plan.silos)
         experiment = plan.experiment
         found = [] if plan.simulated else _of_simulation(plan)
         learner = name_of(experiment.learner)
@@ -255,6 +259,30 @@ class Policy(SpecSection):
             found.append(
                 "merge: forests leave as they are, and their thresholds lie between values of this site's documents; "
                 "no noise can protect them here: plan another learner with noise, or set policy.unprotected = true"
+            )
+        return found
+
+    def _objections_to_silos(self, plan: Plan, experiment: SiloExperiment) -> list[str]:
+        method, found = name_of(experiment.method), self._objections_to_few_sites(plan)
+        if method not in self.learners:
+            found.append(_not_listed("method.name", method, "learners", self.learners))
+        if experiment.rounds > self.most_rounds:
+            found.append(
+                f"rounds: {experiment.rounds:,} is more than policy.most_rounds = {self.most_rounds:,}; plan fewer, or "
+                "raise it"
+            )
+        if not self.unprotected:
+            found.append(
+                "method: sketches are noised, but the weights that go from site to site are not, and they tell of this "
+                "site's queries and documents; set policy.unprotected = true if they may"
+            )
+        sketcher: Any = getattr(experiment.method, "sketcher", None)
+        cost = 0.0 if sketcher is None else sketcher.privacy(self.delta)
+        if self.largest_epsilon is not None and cost > self.largest_epsilon:
+            found.append(
+                f"method.noise: a sketch costs ε = {up(cost)} at δ = {self.delta:g} for one occurrence of a word, and "
+                f"policy.largest_epsilon = {self.largest_epsilon:g} is for all sketches; plan with more noise, or "
+                "raise it"
             )
         return found
 
@@ -516,7 +544,7 @@ federation = {federation}
 # One of: judged queries with features (LETOR), or logged lists and clicks (a folder of `fedrank logs build`).
 # letor      = "train.txt"
 # log        = "searches"
-# documents  = "corpus.jsonl"   # for sketches of documents: id, title and text
+# documents  = "corpus.jsonl"   # for sketches: id, title and text; queries.jsonl and qrels.tsv lie beside it
 # names      = "names.txt"      # of a LETOR file: what its features are called, one a line
 # top_grade  = 4                # of a LETOR file: the highest grade of the scale, if no query here has it
 # normalise  = "query"          # "none" or "query"; must be the same at all sites
@@ -525,7 +553,7 @@ federation = {federation}
 
 # What this site agrees to. Whatever is not allowed here is refused, whoever asks.
 [policy]
-learners        = ["pdgd"]                  # of "pdgd", "evolution", "lambdarank"; of forests "lambdamart"
+learners        = ["pdgd"]                  # of "pdgd", "evolution", "lambdarank"; "lambdamart", "cross-silo"
 places          = ["client", "secure-sum"]  # where noise may be added; "server" would see updates without it
 unit            = "site"                    # what must be protected: all that the site has, or all of each "person"
 largest_epsilon = 8.0                       # that all runs together may cost

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,31 @@ from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.letters import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.settings import SiteSettings, plan_prices
+from fedrank.deploy.silos import silo_plan
 from fedrank.federate.messages import Call, Message, payload_of
+from fedrank.protect.accounting import GaussianEvent
 from fedrank.protect.ledger import LedgerError
 from fedrank.protect.mechanisms import SecureSum
 from fedrank.protect.population import LEDGER, PEOPLE, Account, LedgerTerms, Population, spent_together
-from fedrank.protect.promises import up
+from fedrank.protect.promises import Promise, up
 from fedrank.protect.secure_sum import message_bytes, threshold_for
 from fedrank.report.answers import about_prices
 from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
 from fedrank.report.tables import amount
 from fedrank.run.cards import MERGED_FORESTS, TREES
-from fedrank.run.privacy import UNPROTECTED, Price, most_participations
+from fedrank.run.privacy import UNPROTECTED, Price, most_participations, prices
+from fedrank.run.silo import NOT_COVERED as SILOS_NOT_COVERED
+from fedrank.silo.sketch import SLACK
+from fedrank.silo.spending import SiloLedger, is_ledger
 from fedrank.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.spec.grid import read_tables
+from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.toml import parse_toml, shown
 from fedrank.spec.trees import TreesExperiment
 from fedrank.types import has
 from fedrank.wire import Label
 
+SILO_LEDGER = "silo/own.spending"  # of sketches
 LEDGERS = "people"  # the folder of a site's ledgers over all runs
 COORDINATOR = "the coordinator"
 
@@ -143,6 +150,8 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare |
     folder, policy = Path(folder), settings.policy
     if plan.forests is not None:
         return _look_at_forests(folder, settings, plan, plan.forests, share)
+    if plan.silos is not None:
+        return _look_at_silos(folder, settings, plan, plan.silos)
     experiment = plan.experiment
     protected = experiment.mechanism is not None
     refused = settings.objections(plan)
@@ -194,14 +203,6 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare |
 def _look_at_forests(
     folder: Path, settings: SiteSettings, plan: Plan, experiment: TreesExperiment, share: SiteShare | None
 ) -> PlanView:
-    refused, pinned = settings.objections(plan), partners(folder)
-    if share is not None and not plan.simulated:
-        refused += differences(share, plan)
-    try:
-        spent = spent_together(_accounts(folder, plan), settings.policy.delta)
-    except (LedgerError, OSError, ValueError) as problem:
-        spent = {}
-        refused.append(f"ledger: {problem}")
     about = (
         f"at most {experiment.booster.trees:,} trees, whose thresholds and leaves are made of own documents; no noise"
     )
@@ -211,6 +212,48 @@ def _look_at_forests(
         FACTS,
         REFUSALS,
     )
+    view = _view(folder, settings, plan, leaves, MERGED_FORESTS, ("anything: forests leave as they are", *TREES))
+    refused = view.refused if share is None or plan.simulated else (*view.refused, *differences(share, plan))
+    return replace(view, refused=tuple(dict.fromkeys(refused)))
+
+
+def _look_at_silos(folder: Path, settings: SiteSettings, plan: Plan, experiment: SiloExperiment) -> PlanView:
+    sketcher, delta, others = experiment.method.sketcher, settings.policy.delta, "the other sites, sealed"  # type: ignore[attr-defined]
+    leaves = (
+        Outgoing("answers", others, 0, len(plan.sites) - 1, True, "what a noised sketch of own documents tells"),
+        Outgoing("questions", others, 0, len(plan.sites) - 1, False, "words of own queries, which the others read"),
+        Outgoing("model", "the next site, sealed; the last one to all", 1024, plan.rounds, False, "weights, no noise"),
+        replace(FACTS, about=f"{FACTS.about}, highest grade"),
+        REFUSALS,
+    )
+    because = "Gaussian noise in the sketch of the document and in that of the document frequencies, drawn once"
+    promise = Promise(
+        "silos that see answers", GaussianEvent(sketcher.multiplier), because, "once", "occurrence", slack=SLACK
+    )
+    covered = (*SILOS_NOT_COVERED, "the weights, which tell of own queries, judgements and documents")
+    view = _view(folder, settings, plan, leaves, "the coordinator carries letters that it cannot open", covered)
+    ledger = folder / SILO_LEDGER
+    spent = SiloLedger(ledger).spent() if is_ledger(ledger) else 0.0
+    found = prices([promise], 1, 1, delta)
+    after = {promise.against: max(spent, found[0].total)}  # a sketch of the same documents and settings is paid once
+    return replace(view, prices=tuple(found), spent={promise.against: spent}, after=after)
+
+
+def _view(
+    folder: Path,
+    settings: SiteSettings,
+    plan: Plan,
+    leaves: tuple[Outgoing, ...],
+    sees: str,
+    uncovered: tuple[str, ...],
+) -> PlanView:
+    """What a run without updates means for a site."""
+    refused, pinned = settings.objections(plan), partners(folder)
+    try:
+        spent = spent_together(_accounts(folder, plan), settings.policy.delta)
+    except (LedgerError, OSError, ValueError) as problem:
+        spent = {}
+        refused.append(f"ledger: {problem}")
     return PlanView(
         site=settings.name,
         run=plan.name,
@@ -222,7 +265,7 @@ def _look_at_forests(
         partners=tuple(_partner(site, pinned) for site in plan.sites if site.name != settings.name),
         leaves=leaves,
         bytes_down=len(request("forest", plan.run, 1)),
-        sees=MERGED_FORESTS,
+        sees=sees,
         prices=(),
         delta=settings.policy.delta,
         limit=settings.policy.largest_epsilon,
@@ -231,7 +274,7 @@ def _look_at_forests(
         affordable=plan.rounds,
         sum=None,
         refused=tuple(dict.fromkeys(refused)),
-        not_covered=("anything: forests leave as they are", *TREES, "that this site takes part, and how long it takes"),
+        not_covered=(*uncovered, "that this site takes part, and how long it takes to answer"),
     )
 
 
@@ -312,14 +355,28 @@ def drafts(text: str, settings: SiteSettings, own: RankingData) -> list[Plan]:
     found = []
     for variant in grid.variants:
         experiment = variant.experiment
-        if not isinstance(experiment, FederatedExperiment | TreesExperiment):
-            raise ValueError(f'kind: {shown(grid.kind)} is not done between sites; use "federated", "async" or "trees"')
+        if not isinstance(experiment, FederatedExperiment | TreesExperiment | SiloExperiment):
+            raise ValueError(f"kind: {shown(grid.kind)} is not done between sites; use `fedrank run`")
         # How many sites merge forests, no spec says: as many as this one asks for.
-        few = settings.policy.fewest_sites
-        count = few if isinstance(experiment, TreesExperiment) else experiment.clients.count
+        count = settings.policy.fewest_sites
+        if not isinstance(experiment, TreesExperiment):
+            count = experiment.silos.count if isinstance(experiment, SiloExperiment) else experiment.clients.count
         ids = [settings.id, *(id for id in range(count + 1) if id != settings.id)][:count]
         names = [settings.name, *(f"another-site-{number}" for number in range(1, count))]
         parties = [PlannedSite(name, (id,)) for name, id in zip(names, ids, strict=True)]
+        if isinstance(experiment, SiloExperiment):
+            found += [
+                silo_plan(
+                    experiment.single(fold, seed),
+                    variant.name,
+                    parties,
+                    federation=settings.federation,
+                    fold=fold,
+                    seed=seed,
+                )
+                for fold, seed in grid.repeats()
+            ]
+            continue
         if isinstance(experiment, TreesExperiment):
             found += [
                 forest_plan(

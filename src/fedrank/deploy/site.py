@@ -36,6 +36,7 @@ from fedrank.deploy.letters import ASKED, OBSERVED, Answers
 from fedrank.deploy.outbox import Outbox, OutboxError, Sent
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan, PlannedSite
 from fedrank.deploy.settings import SiteSettings, read_site, site_promises
+from fedrank.deploy.silos import STEPS, SiloRun
 from fedrank.federate.client import ClientAnswer, ClientTask, answer_from_holdings, first_memory
 from fedrank.federate.messages import Call, ExpectedCall
 from fedrank.files import FULL, locked, parse_json, private_folder, sync, write_whole
@@ -63,7 +64,7 @@ class Site:
         self.folder, self.settings = folder, settings
         self._turn = threading.Lock()  # engines call from several threads
         self._held = ExitStack()
-        self._runs: dict[bytes, _Run | ForestRun] = {}
+        self._runs: dict[bytes, _Run | ForestRun | SiloRun] = {}
         self._told = 0.0
         self._identity: IdentityKey | None = None
 
@@ -184,16 +185,19 @@ class Site:
         if (why := consent.objection(self.folder, plan, settings.policy)) is not None:
             raise Refused(why)
 
-    def _opened(self, plan: Plan) -> _Run | ForestRun:
-        if plan.forests is None:
+    def _opened(self, plan: Plan) -> _Run | ForestRun | SiloRun:
+        if plan.forests is None and plan.silos is None:
             return _Run.open(self, plan)
         outbox = Outbox(private_folder(self.folder / OUTBOX) / plan.digest[:32], plan.run)
+        if plan.silos is not None:
+            return SiloRun.open(self.folder, self.settings, plan, outbox, self.identity, self.log)
         return ForestRun.open(self.folder, self.settings, plan, outbox)
 
     def _run(self, label: Label) -> _Run:
         run = self._known(label)
         if not isinstance(run, _Run):
-            raise Refused(f"this run merges forests, and there is nothing of kind {label.kind!r} in it")
+            what = "merges forests" if isinstance(run, ForestRun) else "trains through sketches"
+            raise Refused(f"this run {what}, and there is nothing of kind {label.kind!r} in it")
         return run
 
     def _forest_run(self, label: Label) -> ForestRun:
@@ -202,7 +206,7 @@ class Site:
             raise Refused(f"this run merges no forests, and there is nothing of kind {label.kind!r} in it")
         return run
 
-    def _known(self, label: Label) -> _Run | ForestRun:
+    def _known(self, label: Label) -> _Run | ForestRun | SiloRun:
         run = self._runs.get(label.run)
         if run is None:
             raise Refused(letters.SAY_HELLO)
@@ -287,7 +291,7 @@ class Site:
             raise Refused("this site reports no measures of its own queries")
         parts = {"weights": Part("<f4", run.plan.sent)}
         _, found = wire.unpack(content, Label("measure", label.run, label.round), parts)
-        asked, path = hashlib.sha256(content).hexdigest(), run.outbox.folder / MEASURED
+        asked, path = hashlib.sha256(content).hexdigest(), self._models(run.plan) / MEASURED
         if path.exists():
             before = parse_json(path.read_bytes())
             if before["asked"] != asked:
@@ -299,12 +303,18 @@ class Site:
         write_whole(path, json.dumps({"asked": asked, "measures": table}) + "\n", private=True)
         return letters.reply("facts", label, self.settings.id, facts=letters.facts({"measures": table}))
 
+    def _models(self, plan: Plan) -> Path:
+        """Where the result of a run lies."""
+        return private_folder(private_folder(self.folder / MODELS) / plan.digest[:16])
+
     def _result(self, label: Label, content: bytes) -> bytes:
         """The model and its card; both are checked before they lie where somebody may use them."""
-        run = self._run(label)
+        run = self._known(label)
+        if isinstance(run, ForestRun):
+            raise Refused("this run merges forests, and there is nothing of kind 'result' in it")
         parts = {name: Part("|S", letters.LARGEST_MODEL) for name in ("model", "card", "receipt")}
         _, found = wire.unpack(content, Label("result", label.run, label.round), parts)
-        folder = private_folder(private_folder(self.folder / MODELS) / run.plan.digest[:16])
+        folder = self._models(run.plan)
         files = {"model.json": found["model"], "privacy.json": found["card"], "receipt.json": found["receipt"]}
         files = {name: content for name, content in files.items() if content}
         with tempfile.TemporaryDirectory(dir=folder) as apart:
@@ -317,6 +327,14 @@ class Site:
                 os.replace(Path(apart) / name, folder / name)
         sync(folder)
         return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
+
+    # Documents
+
+    def _silo(self, label: Label, content: bytes) -> bytes:
+        run = self._known(label)
+        if not isinstance(run, SiloRun):
+            raise Refused(f"this run sketches no documents, and there is nothing of kind {label.kind!r} in it")
+        return run.answer(label, content)
 
     # Forests
 
@@ -341,6 +359,7 @@ _ANSWERS: dict[str, Callable[[Site, Label, bytes], bytes]] = {
     "result": Site._result,
     "forest": Site._forest,
     "merged": Site._merged,
+    **dict.fromkeys([*STEPS, "silo-turn"], Site._silo),
 }
 
 
