@@ -13,6 +13,7 @@ from fedrank.deploy import consent, hub, letters
 from fedrank.deploy import site as sites
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
+from fedrank.protect import secure_sum
 from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
@@ -191,3 +192,48 @@ def test_the_answers_of_evolution_are_flipped_by_chance_that_nobody_knows(tmp_pa
     assert len(set(drawn)) == 3
     assert not seeds & set(drawn)
     assert all(seed.bit_length() > 200 for seed in drawn)
+
+
+def test_a_site_that_spoils_sums_is_left_out(tmp_path):
+    """Who dealt shares that nobody can read is known at the end, when all have paid: that happens three times."""
+    trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1, fewest=3)
+
+    def spoil(name, request, answer):
+        found, label = answer(), wire.label_of(request)
+        if name != "clinic-d" or label.kind != "share":
+            return found
+        agreed = sites.sum_terms(trial.plan, trial.plan.experiment.mechanism.place, label)
+        agreed.pop("fewest")
+        terms = secure_sum.Terms(**agreed, signed=True)
+        content = wire.unpack(found, wire.label_of(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
+        [letter] = letters.unbundle(content, 1, 1 << 20)
+        _, body = terms.unpack("shares", letter)
+        size = secure_sum.DEALER.size
+        boxes = [
+            secure_sum.BOX.pack(to, bytes(80), *committed)
+            for to, _, *committed in secure_sum.BOX.iter_unpack(body[size:])
+        ]
+        letter = terms.pack("shares", 40, body[:size] + b"".join(boxes))
+        return letters.reply("letters", label, 40, letters=letters.bundle([letter]))
+
+    assert trial.run(spoil) == "finished"
+    left_out = json.loads((trial.task.folder / "left-out.json").read_text())
+    assert list(left_out) == ["clinic-d"]
+    assert "3 sums that it spoiled" in left_out["clinic-d"]
+    assert trial.paid("clinic-a") == 4
+    assert json.loads((trial.task.folder / "privacy.json").read_text())["participations_charged"] == 4
+
+
+def test_the_active_server_would_find_sites_that_keep_no_rules(tmp_path, monkeypatch):
+    """So that what it does not find above is not there."""
+    monkeypatch.setattr(secure_sum.SumClient, "_settle", secure_sum.SumClient._read_request)
+    monkeypatch.setattr(secure_sum.SumClient, "_check_consent", lambda *args: None)
+    trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1)
+    with ExitStack() as opened:
+        open_sites = {name: opened.enter_context(Site.open(where)) for name, where in trial.folders.items()}
+        for site in open_sites.values():
+            site.answer(trial.hello())
+        server = ActiveServer(trial, open_sites, np.random.default_rng(7))
+        server.attack("honest")
+    assert "both secrets" in server.found[0]
+    assert "sums of" in server.found[-1]

@@ -83,6 +83,7 @@ class Hub:
     crowd: Crowd | None = None  # what a trial simulates, or the coordinator's own queries, where a rule asks for them
     identities: dict[int, bytes] = field(default_factory=dict)
     _refused: dict[str, int] = field(default_factory=dict)  # in a row
+    _dealt_badly: dict[str, int] = field(default_factory=dict)  # sums that a site spoiled
     _over: int = 0  # rounds that are over
     _reporting: set[str] = field(default_factory=set)  # sites that tell measures of their own queries
 
@@ -348,7 +349,7 @@ class Hub:
         self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Exchange]
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
         """A round of which the coordinator sees the sum alone; whoever drops out in a phase is left out of the rest."""
-        from fedrank.protect.secure_sum import SumServer
+        from fedrank.protect.secure_sum import BadDealing, SumServer
 
         assert self.place is not None
         number, run = state.round + 1, self.plan.run
@@ -420,7 +421,13 @@ class Hub:
             requests = self._same("open", here, number, attempt, request=ask, consent=consent)
             phase("open", requests, server.receive_opening, here)
             total = server.total()
-        except ValueError as problem:  # too few are left, or somebody dealt what does not fit
+        except BadDealing as problem:  # found out at the end, when everybody has paid
+            name = self._site[problem.dealer].name
+            self._dealt_badly[name] = self._dealt_badly.get(name, 0) + 1
+            if self._dealt_badly[name] >= MOST_REFUSALS:
+                self.left_out[name] = f"left out after {MOST_REFUSALS} sums that it spoiled, the last: {problem}"
+            return None, answers, why | {name: str(problem)}
+        except ValueError as problem:  # too few are left
             return None, answers, why or {"everybody": str(problem)}
         mechanism: Any = self.plan.experiment.mechanism
         cohort = int(self.task.cohort(len(rows)))
