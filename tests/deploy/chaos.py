@@ -25,7 +25,7 @@ from fedrank.deploy.flare_local import local_federation
 from fedrank.deploy.local import prepare, site_name, trial_plan
 from fedrank.deploy.outbox import Outbox
 from fedrank.protect.population import Account, ledgers_below
-from fedrank.run.folder import Facts
+from fedrank.run.folder import round_kept
 from fedrank.run.schedule import plan as tasks_of
 from fedrank.run.schedule import run_experiment
 from fedrank.spec.source import read_spec
@@ -77,7 +77,7 @@ def processes(folder: Path) -> dict[int, str]:
 def kind_of(command: str) -> str:
     kinds = {"tests.deploy.chaos": "the command", "server_train": "the server", "client_train": "a site"}
     kinds |= {"runner_process": "the server's job", "worker_process": "a site's job", "session": "the session"}
-    return next((kind for word, kind in kinds.items() if word in command), "something else")
+    return next((kind for word, kind in kinds.items() if word in command), command[:160])
 
 
 def chaos(folder: Path, kills: int, rounds: int, summed: bool, seed: int) -> None:
@@ -95,7 +95,8 @@ def chaos(folder: Path, kills: int, rounds: int, summed: bool, seed: int) -> Non
                     break
                 worker = subprocess.Popen([sys.executable, "-m", "tests.deploy.chaos", "--work", str(folder)])
             time.sleep(rng.uniform(1.0, 8.0))
-            if sum(killed.values()) < kills:
+            reached = round_kept(task_of(folder).folder)
+            if sum(killed.values()) < kills and reached:
                 victims = processes(folder)
                 if victims:
                     pid = rng.choice(sorted(victims))
@@ -105,9 +106,8 @@ def chaos(folder: Path, kills: int, rounds: int, summed: bool, seed: int) -> Non
                     except ProcessLookupError:
                         continue
                     killed[kind] = killed.get(kind, 0) + 1
-                    facts = Facts.read(task_of(folder).folder)
                     print(
-                        f"{time.monotonic() - began:6.0f} s  killed {kind}, round {facts.round if facts else 0}",
+                        f"{time.monotonic() - began:6.0f} s  killed {kind}, round {reached}",
                         flush=True,
                     )
     report(folder, rounds, summed, killed)
