@@ -14,6 +14,7 @@ import pytest
 from fedrank import wire
 from fedrank.data.collection import read_collection
 from fedrank.deploy import letters
+from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.consent import accept
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.identity import new_identity
@@ -376,6 +377,26 @@ def test_what_a_site_is_shown(done):
     assert "the weights, which tell of own queries" in text
     [draft] = drafts((made.folder / "spec.toml").read_text(), settings, None)
     assert draft.spec == made.plan.spec
+
+
+def test_a_backup_holds_sketches_and_what_they_cost(done, tmp_path):
+    made, _ = done
+    home = made.folders["hospital-1"]
+    backup(home, tmp_path / "backup.tar")
+    restore(tmp_path / "backup.tar", tmp_path / "back")
+    sketch, ledger = tmp_path / "back" / "silo" / "own.sketch", tmp_path / "back" / "silo" / "own.spending" / "ledger"
+    assert sketch.read_bytes() == (home / "silo" / "own.sketch").read_bytes()
+    spent = ledger_of(open_sketch(home / "silo" / "own.sketch")).spent()
+    assert ledger_of(open_sketch(sketch)).spent() == spent > 6
+    # A ledger that says less than its copy is made to say as much; one that says more stays.
+    whole = (ledger / "charges.log").read_bytes()
+    (ledger / "charges.log").write_bytes(whole[:16])
+    restore(tmp_path / "backup.tar", tmp_path / "back")
+    assert (ledger / "charges.log").read_bytes() == whole
+    ledger_of(open_sketch(sketch)).charge_sketches(["new"], 1.0)
+    longer = (ledger / "charges.log").read_bytes()
+    restore(tmp_path / "backup.tar", tmp_path / "back")
+    assert (ledger / "charges.log").read_bytes() == longer
 
 
 def test_turns_are_in_the_order_of_the_simulation():

@@ -673,9 +673,7 @@ def _plans(home: Path, text: str, share: SiteShare | None = None) -> list[Plan]:
     from fedrank.deploy.show import drafts
 
     settings, held = _site(home) if share is None else (_site_settings(home), share)
-    if held is None:
-        raise ValueError("this site has no queries to learn from, so that no spec can be fitted; set letor or log")
-    return drafts(Path(text).read_text(encoding="utf-8-sig"), settings, held.train)
+    return drafts(Path(text).read_text(encoding="utf-8-sig"), settings, None if held is None else held.train)
 
 
 def _site_settings(home: Path) -> SiteSettings:

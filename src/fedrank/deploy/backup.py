@@ -31,11 +31,12 @@ from pathlib import Path, PurePosixPath
 from fedrank.deploy.archive import Contents, private_parents, read_archive, write_archive
 from fedrank.deploy.identity import IDENTITY
 from fedrank.files import is_locked, locked, opened, parse_json, private_folder, sync, write_whole, writing
-from fedrank.protect.ledger import CHANGED, PARTICIPANTS, Charges, LedgerError
+from fedrank.protect.ledger import CHANGED, CHARGED, PARTICIPANTS, Charges, LedgerError
 from fedrank.protect.population import LEDGER, PEOPLE, TERMS, LedgerTerms, now
 
 RESTORED = "restored.json"
 OUTBOX = "outbox"
+SKETCHES = "silo"  # of own documents, with a ledger of another kind: charges.log
 LOCKS = ("lock", "start.lock", "run.lock", "folder.lock")  # of whoever works in a folder
 _SEGMENT = re.compile(r"[A-Za-z0-9_@%+-][A-Za-z0-9_.@%+-]{0,127}")
 _LEDGER = re.compile(rf"{LEDGER}(-[0-9]{{1,6}})?")
@@ -54,7 +55,7 @@ _FILES = {
     },
 }
 _FOLDERS = {
-    "site": {"people", OUTBOX, "models", "accepted", "refused", "proposed", "request"},
+    "site": {"people", OUTBOX, SKETCHES, "models", "accepted", "refused", "proposed", "request"},
     "home": {"ca", "people", "invitations"},
 }
 _KITS = {"site": {"kit"}, "home": {"kit", "admin"}}
@@ -247,15 +248,23 @@ def _bring_back(contents: Contents, staging: Path, folder: Path, archive: Path) 
 
 
 def _take(source: Path, target: Path, name: str) -> bool:
-    """Put a file where there is none; or where what a site sent is damaged, and the copy is not."""
+    """Put a file where there is none; where what a site sent is damaged, and the copy is not; or where it says less."""
     if os.path.lexists(target):
         damaged = name.startswith(f"{OUTBOX}/") and target.is_file() and not _sound(target.read_bytes())
-        if not damaged or not _sound(source.read_bytes()):
+        if not (damaged and _sound(source.read_bytes())) and not _says_more(source, target, name):
             return False
     private_parents(target)
     os.replace(source, target)
     sync(target.parent)
     return True
+
+
+def _says_more(source: Path, target: Path, name: str) -> bool:
+    """Whether a copy of what sketches were charged goes on where the file ends."""
+    if not name.startswith(f"{SKETCHES}/") or target.name != CHARGED or not target.is_file():
+        return False
+    mine, its = target.read_bytes(), source.read_bytes()
+    return len(its) > len(mine) and its.startswith(mine)
 
 
 def _merge(source: Path, target: Path) -> str:
@@ -356,6 +365,8 @@ def is_known(name: str, kind: str) -> bool:
 
 def _is_ledger(name: str) -> bool:
     path = PurePosixPath(name)
+    if path.parts[0] == SKETCHES:
+        return False
     return path.name in (PARTICIPANTS, CHANGED, TERMS) and _LEDGER.fullmatch(path.parent.name) is not None
 
 

@@ -343,7 +343,7 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteShare | None = No
     yield from ALWAYS_OPEN
 
 
-def drafts(text: str, settings: SiteSettings, own: RankingData) -> list[Plan]:
+def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[Plan]:
     """The plans that a spec would make, before anybody planned it, if all had features as this site has them.
 
     Its data are the coordinator's, so that no path of them is looked at. Who else takes part is not known yet.
@@ -377,6 +377,8 @@ def drafts(text: str, settings: SiteSettings, own: RankingData) -> list[Plan]:
                 for fold, seed in grid.repeats()
             ]
             continue
+        if own is None:
+            raise ValueError("this site has no queries to learn from, so that no spec can be fitted; set letor or log")
         if isinstance(experiment, TreesExperiment):
             found += [
                 forest_plan(
