@@ -15,6 +15,7 @@ from fedrank import wire
 from fedrank.data.letor import letor_lines
 from fedrank.deploy import forests, letters
 from fedrank.deploy.coordinate import coordinate
+from fedrank.deploy.folder import FolderSend
 from fedrank.deploy.forests import ForestRun, forest_plan, portions_of, read_trees
 from fedrank.deploy.identity import new_identity
 from fedrank.deploy.outbox import Outbox
@@ -33,7 +34,11 @@ from fedrank.spec.experiment import SpecError
 from fedrank.spec.source import read_spec
 from fedrank.trees.model_files import load_model
 from fedrank.wire import Label, Refused
+from tests.deploy.plans import letor_file
+from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving, site
 from tests.made_up import made_up_data
+
+__all__ = ["fedrank"]  # a fixture
 
 pytest.importorskip("lightgbm")
 
@@ -426,3 +431,32 @@ def test_kinds_of_requests_keep_apart(tmp_path):
         for kind in ("round", "advertise", "share", "measure", "result"):
             assert b"this run merges forests" in site.answer(letters.request(kind, made.plan.run, 1)), kind
         assert b"it is of round 2" in site.answer(letters.request("forest", made.plan.run, 2))
+
+
+def test_forests_travel_through_a_shared_folder_by_the_commands(tmp_path, fedrank, monkeypatch):
+    """Nobody is online together: what a site is asked lies in the folder, and the answer of each is signed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
+    _, out, _ = fedrank("folder", "begin", "shared", "--name", "clinics", "--home", "hub")
+    coordinator = FINGERPRINT.search(out)[0]
+    for id, name in enumerate(SITES):
+        _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        own = FINGERPRINT.search(out)[0]
+        fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        site(name, id, seed=id, accept='"within-policy"', learners='["lambdamart"]', unprotected="true")
+    letor_file(Path("train.txt"), seed=9)
+    letor_file(Path("validation.txt"), seed=7)
+    letor_file(Path("test.txt"), seed=8)
+    spec_of(tmp_path, 'split = "sites"\n')
+    code, out, err = fedrank("show", "spec.toml", "--home", SITES[0])
+    assert (code, "forests leave as they are" in out) == (0, True), out + err
+    with serving():
+        code, out, err = fedrank("folder", "run", "shared", "spec.toml", "--home", "hub")
+    assert code == 0, out + err
+    [run] = load_runs("hub/runs/spec")
+    assert run.status == "finished"
+    rows = (run.path / "sites.csv").read_text().splitlines()
+    assert {row.split(",")[1] for row in rows[1:]} == set(SITES)
+    for name in SITES:
+        [model] = Path(name, "models").glob("*/model.json")
+        assert model.read_bytes() == (run.path / "model.json").read_bytes()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,8 +17,9 @@ from fedrank import wire
 from fedrank.data.collection import read_collection
 from fedrank.deploy import letters
 from fedrank.deploy.backup import backup, restore
-from fedrank.deploy.consent import accept
+from fedrank.deploy.consent import accept, proposals
 from fedrank.deploy.coordinate import coordinate
+from fedrank.deploy.folder import FolderSend
 from fedrank.deploy.identity import new_identity
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan, PlannedSite
@@ -35,7 +38,10 @@ from fedrank.silo.turns import load_partners, take_turn
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.source import read_spec
 from fedrank.wire import Label
+from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving
 from tests.silo.test_turns import write_collection
+
+__all__ = ["fedrank"]  # a fixture
 
 SITE = """
 name = "{name}"
@@ -402,3 +408,40 @@ def test_a_backup_holds_sketches_and_what_they_cost(done, tmp_path):
 def test_turns_are_in_the_order_of_the_simulation():
     assert [(turn.party, turn.passes) for turn in turns_of(["a", "b"], 2)] == [("b", 1), ("a", 2), ("b", 1)]
     assert fingerprint(bytes(32)) != fingerprint(bytes(31) + b"1")
+
+
+def test_letters_travel_through_a_shared_folder_by_the_commands(tmp_path, fedrank, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
+    _, out, _ = fedrank("folder", "begin", "shared", "--name", "hospitals", "--home", "hub")
+    coordinator = FINGERPRINT.search(out)[0]
+    for id, name in enumerate(SITES):
+        _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        own = FINGERPRINT.search(out)[0]
+        fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        write_collection(Path(name, "data"), id, 4)
+        said = {"learner": "cross-silo", "unprotected": "true", "epsilon": "40.0"}
+        Path(name, "site.toml").write_text(SITE.format(name=name, id=id, **said))
+    write_collection(Path("judging"), 3, 4)
+    Path("spec.toml").write_text(SPEC.format(sites=3).replace("rounds = 3", "rounds = 1"))
+    code, out, err = fedrank("show", "spec.toml", "--home", SITES[0])
+    assert (code, "letters that it cannot open" in out) == (0, True), out + err
+    threading.Thread(target=accept_when_it_comes, args=(SITES,), daemon=True).start()
+    with serving():
+        code, out, err = fedrank("folder", "run", "shared", "spec.toml", "--home", "hub")
+    assert code == 0, out + err
+    [run] = load_runs("hub/runs/spec")
+    for name in SITES:
+        [model] = Path(name, "models").glob("*/model.json")
+        assert model.read_bytes() == (run.path / "model.json").read_bytes()
+
+
+def accept_when_it_comes(names) -> None:
+    """What people at the sites do, when they have compared the keys of the plan by telephone."""
+    left = [Path(name).absolute() for name in names]
+    while left:
+        for home in list(left):
+            if found := proposals(home):
+                accept(home, found[0])
+                left.remove(home)
+        time.sleep(0.05)
