@@ -165,3 +165,12 @@ def test_plans_are_found_by_file_name_and_digits(tmp_path):
         consent.find_plan(tmp_path, str(tmp_path / "bad.plan"))
     (tmp_path / consent.PROPOSED / "x.plan").write_text("{}")  # of another version
     assert len(consent.proposals(tmp_path)) == 2
+
+
+def test_a_plan_with_an_accepted_spec_still_waits_for_keys(tmp_path):
+    plan = made_plan(identities=KEYS, mechanism=SUM)
+    consent.propose(tmp_path, plan)
+    consent.accept_spec(tmp_path, plan)
+    assert consent.proposals(tmp_path) == [plan]
+    consent.accept(tmp_path, plan)
+    assert consent.proposals(tmp_path) == []

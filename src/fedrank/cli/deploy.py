@@ -274,8 +274,8 @@ def accept(
     console = new_console()
     settings, share = _site(home)
     plans = _plans(home, spec, share)
-    for plan in plans:
-        view = look_at(home, settings, plan, share)
+    views = [look_at(home, settings, plan, share) for plan in plans]
+    for plan, view in zip(plans, views, strict=True):
         if view.refused:
             raise ValueError("\n".join(["the plan would be refused here, accepted or not:", *view.refused]))
         say(console, f"Plan {plan.digest[:12]}: {plan.name}, {view.rounds:,} rounds with {len(plan.sites)} sites")
@@ -286,9 +286,14 @@ def accept(
     ask = "Take part?" if drafted else "Did each partner read you its fingerprint by telephone, and do you take part?"
     if not yes:
         typer.confirm(ask, abort=True)
-    for plan in plans:
+    for plan, view in zip(plans, views, strict=True):
         word = accept_spec(home, plan) if drafted else accept(home, plan, new_key or ())
         say(console, f"Accepted: {'spec' if drafted else 'plan'} {word.digest[:12]}")
+        if drafted and view.sum is not None:
+            say(
+                console,
+                "The plan will bring keys of partners; then `fedrank deploy show`, compare them, accept it, too",
+            )
 
 
 @deploy_app.command(epilog='Example:  fedrank deploy refuse 3bbe77746412 --because "not our question" --home clinic-a')

@@ -176,11 +176,17 @@ def propose(folder: Path, plan: Plan) -> Path:
 
 
 def proposals(folder: Path) -> list[Plan]:
-    """Plans that came here and that nobody has accepted or refused; the latest first."""
-    known = {word.digest for said in words(folder) for word in said}
+    """Plans that came here and wait for a word, or for keys to be compared; the latest first."""
+    accepted, refused = ({word.digest for word in said} for said in words(folder))
     paths = sorted((Path(folder) / PROPOSED).glob("*.plan"), key=lambda one: one.stat().st_mtime, reverse=True)
     found = [plan for path in paths if (plan := _loaded(path)) is not None]
-    return [plan for plan in found if plan.digest not in known and spec_digest(plan) not in known]
+    return [
+        plan
+        for plan in found
+        if not {plan.digest, spec_digest(plan)} & refused
+        and plan.digest not in accepted
+        and (spec_digest(plan) not in accepted or _objection_to_keys(folder, plan) is not None)
+    ]
 
 
 def find_plan(folder: Path, what: str) -> Plan:
