@@ -158,6 +158,11 @@ class SiloRun:
         names, normalised = plan.feature_names, plan.normalised  # which fedrank itself computes, alike everywhere
         return {"features": plan.features, "feature_names": names, "normalised": normalised, "top_grade": top}
 
+    @property
+    def steps(self) -> int:
+        """Requests of this run that have a number."""
+        return FIRST_TURN - 1 + len(turns_of([site.name for site in self.plan.sites], self.experiment.rounds))
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -145,7 +145,7 @@ class Site:
             "digest": "" if run is None else run.plan.digest,
             "asked": label.kind,
             "round": label.round,
-            "rounds": 0 if run is None else run.plan.rounds,
+            "rounds": 0 if run is None else run.steps if isinstance(run, SiloRun) else run.plan.rounds,
             "refused": letters.printable(refused),
         }
         with suppress(OSError):  # what was to be said was said; that it cannot be shown here is no reason to stop

@@ -35,14 +35,13 @@ class Merging:
     def by_client(self) -> dict[str, Reals]:
         """Columns [clients]: each measure on own, on other clients' and on all test queries, before and after.
 
-        Where nobody says whose kind a test query is, on all of them only.
+        Where nobody says whose kind a test query is, the first two are NaN.
         """
-        everything, others = np.ones_like(self.own), self.own.any(axis=0) & ~self.own
-        kinds = {"own": self.own, "others": others, "all": everything} if self.own.any() else {"all": everything}
+        others = self.own.any(axis=0) & ~self.own
         return {
             f"{measure} {where} {when}": average(np.where(chosen, values[m], np.nan))
             for m, measure in enumerate(self.measures)
-            for where, chosen in kinds.items()
+            for where, chosen in (("own", self.own), ("others", others), ("all", np.ones_like(self.own)))
             for when, values in (("before", self.before), ("after", self.after))
         }
 
