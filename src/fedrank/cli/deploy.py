@@ -565,11 +565,14 @@ def folder_run(
     grid, label = read_spec(spec, set_ or [], trust=False), label_of(name, spec)
     federation, results_in = read_home(home), out or home / "runs"
     runs = plan_runs(grid, label, results_in, federation.parties(), federation.name)
-    with progress(new_console()) as report, stopping() as stop:
+    console = new_console()
+    with progress(console) as report, stopping() as stop:
         results = do_runs(
             grid,
             runs,
-            lambda task, plan, tell: run_in_folder(shared, home, task, plan, tell, stop, patience),
+            lambda task, plan, tell: run_in_folder(
+                shared, home, task, plan, tell, stop, patience, say=lambda line: say(console, line)
+            ),
             stop,
             report,
         )
@@ -595,12 +598,15 @@ def folder_unlearn(
     from fedrank.run.schedule import stopping
 
     asked = _departure(run, site, method, set_)
-    with progress(new_console()) as report, stopping() as stop:
+    console = new_console()
+    with progress(console) as report, stopping() as stop:
         folder = forget_sites(
             asked,
             out or home / "runs",
             name,
-            lambda task, plan, tell: run_in_folder(shared, home, task, plan, tell, stop, departure=asked),
+            lambda task, plan, tell: run_in_folder(
+                shared, home, task, plan, tell, stop, departure=asked, say=lambda line: say(console, line)
+            ),
             report,
         )
     _tell_forgotten(folder)

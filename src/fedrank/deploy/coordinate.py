@@ -56,10 +56,11 @@ def coordinate(
     stop: Callable[[], bool] = lambda: False,
     patience: float = 60.0,
     departure: Departure | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Do a run between sites, or what is left of it; its status: finished, interrupted or failed.
 
-    With `departure` its rounds unlearn who left another run.
+    `say` is told in words for whom the run waits. With `departure` its rounds unlearn who left another run.
     """
 
     def performer(experiment: Any, writer: RunWriter) -> None:
@@ -67,12 +68,12 @@ def coordinate(
         if plan.forests is not None:
             from fedrank.deploy.forest_hub import perform_forests
 
-            return perform_forests(experiment, writer, plan, send, patience)
+            return perform_forests(experiment, writer, plan, send, patience, say)
         if plan.silos is not None:
             from fedrank.deploy.silo_hub import perform_silos
 
-            return perform_silos(experiment, writer, plan, send, patience)
-        return _perform(experiment, writer, plan, send, patience, departure)
+            return perform_silos(experiment, writer, plan, send, patience, say)
+        return _perform(experiment, writer, plan, send, patience, departure, say)
 
     return perform(task, 1, tell, stop, performer)
 
@@ -109,8 +110,9 @@ def _perform(
     send: Send,
     patience: float,
     departure: Departure | None,
+    say: Callable[[str], None],
 ) -> None:
-    task, books = writer.task, Books(writer.folder)
+    task, books = writer.task, Books(writer.folder, say)
     fold = load_fold(experiment.data, task.fold)
     crowd = clients_of(experiment, task.fold, task.seed) if plan.simulated else None
     federation, ranker, features = plan.federated, experiment.learner.ranker, plan.features
@@ -280,8 +282,8 @@ def give_result(hub: Hub, folder: Path, round: int) -> dict[str, str]:
 class Books:
     """What a coordinator writes down besides the run: who answered, how often a secure sum was tried, who waits."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._told, self._refusal = folder, 0.0, ""
+    def __init__(self, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
+        self.folder, self._told, self._refusal, self._say, self._said = folder, 0.0, "", say, ""
         self._attempts: dict[str, int] = self._read(ATTEMPTS, int)
         self._rows: list[tuple[Any, ...]] = []
         self._left_out: dict[str, str] = {}
@@ -293,6 +295,10 @@ class Books:
 
     def waiting(self, round: int, why: Mapping[str, str]) -> None:
         self._status({"round": round, "waiting": dict(why)}, now=True)
+        line = f"waits, in round {round:,}: " + "; ".join(f"{name}: {reason}" for name, reason in why.items())
+        if line != self._said:
+            self._said = line
+            self._say(line)
 
     def progress(self, plan: Plan, round: int, last: int) -> None:
         self._write_rows()

@@ -289,7 +289,7 @@ def join(signed: Path, folder: Path, expected: str) -> Path:
 
 
 def expel(home: Path, name: str, why: str = "") -> Member:
-    """Shut a site out: its certificate is refused when the server starts next, and at once by `deploy run`."""
+    """Shut a site out: a server that runs is started again, and refuses it from then on."""
     return _go(home, name, "expelled", why)
 
 

@@ -33,6 +33,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a process that died is 
 STEADY = 30.0  # seconds after which a process that dies is not one that cannot start
 ENDING = 5.0  # seconds to end in order
 WATCH = 0.2  # seconds
+READ_ONCE = ("startup/server.crt", "startup/client.crt", "disabled_clients.json")  # of a kit, by a process that starts
 QUIET = ("GRPC_VERBOSITY", "NONE")
 
 Tell = Callable[[str], None]
@@ -46,6 +47,7 @@ class Running:
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    read: tuple[int, ...] = ()  # of what kit
 
     @property
     def pid(self) -> int:
@@ -53,6 +55,7 @@ class Running:
 
     def start(self) -> None:
         kit = self.folder / KIT
+        self.read = _kit_stamp(kit)
         log = self.folder / LOG
         if log.exists() and log.stat().st_size > LONGEST_LOG:
             os.replace(log, log.with_suffix(".log.1"))
@@ -71,6 +74,10 @@ class Running:
 
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def outdated(self) -> bool:
+        """Whether the kit has changed since the process read it: a certificate was renewed, or a site shut out."""
+        return self.read != _kit_stamp(self.folder / KIT)
 
     def stop(self) -> None:
         """End the process and every job that it began."""
@@ -232,6 +239,12 @@ def _keep_running(running: Running, tell: Tell, stop: threading.Event) -> None:
     tell(f"started, process {running.pid}")
     while not stop.wait(WATCH):
         if running.alive():
+            if running.outdated():
+                tell("the kit has changed; the process is started again with it")
+                running.stop()
+                started = time.monotonic()
+                running.start()
+                tell(f"started, process {running.pid}")
             continue
         assert running.process is not None
         code = running.process.returncode
@@ -244,6 +257,12 @@ def _keep_running(running: Running, tell: Tell, stop: threading.Event) -> None:
         pause, started = min(2 * pause, LONGEST_PAUSE), time.monotonic()
         running.start()
         tell(f"started, process {running.pid}")
+
+
+def _kit_stamp(kit: Path) -> tuple[int, ...]:
+    """Of what the engine reads only when it starts, when each was written. Keys are there before their certificates."""
+    paths = [kit / name for name in READ_ONCE]
+    return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
 
 
 def _sweep_jobs(kit: Path) -> None:

@@ -22,6 +22,7 @@ from fedrank.deploy.flare_processes import child_environment
 
 CONNECTING = 10.0  # seconds; a session takes one when the server is there
 ANSWERING = 20.0  # seconds for everything else
+MOST_QUESTIONS = 500  # after which a session is made anew: each leaves some 60 kB behind
 
 
 class Away(Exception):
@@ -39,10 +40,12 @@ class Coordinator:
         self._home, self._kit, self._who = home, kit or home / ADMIN, who
         self._child: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
+        self._asked = 0
 
     def connect(self, patience: float = CONNECTING) -> bool:
         """Whether the server can be reached; a session that broke is made anew."""
         self.close()
+        self._asked = 0
         self._child = subprocess.Popen(
             [sys.executable, "-m", "fedrank.deploy.flare_session", str(self._kit), self._who],
             stdin=subprocess.PIPE,
@@ -73,6 +76,8 @@ class Coordinator:
 
     def state(self, id: str) -> tuple[str, list[str]]:
         """The state of a job, and what each site said when it was handed to it."""
+        if self._asked >= MOST_QUESTIONS and not self.connect():
+            raise Away("the server took no new session")
         state, said = self._ask("state", id)
         return state, list(said)
 
@@ -112,6 +117,7 @@ class Coordinator:
         if self._child is None:
             raise Away("there is no session")
         assert self._child.stdin is not None
+        self._asked += 1
         try:
             self._child.stdin.write(json.dumps([what, *words]) + "\n")
             self._child.stdin.flush()

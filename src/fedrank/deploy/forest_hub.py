@@ -6,7 +6,7 @@ the coordinator's own training queries are the merge set: judged queries that no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -99,9 +99,11 @@ class ForestHub(Hub):
         return self._ask(requests, ROUND, letters.read_facts, "facts")[1]
 
 
-def perform_forests(experiment: TreesExperiment, writer: RunWriter, plan: Plan, send: Send, patience: float) -> None:
+def perform_forests(
+    experiment: TreesExperiment, writer: RunWriter, plan: Plan, send: Send, patience: float, say: Callable[[str], None]
+) -> None:
     """Gather the forests of all sites, merge them, and give everybody what came out."""
-    books = Books(writer.folder)
+    books = Books(writer.folder, say)
     fold, _, nothing = begin_trees(experiment, writer)
     writer.know(conventions=CONVENTIONS if plan.simulated else CONVENTIONS | BETWEEN_SITES)
     writer.begin()

@@ -35,6 +35,7 @@ PAUSE = 2.0  # seconds before a round is asked for again
 LONGEST_PAUSE = 300.0  # seconds before a secure sum that failed again and again is tried once more
 MOST_QUERIES = 1 << 40  # behind a sum of measures; more is nonsense
 LATE = 5.0  # seconds, at least, that the others have when enough have answered
+SLOW = 5.0  # seconds without an answer after which the hub says for whom it waits, and again and again
 LOOK = 0.25  # seconds between looks whether somebody asked the run to stop
 GRACE = 2.0  # seconds beyond the patience, for an engine that keeps no time
 
@@ -207,6 +208,7 @@ class Hub:
                 after, answers, why = self._plain(state, asked, rows, traffic)
             if after is not None:
                 break
+            traffic[:] = _once_each(traffic)
             # Whoever masked numbers in a sum that failed has paid for them: the longer it fails, the longer the pause.
             self._wait(number, why, 1.0 if self.place is None else min(2.0**tries, LONGEST_PAUSE / PAUSE))
             tries += 1
@@ -572,7 +574,7 @@ class Hub:
         self._check_stop()
         began = time.monotonic()
         sent = {name: self.send(name, content, self.patience) for name, content in requests.items()}
-        self._wait_for(set(sent.values()), began, enough)
+        self._wait_for(sent, round, began, enough)
         found: dict[str, Any] = {}
         why: dict[str, str] = {}
         for site in self.plan.sites:
@@ -597,16 +599,20 @@ class Hub:
                 self.note(round, one)
         return found, why
 
-    def _wait_for(self, pending: set[Future[bytes]], began: float, enough: int | None) -> None:
-        deadline, came = began + self.patience + GRACE, 0
+    def _wait_for(self, sent: Mapping[str, Future[bytes]], round: int, began: float, enough: int | None) -> None:
+        pending, deadline, came, told = set(sent.values()), began + self.patience + GRACE, 0, began
         while pending and time.monotonic() < deadline:
             self._check_stop()
             left = deadline - time.monotonic()
             done, pending = wait(pending, timeout=max(0.0, min(left, LOOK)), return_when=FIRST_COMPLETED)
             came += sum(future.exception() is None for future in done)
+            now = time.monotonic()
             if enough is not None and came >= enough:
-                now = time.monotonic()
                 deadline, enough = min(deadline, now + max(LATE, 2 * (now - began))), None
+            if pending and now - told > SLOW:
+                told = now
+                slow = [name for name, future in sent.items() if future in pending]
+                self.waiting(round, self.left_out | dict.fromkeys(slow, f"no answer for {now - began:.0f} s"))
 
     def _ask_known(
         self,
@@ -696,6 +702,12 @@ class Hub:
             sum(one.bytes_down for one in traffic),
             reward,
         )
+
+
+def _once_each(traffic: Sequence[Exchange]) -> list[Exchange]:
+    """Requests, those that failed for the same reason once each: a run may wait for days."""
+    found = {(one.site, one.reason) if one.reason else number: one for number, one in enumerate(traffic)}
+    return list(found.values())
 
 
 def _read_letters(content: bytes, label: Label) -> bytes:

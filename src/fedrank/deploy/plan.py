@@ -248,11 +248,21 @@ def make_plan(
         features,
         names_digest(feature_names),
         normalised,
-        len(sites) // 2 + 1 if fewest is None else fewest,
+        _enough(experiment, len(sites)) if fewest is None else fewest,
         simulated,
     )
     check_plan(plan)
     return plan
+
+
+def _enough(experiment: FederatedExperiment, sites: int) -> int:
+    """Sites that are enough for a round: more than half, or as many as can open a secure sum."""
+    place = getattr(experiment.mechanism, "place", None)
+    if not isinstance(place, SecureSum):
+        return sites // 2 + 1
+    from fedrank.protect.secure_sum import threshold_for
+
+    return max(place.opened(sites), threshold_for(sites, place.colluders(sites), active=True))
 
 
 def names_digest(names: Iterable[str]) -> str:

@@ -89,6 +89,7 @@ def run_in_folder(
     stop: Callable[[], bool],
     patience: float = A_DAY,
     departure: Departure | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Do a run with sites that share a folder; its status. With `departure` its rounds unlearn who left another."""
     from fedrank.deploy.coordinate import coordinate
@@ -96,7 +97,7 @@ def run_in_folder(
 
     refuse_online_plan(plan)
     with folder_send(shared, home) as send:
-        return coordinate(task, plan, send, tell, stop, patience, departure)
+        return coordinate(task, plan, send, tell, stop, patience, departure, say)
 
 
 def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:

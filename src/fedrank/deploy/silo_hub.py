@@ -183,9 +183,11 @@ class SiloHub(Hub):
         return boxes
 
 
-def perform_silos(experiment: SiloExperiment, writer: RunWriter, plan: Plan, send: Send, patience: float) -> None:
+def perform_silos(
+    experiment: SiloExperiment, writer: RunWriter, plan: Plan, send: Send, patience: float, say: Callable[[str], None]
+) -> None:
     """Let organisations ask each other and take turns, and judge what comes out on the coordinator's collection."""
-    books, last = Books(writer.folder), experiment.rounds
+    books, last = Books(writer.folder, say), experiment.rounds
     collection = load_collection(experiment.data.source)
     (own,) = make_silos(collection, SilosRule(1), Tokeniser(), plan.seed)
     lists = silo_lists(own, (), 0, max(collection.top_grade, 1))
