@@ -1,6 +1,6 @@
 """A site: it answers requests, keeps what it owes its people, and lets nothing leave that is not on its disk.
 
-    policy and budget -> charge -> learn and protect -> outbox -> answer
+    policy and budget -> learn and protect -> outbox -> charge -> answer
 
 It knows no engine: bytes come in, bytes go out. Whatever does not fit is refused with its reason, and nothing of the
 site's own words leaves but reasons that are written here: a problem that speaks of data stays in `site.log`.
