@@ -392,6 +392,12 @@ COMMANDS = [
     ["silo", "ask"], ["silo", "answer"], ["silo", "train"], ["silo", "seal"],
     ["silo", "key", "new"], ["silo", "key", "identity"], ["silo", "key", "agree"], ["silo", "key", "wrap"],
     ["silo", "key", "open"], ["trees", "train"], ["trees", "split"], ["trees", "merge"],
+    ["deploy", "init"], ["deploy", "invite"], ["deploy", "request"], ["deploy", "approve"], ["deploy", "join"],
+    ["deploy", "renew"], ["deploy", "expel"], ["deploy", "readmit"], ["deploy", "leave"], ["deploy", "check"],
+    ["deploy", "show"], ["deploy", "accept"], ["deploy", "refuse"], ["deploy", "start"], ["deploy", "stop"],
+    ["deploy", "run"], ["deploy", "unlearn"], ["deploy", "status"], ["deploy", "backup"], ["deploy", "restore"],
+    ["deploy", "folder", "begin"], ["deploy", "folder", "join"], ["deploy", "folder", "approve"],
+    ["deploy", "folder", "serve"], ["deploy", "folder", "run"], ["deploy", "folder", "unlearn"],
 ]  # fmt: skip
 
 

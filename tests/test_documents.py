@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tomllib
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedrank.cli import app
+from fedrank.deploy.settings import read_federation, read_site
 from fedrank.kernels.compile import same_bytes_here
 from fedrank.papers.items import named
 from fedrank.spec.experiment import Experiment
@@ -40,6 +41,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
+OTHER_FILES: dict[str, Callable[[Path], object]] = {"sites": read_federation, "policy": read_site}  # by a key
 SMALLEST = {"rounds": 1, "data": {"name": "mq2008"}, "clients": {"count": 4}, "learner": {"name": "pdgd"}}
 
 
@@ -145,6 +147,10 @@ def test_specs_are_valid(block: Block, folder: Path) -> None:
 
 def _check_spec(block: Block, folder: Path) -> None:
     tables = tomllib.loads(block.text)
+    if reader := next((read for key, read in OTHER_FILES.items() if key in tables), None):
+        (folder / "other.toml").write_text(re.sub(r'"\.\./data/.*"', '"other.toml"', block.text), encoding="utf-8")
+        assert reader(folder / "other.toml")
+        return
     named = [tables.get("data", {}).get(key) for key in ("train", "test", "validation")]
     for file in filter(None, [*named, tables.get("start")]):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +286,7 @@ def test_commands_exist(where: str, line: str, complete: bool) -> None:
 
 def _check_command(where: str, line: str, complete: bool) -> None:
     command: Any = typer.main.get_command(app)
-    words = shlex.split(re.split(r" [|>] ", line)[0])[1:]
+    words = shlex.split(re.split(r" (?:[|>] |&$)", line)[0])[1:]
     while words and words[0] in getattr(command, "commands", ()):
         command = command.commands[words.pop(0)]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}

@@ -191,6 +191,7 @@ class splits:
 
     from fedrank.trees.splits import Categories as Categories
     from fedrank.trees.splits import Dealt as Dealt
+    from fedrank.trees.splits import Sites as Sites
     from fedrank.trees.splits import Topics as Topics
 
 class mergers:

@@ -45,6 +45,7 @@ Trait = Literal[
     "people",  # mechanism: protects each person of an organisation, whose contributions it adds up before they leave
     "hides cohort",  # mechanism: who takes part is drawn from the secure source, each client by itself, and secret
     "history",  # unlearner: needs what clients sent
+    "asks nobody",  # unlearner: works with what is recorded, so that it costs nobody anything
     "exact",  # unlearner: gives the model that there would be if nobody of those who leave had ever been there
 ]
 

@@ -108,6 +108,16 @@ def unpack(
     return sender, values
 
 
+def label_of(content: bytes) -> Label:
+    """What a message says of itself, by which its receiver decides what to expect; nothing of it is believed yet."""
+    if not isinstance(content, bytes) or len(content) < _HEAD.size + _SUM:
+        raise Refused("it is too short for a message of fedrank")
+    magic, version, kind, run, round_, attempt, sender, _ = _HEAD.unpack_from(content)
+    if magic != MAGIC or version != VERSION:
+        raise Refused("it is no message of fedrank, or of another version")
+    return Label(kind.rstrip(b"\0").decode("ascii", "replace"), run, round_, attempt, sender)
+
+
 def _read(body: bytes, at: int, name: str, part: Part) -> tuple[Any, int]:
     if at + _PART.size > len(body):
         raise Refused(f"it ends before its part {name}")

@@ -59,7 +59,7 @@ def test_those_who_are_absent_keep_what_they_had(federation):
     _, memory = first_state(federation, clients, 1)
     changed = np.zeros(10, dtype=bool)
     for outcome in simulate(replace(federation, participation=0.3), clients, 6):
-        present = np.isin(np.arange(10), taking_part(clients, 0.3, 1, outcome.round))
+        present = np.isin(np.arange(10), taking_part(len(clients), 0.3, 1, outcome.round))
         assert outcome.memory is not memory
         assert np.array_equal(outcome.memory[~present], memory[~present])
         changed |= (outcome.memory != memory).any(axis=1)
@@ -151,7 +151,7 @@ def test_scaffold_round_by_round():
     federation = replace(SCAFFOLD, participation=0.5)
     state, memory = first_state(federation, clients, 1)
     for outcome in simulate(federation, clients, 8):
-        present = taking_part(clients, 0.5, 1, outcome.round)
+        present = taking_part(len(clients), 0.5, 1, outcome.round)
         bend = Scaffold().bend(memory[present], state.common.astype(np.float32))
         learned = Pdgd()(state.weights, clients.rows(present), Chance(1, outcome.round), bend)
         controls = Scaffold().remember(memory[present], bend, learned, np.full(4, 3 * 0.1))

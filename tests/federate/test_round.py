@@ -94,13 +94,13 @@ def test_another_seed_gives_another_run():
 def test_participation_draws_a_share_anew_each_round():
     data = made_up_data()
     clients = make_clients(data, 10)
-    rounds = [tuple(taking_part(clients, 0.3, 1, r)) for r in range(1, 200)]
+    rounds = [tuple(taking_part(len(clients), 0.3, 1, r)) for r in range(1, 200)]
     assert {len(present) for present in rounds} == {3}
     counts = np.bincount(np.concatenate(rounds), minlength=10)
     assert counts.min() > 0.6 * counts.mean()
     assert counts.max() < 1.4 * counts.mean()
-    assert len(taking_part(clients, 0.001, 1, 1)) == 1
-    assert len(taking_part(clients, 1.0, 1, 1)) == 10
+    assert len(taking_part(len(clients), 0.001, 1, 1)) == 1
+    assert len(taking_part(len(clients), 1.0, 1, 1)) == 10
 
 
 def test_apart_keeps_one_model_per_client():

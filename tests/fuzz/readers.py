@@ -334,7 +334,7 @@ def _log_folder(folder: Path) -> Any:
 def _save_spending(folder: Path) -> None:
     from fedrank.silo.spending import Limits, SiloLedger
 
-    ledger = SiloLedger(folder / "spent.jsonl", "a", Limits(querier=50.0))
+    ledger = SiloLedger(folder / "a.spending", "a", Limits(querier=50.0))
     ledger.charge_sketches(["x", "y"], 2.0)
     ledger.charge_terms("b", 3, 0.5, "a question")
 
@@ -342,8 +342,8 @@ def _save_spending(folder: Path) -> None:
 def _spending(folder: Path) -> Any:
     from fedrank.silo.spending import SiloLedger
 
-    ledger = SiloLedger(folder / "spent.jsonl")
-    return ledger.owner, ledger.sketched(), ledger.limits
+    ledger = SiloLedger(folder / "a.spending")
+    return ledger.owner, ledger.totals(), ledger.limits
 
 
 def _save_people(folder: Path) -> None:
@@ -416,6 +416,64 @@ def _documents(folder: Path) -> Any:
     return said
 
 
+def _address() -> Any:
+    from fedrank.deploy.signed_files import FileAddress
+
+    return FileAddress("0" * 32, "answer", "anna", "", "signed")
+
+
+def _save_signed(folder: Path) -> None:
+    from fedrank.deploy.identity import IdentityKey
+    from fedrank.deploy.signed_files import write_signed
+
+    write_signed(folder / "signed", IdentityKey(KEY), _address(), b"noised numbers")
+
+
+def _signed(folder: Path) -> Any:
+    from fedrank.deploy.identity import IdentityKey
+    from fedrank.deploy.signed_files import read_signed
+
+    return read_signed(folder / "signed", _address(), IdentityKey(KEY).public, 1000)
+
+
+def _save_federation(folder: Path) -> None:
+    from fedrank.deploy.folder_members import FEDERATION, FolderFederation, FolderMember
+    from fedrank.deploy.identity import IdentityKey
+
+    key, site = IdentityKey(KEY), FolderMember("anna", IdentityKey(bytes(32)).public, 0)
+    made = FolderFederation("0" * 32, "friends", key.public, 3, (site,))
+    (folder / FEDERATION).write_bytes(made.dump(key))
+
+
+def _federation(folder: Path) -> Any:
+    from fedrank.deploy.folder_members import read_invitation
+
+    return read_invitation(folder)
+
+
+def _save_backup(folder: Path) -> None:
+    from fedrank.deploy.backup import backup
+
+    (folder / "site" / "outbox" / "ab").mkdir(parents=True)
+    (folder / "site" / "site.toml").write_text('name = "anna"')
+    (folder / "site" / "outbox" / "ab" / "00000001-0000").write_bytes(bytes(range(256)))
+    backup(folder / "site", folder / "backup.tar")
+    (folder / "site" / "site.toml").unlink()
+    (folder / "site" / "outbox" / "ab" / "00000001-0000").unlink()
+
+
+def _backup(folder: Path) -> Any:
+    import tempfile
+
+    from fedrank.deploy.archive import read_archive
+    from fedrank.deploy.backup import is_known
+
+    with open(folder / "backup.tar", "rb") as file, tempfile.TemporaryDirectory() as fresh:
+        contents = read_archive(file, folder / "backup.tar", is_known)
+        contents.extract(file, Path(fresh))
+        return [(name, (Path(fresh) / name).read_bytes()) for name in contents.files]
+
+
 READERS = {
     "linear model": Reader(_save_linear, _model, sealed=True),
     "neural models of clients": Reader(_save_neural, _model, sealed=True),
@@ -438,6 +496,9 @@ READERS = {
     "keys": Reader(_save_keys, _keys),
     "history": Reader(_save_history, _history, sealed=True),
     "ledger": Reader(_save_ledger, _ledger),
+    "signed file": Reader(_save_signed, _signed, sealed=True),
+    "federation of a folder": Reader(_save_federation, _federation, sealed=True),
+    "backup": Reader(_save_backup, _backup, sealed=True),
     "population": Reader(_save_people, _people),
     "privacy card": Reader(_save_card, _card),
     "documents to search": Reader(_save_documents, _documents),

@@ -57,8 +57,8 @@ def test_everything_else_of_a_run(tmp_path: Path) -> None:
     assert [isnan(value) for value in values["mrr@10"]] == [False, False, False, True, False, False]
     assert run.model is not None
     assert run.model["features"] == 8
-    assert (run.seconds, run.cpu_seconds) == (0.8, 1.6)
-    assert run.total("bytes_up") == 40 * 1840
+    assert (run.seconds, run.costs["cpu_seconds"]) == (0.8, 1.6)
+    assert run.costs["bytes_up"] == 40 * 1840
     assert (run.round, run.asked, run.status, run.reason) == (40, 40, "finished", "")
     assert (run.spec.kind, run.spec.rounds) == ("federated", 40)
 

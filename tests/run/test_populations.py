@@ -14,11 +14,12 @@ from fedrank.cli import main
 from fedrank.files import is_locked
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.population import LOCK, Population, forget_ledgers, forgotten, open_ledger, spent_together
+from fedrank.protect.promises import down, up
 from fedrank.protect.spending import Spending
 from fedrank.report.compose import brief
 from fedrank.report.terminal import show
 from fedrank.run.perform import perform
-from fedrank.run.privacy import promises_of
+from fedrank.run.privacy import promises_of, prospect
 from fedrank.run.runs import clean, load_runs
 from fedrank.run.schedule import plan, run_experiment
 from fedrank.run.tune import tune
@@ -26,7 +27,7 @@ from fedrank.run.unlearning import unlearn_runs
 from fedrank.run.writer import RunWriter
 from fedrank.spec.experiment import SpecError, to_toml
 from fedrank.spec.grid import read_tables
-from fedrank.unlearn.methods import FedRemove
+from fedrank.unlearn.methods import FedEraser, FedRemove, FineTune, GradientAscent, Retrain
 
 ROUNDS = 12
 CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "server"}
@@ -285,12 +286,213 @@ def test_a_ledger_that_was_forgotten_stands_on_every_later_card(tmp_path):
     assert "a mistake" in card["summary"]
 
 
-def test_unlearning_on_a_population_is_refused_since_no_ledger_pays_for_it(tmp_path):
-    spec = grid(population="town", privacy={"budget": budget_for(30)}, mechanism=LOCAL, record_every=2)
-    [task] = plan(spec, "test", tmp_path)
+# Unlearning
+
+
+def trained(tmp_path, rounds, **changes):
+    """A run on a town whose limit pays for so many rounds, and the town."""
+    limit = promises_of(grid(mechanism=LOCAL).base)[-1].epsilon(rounds, 1e-5) + 1e-3
+    spec = grid(population="town", privacy={"budget": limit}, mechanism=LOCAL, record_every=2, **changes)
+    [task] = plan(spec, "test", tmp_path / "runs")
     assert perform(task) == "finished"
-    with pytest.raises(ValueError, match=r"population 'town'.*no ledger"):
-        unlearn_runs([task.folder], [0], FedRemove(), tmp_path / "out")
+    return task, Population.read(tmp_path / "runs" / "populations" / "town")
+
+
+def charged(population):
+    return sum(account.participations for account in population.accounts()).tolist()
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds"), [(Retrain(), ROUNDS), (FineTune(rounds=5), 5), (FedEraser(steps=1), ROUNDS // 2)]
+)
+@pytest.mark.parametrize("out", ["runs", "elsewhere"])
+def test_what_unlearning_asks_of_people_is_charged_to_them(tmp_path, method, rounds, out):
+    task, town = trained(tmp_path, 2 * ROUNDS)
+    [done] = unlearn_runs([task.folder], [2], method, tmp_path / out)
+    assert charged(town) == [ROUNDS + rounds] * 2 + [ROUNDS] + [ROUNDS + rounds] * 3, "who left is asked for nothing"
+    card = json.loads((done.folder / "privacy.json").read_text())
+    cost = promises_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + rounds, 1e-5)
+    assert [row["epsilon"] for row in card["promises"]] == [pytest.approx(cost)] * 3
+    assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS + rounds, ROUNDS + rounds)
+    assert card["promises"][0]["times"] == ROUNDS + rounds
+    assert card["population"]["epsilon"]["server"] == pytest.approx(cost)
+    assert f"{rounds} more rounds, protected like those of the run and charged to population 'town'" in card["summary"]
+    assert (tmp_path / "elsewhere" / "populations").exists() is False
+
+
+def test_a_second_request_is_charged_on_top(tmp_path):
+    task, town = trained(tmp_path, 2 * ROUNDS)
+    [first] = unlearn_runs([task.folder], [2], FineTune(rounds=3), tmp_path / "elsewhere")
+    [second] = unlearn_runs([first.folder], [0], FineTune(rounds=4), tmp_path / "elsewhere", "again")
+    assert charged(town) == [ROUNDS + 3, ROUNDS + 7, ROUNDS, *[ROUNDS + 7] * 3]
+    card = json.loads((second.folder / "privacy.json").read_text())
+    assert card["participations_charged"] == ROUNDS + 7
+    assert card["promises"][0]["epsilon"] == pytest.approx(
+        promises_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + 7, 1e-5)
+    )
+
+
+def test_nothing_is_claimed_where_the_ledger_of_the_training_was_forgotten(tmp_path):
+    task, town = trained(tmp_path, 2 * ROUNDS)
+    forget_ledgers(town.folder, "a test")
+    [done] = unlearn_runs([task.folder], [2], FineTune(rounds=3), tmp_path / "runs")
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert [row["epsilon"] for row in card["promises"]] == [None] * 3
+    assert "a ledger that was deleted" in card["summary"]
+
+
+def test_adding_up_recorded_messages_costs_nobody_anything(tmp_path):
+    task, town = trained(tmp_path, ROUNDS)
+    before = charged(town)
+    [done] = unlearn_runs([task.folder], [0], FedRemove(), tmp_path / "runs")
+    assert charged(town) == before
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert card["population"]["runs"] == 1
+    assert "asked no client for anything" in card["summary"]
+
+
+@pytest.mark.parametrize(("method", "pays"), [(Retrain(), ROUNDS), (FedEraser(steps=1), 6), (FineTune(rounds=5), 5)])
+def test_past_the_limit_unlearning_is_refused_and_leaves_nothing(tmp_path, method, pays):
+    """The last of its rounds would be too much, so that nobody is asked for the first."""
+    task, town = trained(tmp_path, ROUNDS + pays - 1)
+    before, folders = content(tmp_path), {path for path in tmp_path.rglob("*") if path.is_dir()}
+    with pytest.raises(ValueError, match=r"'town'.*ε would come to.*nobody was asked for anything"):
+        unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+    assert content(tmp_path) == before
+    assert {path for path in tmp_path.rglob("*") if path.is_dir()} == folders
+    assert charged(town) == [ROUNDS] * 6
+
+
+def test_what_asks_without_protection_is_refused_as_before(tmp_path):
+    task, town = trained(tmp_path, 3 * ROUNDS)
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match=r"price that unlearning cannot book"):
+        unlearn_runs([task.folder], [2], GradientAscent(steps=1, rounds=1), tmp_path / "runs")
+    with pytest.raises(ValueError, match=r"leave out --verify"):
+        unlearn_runs([task.folder], [2], FineTune(rounds=1), tmp_path / "runs", verify=True)
+    assert content(tmp_path) == before
+    assert charged(town) == [ROUNDS] * 6
+
+
+def test_a_run_whose_people_are_not_there_is_not_unlearned(tmp_path):
+    task, town = trained(tmp_path, 3 * ROUNDS)
+    town.folder.rename(tmp_path / "moved")
+    for method in (FedRemove(), Retrain()):
+        with pytest.raises(ValueError, match=r"'town'.*nobody knows what they have spent; put it back"):
+            unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("method", [Retrain(), FedEraser(steps=1), FineTune(rounds=8)])
+def test_unlearning_that_is_killed_goes_on_with_what_was_kept(tmp_path, monkeypatch, method):
+    """What was sent is charged, what was kept is used again, and what may have been lost is charged twice."""
+    task, town = trained(tmp_path, 4 * ROUNDS)
+    rounds = {Retrain: ROUNDS, FedEraser: ROUNDS // 2, FineTune: 8}[type(method)]
+    left, real, kept = iter([False] * 4 + [True]), Spending.keep, []
+
+    def dying(self, round, change):
+        if next(left):
+            raise Killed
+        kept.append(change)
+        real(self, round, change)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spending, "keep", dying)
+        with pytest.raises(Killed):
+            unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+    after = charged(town)
+    assert ROUNDS + 5 <= after[0] <= ROUNDS + 7, "four that were kept, and all that were noted with the fifth"
+    again = []
+
+    def counting(self, round, change):
+        again.append(round)
+        real(self, round, change)
+
+    monkeypatch.setattr(Spending, "keep", counting)
+    [done] = unlearn_runs([task.folder], [2], method, tmp_path / "runs")
+    assert again == list(range(5, rounds + 1))
+    assert charged(town) == [rows + rounds - 4 for rows in after[:2]] + [ROUNDS] + [
+        rows + rounds - 4 for rows in after[3:]
+    ]
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert card["rounds_charged"] == charged(town)[0]
+
+
+def test_a_request_that_fails_gives_back_what_nobody_was_asked_for(tmp_path, monkeypatch):
+    task, town = trained(tmp_path, 3 * ROUNDS)
+    left, real = iter([False] * 4 + [True]), Spending.keep
+
+    def failing(self, round, change):
+        if next(left):
+            raise OSError("no room")
+        real(self, round, change)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spending, "keep", failing)
+        with pytest.raises(OSError, match="no room"):
+            unlearn_runs([task.folder], [2], Retrain(), tmp_path / "runs")
+    assert charged(town)[0] == ROUNDS + 5
+    assert not (tmp_path / "runs" / "test-unlearned" / "retrain" / task.folder.name).exists()
+
+
+# Before a run
+
+
+def asked(fedrank, tmp_path, spec, *more):
+    (tmp_path / "spec.toml").write_text(to_toml(spec.base))
+    return fedrank("privacy", "spec.toml", "--runs", "runs", *more)
+
+
+def test_what_a_run_would_cost_people_next_to_what_they_spent(tmp_path, fedrank):
+    spec = grid(population="town", privacy={"budget": budget_for(30)}, seeds=[1])
+    promise = promises_of(spec.base)[-1]
+    code, said = asked(fedrank, tmp_path, spec)
+    assert code == 0
+    assert "Population 'town', no run yet: at most" in said
+    assert not (tmp_path / "runs").exists(), "looking begins nothing"
+    assert len(run_experiment(spec, "test", tmp_path / "runs").finished) == 1
+    found = prospect(spec.base, tmp_path / "runs")
+    alone, both = promise.epsilon(ROUNDS, 1e-5), promise.epsilon(2 * ROUNDS, 1e-5)
+    assert found.spent == found.alone == {"other clients": alone, "public": alone}
+    assert found.after == {"other clients": pytest.approx(both), "public": pytest.approx(both)}
+    assert found.left["public"] == pytest.approx(budget_for(30) - alone)
+    assert (found.runs, found.rounds, found.paid, found.refusal) == (1, ROUNDS, ROUNDS, None)
+    code, said = asked(fedrank, tmp_path, spec, "--out", "privacy.json")
+    assert "Population 'town', 1 run so far" in said
+    for cost in (up(alone), up(both), down(budget_for(30) - alone)):
+        assert cost in said
+    assert "stop by itself" not in said
+    [variant] = json.loads((tmp_path / "privacy.json").read_text())["variants"]
+    assert variant["population"]["left"]["public"] == pytest.approx(budget_for(30) - alone)
+    assert variant["population"]["after"]["public"] == pytest.approx(both)
+
+
+def test_what_is_left_says_how_far_the_next_run_comes(tmp_path, fedrank):
+    """And it comes as far."""
+    spec = grid(population="town", privacy={"budget": budget_for(20)}, seeds=[1])
+    assert len(run_experiment(spec, "test", tmp_path / "runs").finished) == 1
+    code, said = asked(fedrank, tmp_path, spec)
+    assert code == 0
+    assert f"What is left pays for 8 of {ROUNDS} rounds: the run will stop by itself then." in said
+    [next_run] = run_experiment(spec, "next", tmp_path / "runs").finished
+    assert facts(next_run)["round"] == 8
+    code, said = asked(fedrank, tmp_path, spec)
+    assert "Not one round of this run is paid for: population 'town': against the other clients" in said
+    assert "It will be refused." in said
+    code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 99.0}))
+    assert code != 0
+    assert "was promised that nobody spends more than" in said
+
+
+def test_every_run_of_a_spec_adds_to_what_people_spend(tmp_path, fedrank):
+    code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 50.0}, seeds=[1, 2, 3]))
+    assert "This spec has 3 such runs, and each adds to it." in said
+    code, said = asked(fedrank, tmp_path, grid(privacy={"budget": 50.0}))
+    assert code == 0
+    assert "Population" not in said
 
 
 def test_a_population_needs_a_mechanism_and_a_limit():

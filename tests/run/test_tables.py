@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,36 @@ def test_quotes_that_do_not_fit_are_no_ids(tmp_path, text):
     [run] = load_runs(folder).checked()
     assert run.status == "broken"
     assert run.reason.startswith("queries.csv")
+
+
+@pytest.mark.parametrize("file", ["rounds.csv", "queries.csv", "nothing.csv"])
+def test_lines_may_end_as_on_any_system_and_cells_may_stand_in_quotes(tmp_path, file):
+    folder = write_run(tmp_path)
+    if file == "nothing.csv":
+        (folder / file).write_bytes((folder / "queries.csv").read_bytes())
+    plain = (folder / file).read_text()
+    assert ",\n" in plain
+    found = []
+    for text in (plain, plain.replace("\n", "\r\n"), plain.replace(",\n", ',""\n'), plain.removesuffix("\n")):
+        (folder / file).write_text(text, newline="")
+        [run] = [replace(run, status="finished", error=None) for run in load_runs(folder)]
+        read = {"rounds.csv": run.rounds, "queries.csv": run.queries[1], "nothing.csv": run.nothing}[file]
+        found.append({**read})
+    for other in found[1:]:
+        np.testing.assert_equal(other, found[0])
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize("file", ["rounds.csv", "queries.csv", "nothing.csv"])
+def test_a_row_of_another_width_and_a_file_of_nothing_are_told(tmp_path, file, quote):
+    folder = write_run(tmp_path)
+    (folder / file).write_text(f"round,map\n{quote}1{quote},0.5\n2,0.5,7\n40,0.5\n")
+    [run] = load_runs(folder).checked()
+    assert run.reason == f"{file} line 3 has 3 cells where the header has 2"
+    for text in ("", "\n", "\r\n", "\r\n\r\n"):
+        (folder / file).write_text(text, newline="")
+        [run] = [replace(run, status="finished", error=None).checked() for run in load_runs(folder)]
+        assert run.reason == f"{file} is empty"
 
 
 def test_an_id_longer_than_any_cell_is_a_clear_line(tmp_path):

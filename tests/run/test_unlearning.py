@@ -130,7 +130,7 @@ def test_every_method_leaves_a_run_that_reports_understand(parent, method):
     assert run.rounds["ndcg@10"][-1] == pytest.approx(expected, abs=1e-9)
     assert done.receipt.quality["ndcg@10"]["unlearned"] == pytest.approx(expected, abs=1e-9)
     assert np.nanmean(run.queries[1]["ndcg@10"]) == pytest.approx(expected)
-    assert run.total("interactions") == done.receipt.cost["interactions"]
+    assert run.costs["interactions"] == done.receipt.cost["interactions"]
     assert model.notes["unlearned"]["clients"] == [0]
     assert (done.folder / read(done.folder, "run.json")["unlearned"]["parent"]).resolve() == parent.resolve()
     assert (done.folder / read(done.folder, "receipt.json")["parent"]).resolve() == parent.resolve()
@@ -148,7 +148,7 @@ def test_what_every_method_costs(parent):
     for method in METHODS:
         [done] = unlearn_runs([parent], [0], method)
         [run] = load_runs(done.folder)
-        paid[type(method)] = run.total("interactions"), run.total("bytes_up") / (4 * 46)
+        paid[type(method)] = run.costs["interactions"], run.costs["bytes_up"] / (4 * 46)
     assert paid == {
         Retrain: (ROUNDS * 4 * 4, ROUNDS * 4),
         FedEraser: (ROUNDS // 2 * 4 * 2, ROUNDS // 2 * 4),
@@ -245,7 +245,7 @@ def test_purging_removes_the_model_and_what_the_client_sent(parent):
     assert read(second.folder, "run.json")["unlearned"]["gone"] == [0, 2]
     assert not History.open(parent / "history").holds(2)
     assert not (done.folder / "model.json").exists()
-    assert load_runs(second.folder)[0].total("interactions") == ROUNDS // 2 * 3 * 3
+    assert load_runs(second.folder)[0].costs["interactions"] == ROUNDS // 2 * 3 * 3
 
 
 def test_two_requests_leave_what_one_of_both_leaves(parent):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from rich.console import Console
 from fedrank.data.documents import Documents
 from fedrank.files import Locked
 from fedrank.protect.noise import SecureSource
+from fedrank.protect.population import Account
 from fedrank.report.answers import about_sketch
 from fedrank.report.terminal import show
 from fedrank.silo import array_file, files
@@ -85,7 +87,7 @@ def test_a_file_is_read_back_as_it_was_made(tmp_path):
 def test_only_its_owner_can_read_the_owners_file(tmp_path):
     made(tmp_path)
     assert stat.S_IMODE((tmp_path / "a.sketch").stat().st_mode) == 0o600
-    assert stat.S_IMODE((tmp_path / "a.spending").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a.spending").stat().st_mode) == 0o700
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -157,7 +159,7 @@ def test_two_processes_cannot_change_a_sketch_at_once(tmp_path):
             with pytest.raises(Locked, match=r"a\.sketch is being worked on by process"):
                 change()
     assert (tmp_path / "a.sketch").read_bytes() == before
-    assert len(SiloLedger(tmp_path / "a.spending").path.read_text().splitlines()) == 2, "nothing was charged"
+    assert Account.read(tmp_path / "a.spending" / "ledger").rounds == 1, "nothing was charged"
 
 
 def test_what_many_processes_add_is_all_there(tmp_path):
@@ -507,7 +509,7 @@ def test_the_ledger_pays_for_sketching_and_for_changed_documents(tmp_path):
 
 def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path):
     made(tmp_path, NOISED, limits=Limits(total=7.0))
-    (tmp_path / "a.spending").unlink()
+    shutil.rmtree(tmp_path / "a.spending")
     before = (tmp_path / "a.sketch").read_bytes()
     with pytest.raises(FileNotFoundError, match="nobody knows what was spent"):
         add_documents(tmp_path / "a.sketch", collection(1, 8), KEY)

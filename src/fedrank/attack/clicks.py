@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +117,7 @@ def forward(
             weights = master.astype(np.float32)
     if learner.batch and learner.clip_weights and searches:
         clip()
-    return LocalSteps(master - first, before, [float(np.prod(factors[b:])) for b in range(len(searches))])
+    return LocalSteps(master - first, before, np.cumprod(factors[::-1])[::-1].tolist())
 
 
 def _documents(data: RankingData, query: int) -> NDArray[np.float32]:
@@ -228,8 +229,8 @@ def decode(
                 path = forward(learner, start, data, guess, bend)
                 expected = leaves(path.update)
                 patterns, _, gradients = _patterns(learner, path.before[b], data, search, learner.clip_gradients)
-                now = int(np.flatnonzero((patterns == search.clicked).all(axis=1))[0])
-                moved = _scale(path.update, expected) * learner.rate * path.kept[b] * (gradients - gradients[now])
+                now = gradients[_number_of(search.clicked)]
+                moved = _scale(path.update, expected) * learner.rate * path.kept[b] * (gradients - now)
                 costs = misfit(target - expected - moved, power, np.abs(expected).max())
                 for pattern in np.argsort(costs)[:3]:  # later lists feel a step a little: the exact cost decides
                     trial = [*guess[:b], search._replace(clicked=patterns[pattern]), *guess[b + 1 :]]
@@ -270,7 +271,7 @@ def _settle(
             if b in open_lists:
                 tables[b] = patterns, factors * path.kept[b]
             else:
-                rest = rest - scale * path.kept[b] * gradients[(patterns == search.clicked).all(axis=1)][0]
+                rest = rest - scale * path.kept[b] * gradients[_number_of(search.clicked)]
         documents = [_features(data, guess[b]) for b in open_lists]
         found = reconstruct(rest, start, documents, scale, bool(learner.clip_weights))
         likeness = []
@@ -333,15 +334,27 @@ def _patterns(
         kernels.pdgd.pair_weights(page, spread, count, size, size, display, scales)
         pairs[i] = -scales / display.temperature
         pairs[i, i] = 0.0
-    patterns = (np.arange(2**size)[:, None] >> np.arange(size)) & 1 == 1
-    last = np.where(patterns.any(axis=1), size - 1 - np.argmax(patterns[:, ::-1], axis=1), -2)
-    considered = (np.arange(size) <= last[:, None] + 1).astype(np.float64)
-    factors = patterns * (considered @ pairs) - considered * (patterns @ pairs)
+    patterns, clicked, considered = _patterns_of(size)
+    factors = clicked * (considered @ pairs) - considered * (clicked @ pairs)
     gradients = factors @ _features(data, search)
     if clip:
         left = np.minimum(1.0, clip / np.maximum(np.linalg.norm(gradients, axis=1), 1e-300))[:, None]
         factors, gradients = factors * left, gradients * left
     return patterns, factors, gradients
+
+
+@cache
+def _patterns_of(size: int) -> tuple[Clicks, Vector, Vector]:
+    """All click patterns of so many positions, as yes or no and as numbers, and which positions each considers."""
+    patterns = (np.arange(2**size)[:, None] >> np.arange(size)) & 1 == 1
+    last = np.where(patterns.any(axis=1), size - 1 - np.argmax(patterns[:, ::-1], axis=1), -2)
+    considered = (np.arange(size) <= last[:, None] + 1).astype(np.float64)
+    return patterns, patterns.astype(np.float64), considered
+
+
+def _number_of(clicked: Clicks) -> int:
+    """Which of all patterns this one is."""
+    return int(clicked @ (1 << np.arange(len(clicked))))
 
 
 @dataclass(frozen=True)

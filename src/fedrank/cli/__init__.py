@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fedrank.cli.deploy import deploy_app
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
@@ -64,6 +65,7 @@ app.add_typer(trees_app, name="trees")
 app.add_typer(papers_app, name="papers")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(search_app, name="search")
+app.add_typer(deploy_app, name="deploy")
 
 
 @app.command(
@@ -161,6 +163,9 @@ def privacy(
     ] = None,
     variant: Variants = None,
     out: AnswerFile = None,
+    runs: Annotated[
+        Path, typer.Option(help="The folder that runs go to: ledgers of a population lie in RUNS/populations.")
+    ] = Path("runs"),
     trust: Trust = False,
 ) -> None:
     """Before a run: what would it spend or give away, to whom, and which noise would a target need?"""
@@ -176,9 +181,9 @@ def privacy(
     files, console = answer_files(out, "privacy"), new_console()
     grid = read_spec(spec, set_ or [], trust=trust).only(variant or [])
     with progress(console) as tell:
-        sections = about_privacy(grid, target or TARGETS, tell)
+        sections = about_privacy(grid, target or TARGETS, tell, runs)
     answer(sections, console)
-    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS))
+    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs))
     for file in files:
         say(console, f"Written: {file}")
 

@@ -54,7 +54,7 @@ def log_fold(
             f"{len(chosen) - kept} to test on; use a larger log, or another share"
         )
     ranges = _ranges(log, chosen[:kept]) if how == "global" else None
-    learn, check = (_part(log, rows, how, ranges) for rows in (chosen[:kept], chosen[kept:]))
+    learn, check = (log_part(log, rows, how, ranges) for rows in (chosen[:kept], chosen[kept:]))
     note = (
         f"temporal split: {kept:,} entries of {len(np.unique(learn.who)):,} users to learn from, "
         f"the latest {len(chosen) - kept:,} to test on"
@@ -62,7 +62,8 @@ def log_fold(
     return Fold(learn, None, check, learn.name, 1, (note,))
 
 
-def _part(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> RankingData:
+def log_part(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None = None) -> RankingData:
+    """Some entries of a log, normalised; features of many stay on disk."""
     if _bytes(log, rows) <= IN_MEMORY or (how == "none" and stretch_of(log, rows) is not None):
         data = normalise(as_ranking(log, rows), how, ranges)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from fedrank.types import (
     Mechanism,
     Memory,
     Messages,
+    Observed,
     OwnChance,
     has,
 )
@@ -61,12 +63,50 @@ def answer(
     sizes = np.array([len(impressions)], dtype=np.int64)
     if task.local is not None:
         memory = task.local.remember(memory, bend, learned, steps_of(task.learner, sizes))
+    return _message(task, learned, sizes, call, own), memory
+
+
+class ClientAnswer(NamedTuple):
+    """What a client did with a call."""
+
+    message: Message  # leaves
+    memory: Memory  # stays
+    observed: Observed  # by a simulation alone
+
+
+def answer_from_holdings(task: ClientTask, call: Call, one: Crowd, memory: Memory, own: OwnChance) -> ClientAnswer:
+    """The same from what a client holds, and by the loop of simulations: `one` is a crowd of this client alone.
+
+    Where the client is an organisation, each of its people learns from own searches alone, as in `answer_of_people`.
+    """
+    weights = call.weights.astype(np.float64)
+    bend = STRAIGHT if task.local is None else task.local.bend(memory, call.common)
+    if one.people is not None:
+        if found := people_clashes(task.learner, task.local, None, task.mechanism):
+            raise ValueError("\n".join(found))
+        people = one.people
+        learned = task.learner(weights, people, own.chance, bend)
+        messages = Messages(learned.updates, people.interactions, people.client, weights, call.round)
+        sent = _leaving(task, messages if has(task.mechanism, "people") else of_clients(messages), call, own)
+        message = Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt)
+        online = np.bincount(np.zeros(len(people), dtype=np.int64), learned.observed.online, 1) / len(people)
+        return ClientAnswer(message, memory, Observed(online))
+    if has(task.local, "shared part"):
+        weights = np.concatenate([weights, np.zeros(abs(task.learner.ranker.hidden))])
+    learned = task.learner(weights, one, own.chance, bend)
+    if task.local is not None:
+        memory = task.local.remember(memory, bend, learned, steps_of(task.learner, one.interactions))
+    sizes = one.interactions if learned.sizes is None else learned.sizes
+    return ClientAnswer(_message(task, learned, sizes, call, own), memory, learned.observed)
+
+
+def _message(task: ClientTask, learned: Learned, sizes: NDArray[np.int64], call: Call, own: OwnChance) -> Message:
     kind, _ = payload_of(task.learner, task.mechanism, len(call.weights))
     if isinstance(kind, np.dtype):
         assert learned.sent is not None
-        return Message(call.run, call.round, own.id, learned.sent, int(sizes[0]), call.attempt), memory
+        return Message(call.run, call.round, own.id, learned.sent, int(sizes[0]), call.attempt)
     sent = leaving(task, learned, sizes, np.array([own.id]), call, own)
-    return Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt), memory
+    return Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt)
 
 
 def answer_of_people(

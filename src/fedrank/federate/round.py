@@ -154,12 +154,29 @@ def personal_models(federation: Federation, state: State, memory: Memory, crowd:
     return np.concatenate([models, memory], axis=1)
 
 
-def taking_part(crowd: Crowd, participation: float, seed: int, round: int) -> NDArray[np.int64]:
+def taking_part(clients: int, participation: float, seed: int, round: int) -> NDArray[np.int64]:
     """Rows of the clients that take part in a round, in ascending order; at least one."""
     if participation >= 1:
-        return np.arange(len(crowd))
-    count = cohort_size(len(crowd), participation)
-    return np.sort(Chance(seed, round).rng("participate").choice(len(crowd), size=count, replace=False))
+        return np.arange(clients)
+    count = cohort_size(clients, participation)
+    return np.sort(Chance(seed, round).rng("participate").choice(clients, size=count, replace=False))
+
+
+def root_update(federation: Federation, state: State, crowd: Crowd, seed: int) -> NDArray[np.float32]:
+    """[parameters]: what the server learns from a few queries of its own, which it clicks on itself."""
+    honest = int(np.argmin(crowd.malicious))
+    count = crowd.data.queries
+    queries = min(federation.aggregator.queries, count)  # type: ignore[attr-defined]
+    own = rng_for(seed, "trusted").choice(count, size=queries, replace=False).astype(np.int32)
+    server = replace(
+        crowd.rows(slice(honest, honest + 1)),
+        ids=np.array([-1], dtype=np.int64),
+        pool=np.zeros(1, dtype=np.int32),
+        queries=own,
+        pools=np.array([0, len(own)], dtype=np.int64),
+    )
+    update: NDArray[np.float32] = federation.learner(state.weights, server, Chance(seed, state.round + 1)).updates[0]
+    return update
 
 
 class _Seen(NamedTuple):
@@ -228,7 +245,7 @@ class _Simulation:
         if self.noise is not None and has(federation.mechanism, "hides cohort"):
             # Each client by itself: nobody may take part, and how many do is secret, too.
             return np.flatnonzero(self.noise.bernoulli(federation.participation, len(self.crowd)))
-        return taking_part(self.crowd, federation.participation, self.seed, round)
+        return taking_part(len(self.crowd), federation.participation, self.seed, round)
 
     def _parts(
         self,
@@ -256,7 +273,7 @@ class _Simulation:
         if watch is not None:
             watch(messages.rows(np.isfinite(messages.updates).all(axis=1)))
         if self.trusts:
-            messages = replace(messages, root=self._root(state))
+            messages = replace(messages, root=root_update(self.federation, state, self.crowd, self.seed))
         return ((messages, present),)
 
     def _send(self, state: State, memory: Memory, present: NDArray[np.int64], seen: list[_Seen]) -> Messages:
@@ -318,24 +335,6 @@ class _Simulation:
             return start
         return np.concatenate([start, np.zeros(abs(self.federation.learner.ranker.hidden))])
 
-    def _root(self, state: State) -> NDArray[np.float32]:
-        """[parameters]: what the server learns from a few queries of its own, which it clicks on itself."""
-        crowd, rule = self.crowd, self.federation.aggregator
-        honest = int(np.argmin(crowd.malicious))
-        count = crowd.data.offsets.size - 1
-        queries = min(rule.queries, count)  # type: ignore[attr-defined]
-        own = rng_for(self.seed, "trusted").choice(count, size=queries, replace=False).astype(np.int32)
-        server = replace(
-            crowd.rows(slice(honest, honest + 1)),
-            ids=np.array([-1], dtype=np.int64),
-            pool=np.zeros(1, dtype=np.int32),
-            queries=own,
-            pools=np.array([0, len(own)], dtype=np.int64),
-        )
-        learned = self.federation.learner(state.weights, server, Chance(self.seed, state.round + 1))
-        update: NDArray[np.float32] = learned.updates[0]
-        return update
-
     def _remembered(self, before: Memory, present: NDArray[np.int64], seen: list[_Seen]) -> Memory:
         """Everybody's memory after the round: new rows of those who took part, all others as they were."""
         if seen[0].memory is None:
@@ -359,11 +358,11 @@ class _Simulation:
             state,
             memory,
             evaluated(self.federation, state, memory, crowd) if self.keeps_a_part else state.weights,
-            _mean(observed.online, searches),
+            mean_over(observed.online, searches),
             int(np.add.reduce(searches)),
             len(present) * (seen[0].bytes_each or travels),
             len(present) * travels * (1 if state.common is None else 2),
-            None if observed.reward is None else _mean(observed.reward, searches),
+            None if observed.reward is None else mean_over(observed.reward, searches),
             combined.excluded,
         )
 
@@ -389,7 +388,7 @@ def evaluated(federation: Federation, state: State, memory: Memory, crowd: Crowd
     return np.concatenate([state.weights, own])
 
 
-def _mean(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
+def mean_over(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
     """Over the clients that did anything; NaN if nobody did."""
     if len(values) and sizes.all():
         return float(np.add.reduce(values)) / len(values)  # ndarray.mean takes longer than the rest of a small round

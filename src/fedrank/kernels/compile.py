@@ -48,7 +48,7 @@ def same_bytes_here() -> bool:
 
 
 _config: Any = numba.config
-_FOLDER = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
+COMPILED_IN = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
 
 
 def compiled(inline: bool = False) -> Callable[[Function], Function]:
@@ -60,7 +60,7 @@ def compiled(inline: bool = False) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": inline}
         before = _config.CACHE_DIR
-        _config.CACHE_DIR = _FOLDER
+        _config.CACHE_DIR = COMPILED_IN
         try:
             done: Any = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # no folder can be written to: compile anew in every process

@@ -124,7 +124,12 @@ def _composed(spent: frozenset[tuple[Event, int]], delta: float) -> float:
     if delta == 0 or pure == 0:
         return pure
     parts = sum(_epsilon(event, times, delta / len(spent)) for event, times in spent)
-    return min(pure, parts, *(bound.epsilon(delta) for bound in _bounds_together(dict(spent))))
+    bounds = [pure, parts, *(bound.epsilon(delta) for bound in _bounds_together(dict(spent)))]
+    rest = {event: times for event, times in spent if _pure(event) == inf}
+    if len(rest) < len(spent):  # what holds at δ = 0 comes on top of the rest, which then has all of δ
+        on_top = sum(_pure(event) * times for event, times in spent if event not in rest)
+        bounds.append(on_top + composed(rest, delta))
+    return min(bounds)
 
 
 def _bounds_together(spent: Mapping[Event, int]) -> Iterator[_Bound]:

@@ -11,6 +11,9 @@ Both begin with `BEGIN` (what file this is, version, number of clients, checksum
     back  reservations given back; payload: the offset of each one's record (uint64)
     keep  the change of a round (float64); place: the offset of its reservation in participants.log
 
+Where charges are not rounds of one run, `charges.log` takes the place of both: records of kind `cost`, each with a text
+that says what was charged (`fedrank.protect.population: Charge`).
+
 The order of steps makes it safe: a reservation is on the disk before anything is sent, a change is written before
 anything uses it, and only a clean stop takes a reservation back. So a crash can only make the ledger say too much.
 """
@@ -38,11 +41,11 @@ VERSION = 1
 BEGIN = struct.Struct("<16sIQ")  # name of the format, version, clients
 HEAD = struct.Struct("<4sQQQ")  # kind, round, place, bytes of payload
 CRC = struct.Struct("<I")
-SOME, ALL, BACK, KEEP = b"some", b"all\0", b"back", b"keep"
-COHORTS, CHANGES = b"fedrank cohorts\n", b"fedrank changes\n"  # names of the two formats
+SOME, ALL, BACK, KEEP, COST = b"some", b"all\0", b"back", b"keep", b"cost"
+COHORTS, CHANGES, CHARGES = b"fedrank cohorts\n", b"fedrank changes\n", b"fedrank charges\n"  # names of the formats
 SLACK = 4 << 20  # bytes: changes.log is not rewritten to save less than this
 CHUNK = 1 << 20  # bytes
-PARTICIPANTS, CHANGED = "participants.log", "changes.log"
+PARTICIPANTS, CHANGED, CHARGED = "participants.log", "changes.log", "charges.log"
 
 
 class LedgerError(ValueError):
@@ -424,6 +427,10 @@ class Ledger:
         """How many rounds are charged; one that was reserved again after a crash counts again."""
         return self._charges.rounds
 
+    def times(self, round: int) -> int:
+        """How often a round is charged."""
+        return self._charges.by_round[round]
+
     def _load(self) -> None:
         """Derive the totals from the log, and find the changes that can still be used."""
         changes = {record.place: (record.round, record.at, record.end) for record in self._changes.records()}
@@ -513,6 +520,46 @@ class Ledger:
         if round in self._kept:
             return f"round {round} is kept already; use kept({round}) instead of running it again"
         return f"round {round} is not reserved, so its clients are not charged; call reserve before anything is sent"
+
+
+def begin_charges(folder: Path) -> None:
+    """An empty `charges.log`, on the disk, where there is none."""
+    path = Path(folder) / CHARGED
+    with _Log(path, CHARGES, 0).file:
+        # A file that its folder does not know after a power cut would be charges forgotten.
+        for each in (path.parent, *path.parent.absolute().parents[:2]):
+            sync(each)
+
+
+def read_charges(folder: Path) -> list[bytes]:
+    """What `charges.log` says, charge by charge, while others may be writing to it; nothing is changed."""
+    log = _Log(Path(folder) / CHARGED, CHARGES, 0, write=False)
+    with log.file:
+        return _costs(log)
+
+
+def add_charge(folder: Path, text: bytes) -> None:
+    """Add to `charges.log`; it is on the disk when this returns. Only for whoever holds the lock of the ledger."""
+    log = _Log(Path(folder) / CHARGED, CHARGES, 0)
+    with log.file:
+        _costs(log)
+        if log.end < log.size:  # its writing had not ended, so that nothing followed from it
+            log.cut()
+        log.append(COST, 0, 0, text)
+        log.sync()
+
+
+def _costs(log: _Log) -> list[bytes]:
+    """All records up to the end, or up to one whose writing was cut short."""
+    found = list(log.records())
+    unknown = [record.at for record in found if record.kind != COST]
+    if unknown or (log.end < log.size and not log.torn()):
+        at = unknown[0] if unknown else log.end
+        raise LedgerError(
+            f"{log.path} is damaged at byte {at}, so that more may have been spent than we know; restore it from a "
+            "copy that has the last charge, and let nothing leave until then"
+        )
+    return [record.payload for record in found]
 
 
 def _checked(content: bytes) -> bytes:

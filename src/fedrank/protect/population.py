@@ -5,6 +5,9 @@ holds `people.json` (how many there are, and the ε at some δ that nobody shall
 it, `RUN/ledger`; who these people are, one person each or whole sites, it need not know. Next to the logs of a ledger
 lies `terms.json`: what each of its charges costs. What differs between runs is composed first, and priced then.
 
+What is no round of a run of ours, such as the answer of a site, is charged by `Population.charge`, under a key of its
+own: such charges lie in `ledger/charges.log`, each with what it costs, and count like all others.
+
 Whoever wants to charge people takes the lock of the population, reads what the others charged, and reserves. So runs
 side by side cannot spend the same rest twice.
 """
@@ -17,9 +20,10 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -35,7 +39,16 @@ from fedrank.protect.accounting import (
     PureEvent,
     ResponseEvent,
 )
-from fedrank.protect.ledger import CHANGED, Charges, Ledger, LedgerError
+from fedrank.protect.ledger import (
+    CHANGED,
+    CHARGED,
+    Charges,
+    Ledger,
+    LedgerError,
+    add_charge,
+    begin_charges,
+    read_charges,
+)
 from fedrank.protect.promises import OBSERVERS, Promise, cost_together, up
 
 T = TypeVar("T", str, int, float)
@@ -48,16 +61,21 @@ MOST_PEOPLE = 10**8  # of a ledger: each has a counter in memory
 MOST_KINDS_OF_PEOPLE = 64  # priced one by one; more are priced as somebody who paid the most of everything
 PATIENCE = 600.0  # seconds to wait while others decide
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # raised by what somebody else wrote
+ANYBODY = "anybody"  # against whom something is promised that everybody sees
 _EVENTS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (GaussianEvent, LaplaceEvent, ConcentratedEvent, PureEvent, ResponseEvent)
 }
+
+
+class BudgetSpentError(Exception):
+    """What is next would cost somebody more than the limit."""
 
 
 @dataclass(frozen=True)
 class LedgerTerms:
     """Whom a ledger charges, and what one charge costs."""
 
-    people: int
+    people: int  # 0: as many as its charges name
     delta: float
     promises: tuple[Promise, ...]
     spec: str = ""  # by what it is known whether changes that were kept are those of the same run
@@ -66,9 +84,7 @@ class LedgerTerms:
         _check_people(self.people, self.delta)
 
     def write(self, folder: Path) -> None:
-        promises = [
-            asdict(one) | {"event": None if one.event is None else _described(one.event)} for one in self.promises
-        ]
+        promises = list(map(_written, self.promises))
         content = {"format": 1, "people": self.people, "delta": self.delta, "spec": self.spec, "promises": promises}
         write_whole(folder / TERMS, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
 
@@ -96,18 +112,25 @@ def _priced(terms: LedgerTerms) -> list[tuple[Any, ...]]:
     return [(one.against, one.event, one.paid, one.unit, one.slack) for one in terms.promises]
 
 
-def _described(event: Event) -> dict[str, Any]:
-    return {"name": type(event).__name__} | asdict(event)
+@lru_cache(maxsize=1024)
+def _promises(text: str) -> tuple[Promise, ...]:
+    return tuple(_promise(dict(one)) for one in parse_json(text))
+
+
+def _written(promise: Promise) -> dict[str, Any]:
+    event = promise.event
+    return asdict(promise) | {"event": None if event is None else {"name": type(event).__name__} | asdict(event)}
 
 
 def _promise(described: dict[str, Any]) -> Promise:
     """A promise as `LedgerTerms.write` describes it, which may come from anybody."""
     made = Promise(**described | {"event": _built(described["event"])})
     hints = get_type_hints(Promise)
-    choices = {"against": OBSERVERS} | {name: get_args(hints[name]) for name in ("paid", "unit", "neighbours")}
+    choices = {name: get_args(hints[name]) for name in ("paid", "unit", "neighbours")}
     for name, known in choices.items():
         if getattr(made, name) not in known:
             raise ValueError(f"{name} = {getattr(made, name)!r} is none of {', '.join(known)}")
+    _of(str, made.against)
     _of(str, made.because)
     if not 0 <= _of(float, made.slack) < math.inf:
         raise ValueError(f"slack = {made.slack} is no price")
@@ -133,8 +156,9 @@ def _of(kind: type[T], value: Any) -> T:
 
 
 def _check_people(people: int, delta: float) -> None:
-    if not 1 <= _of(int, people) <= MOST_PEOPLE:
-        raise ValueError(f"people = {people} cannot be counted; a ledger is for 1 to {MOST_PEOPLE:,}")
+    """0 people are as many as charges name."""
+    if not 0 <= _of(int, people) <= MOST_PEOPLE:
+        raise ValueError(f"people = {people} cannot be counted; a ledger is for up to {MOST_PEOPLE:,}")
     if not 0 <= _of(float, delta) < 1:
         raise ValueError(f"delta = {delta} is no probability below 1")
 
@@ -144,13 +168,59 @@ def _why(problem: Exception) -> str:
 
 
 @dataclass(frozen=True)
+class Charge:
+    """What leaves at once, under a key by which it is charged only once."""
+
+    key: str
+    promises: tuple[Promise, ...]  # what it costs, against whom
+    who: tuple[int | str, ...] | None = None  # rows of people, or names where they are known by name; None: everybody
+    times: int = 1
+
+    def write(self, folder: Path) -> None:
+        """Add it to a ledger; it is on the disk when this returns."""
+        # Why it holds need not be told each time. As a text of its own, which is built once for all that are alike.
+        promises = json.dumps([_written(replace(one, because="")) for one in self.promises])
+        content = {"key": self.key, "who": self.who, "times": self.times, "promises": promises}
+        with locked(folder / LOCK, str(folder)):
+            add_charge(folder, json.dumps(content, ensure_ascii=False).encode())
+
+    @classmethod
+    def read_all(cls, folder: Path) -> list[Charge]:
+        """All charges of a ledger, while somebody else may be writing to it; none where it was not begun."""
+        if not (folder / TERMS).exists():
+            return []
+        if not (folder / CHARGED).exists():
+            raise LedgerError(
+                f"{folder / CHARGED} is gone, and with it what was spent; restore it from a copy, and let nothing "
+                "leave until then"
+            )
+        texts = read_charges(folder)
+        try:
+            return [cls._built(parse_json(text)) for text in texts]
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
+            raise LedgerError(
+                f"{folder / CHARGED} cannot be read ({problem!r}), so that more may have been spent than we know; "
+                "restore it from a copy, and let nothing leave until then"
+            ) from None
+
+    @classmethod
+    def _built(cls, found: Mapping[str, Any]) -> Charge:
+        promises = _promises(found["promises"])
+        who, times = found["who"], int(found["times"])
+        if times < 0:
+            raise ValueError(f"{times} times, which takes back what was charged")
+        return cls(str(found["key"]), promises, None if who is None else tuple(who), times)
+
+
+@dataclass(frozen=True)
 class Account:
-    """What one run has charged people."""
+    """What one run, or whoever charges by keys, has charged people."""
 
     terms: LedgerTerms
     participations: NDArray[np.int64]  # [people]
     rounds: int
     lost: int
+    paid: Mapping[Promise, NDArray[np.int64]] = field(default_factory=dict)  # [people], where charges differ
 
     @classmethod
     def read(cls, folder: Path) -> Account | None:
@@ -158,11 +228,47 @@ class Account:
         terms = LedgerTerms.read(folder)
         if terms is None:
             return None
+        if not terms.promises:
+            return cls.of(Charge.read_all(folder), terms)
         charges = Charges.read(folder, terms.people)
         return cls(terms, charges.participations, charges.rounds, charges.lost)
 
+    @classmethod
+    def of(cls, charges: Sequence[Charge], terms: LedgerTerms, against: Iterable[str] = ()) -> Account:
+        """Of single charges. Each is paid as often as it is made, by all people where chance hides who took part.
+
+        What is charged against anybody counts against everybody who is named, also by `against`.
+        """
+        named = () if terms.people else dict.fromkeys(name for charge in charges for name in charge.who or ())
+        rows = {name: row for row, name in enumerate(named)}
+        people = terms.people or max(1, len(rows))
+        counts = np.zeros(people, np.int64)
+        alike: dict[int, tuple[tuple[Promise, ...], NDArray[np.int64], list[int]]] = {}  # times of each, and of all
+        for charge in charges:
+            whom: Any = slice(None)
+            if charge.who is not None:
+                whom = np.array(charge.who if terms.people else [rows[name] for name in charge.who], np.int64)
+                if len(whom) and not 0 <= whom.min() <= whom.max() < people:
+                    raise LedgerError(f"a charge to somebody else than {people} people; restore the ledger from a copy")
+            counts[whom] += 1
+            _, each, every = alike.setdefault(id(charge.promises), (charge.promises, np.zeros(people, np.int64), [0]))
+            each[whom] += charge.times
+            every[0] += charge.times
+        observers = dict.fromkeys((ANYBODY, *against, *(one.against for group in alike.values() for one in group[0])))
+        paid: dict[Promise, NDArray[np.int64]] = {}
+        for promises, each, [all_times] in alike.values():
+            own = {one.against for one in promises}
+            for one in promises:
+                also = [seen for seen in observers if seen not in own] if one.against == ANYBODY else []
+                times = np.full(people, all_times) if one.paid == "round" else each
+                for promise in (one, *(replace(one, against=seen) for seen in also)):
+                    paid[promise] = paid.get(promise, 0) + times
+        return cls(replace(terms, people=people, promises=tuple(paid)), counts, len(charges), 0, paid)
+
     def times(self, promise: Promise) -> NDArray[np.int64]:
         """[people]: how often each has paid."""
+        if promise in self.paid:
+            return self.paid[promise]
         if promise.paid == "round":
             return np.full(len(self.participations), self.rounds)
         if promise.paid == "once":
@@ -176,13 +282,19 @@ def spent_together(accounts: Iterable[Account], delta: float) -> dict[str, float
     An observer is left out where no run ever promised anything.
     """
     used = [account for account in accounts if account.rounds]
+    named = dict.fromkeys((*OBSERVERS, *(one.against for each in used for one in each.terms.promises)))
     found = {}
-    for against in OBSERVERS:
-        rows = [(account, promise) for account in used for promise in account.terms.promises]
-        rows = [(account, promise) for account, promise in rows if promise.against == against]
-        if any(promise.event is not None for _, promise in rows):
-            found[against] = _most_spent(rows, delta)
+    for against in named:
+        promised = [one for each in used for one in each.terms.promises if one.against == against]
+        if any(one.event is not None for one in promised):
+            found[against] = spent_against(used, against, delta)
     return found
+
+
+def spent_against(accounts: Iterable[Account], against: str, delta: float) -> float:
+    """ε of whoever paid most against one observer; inf: no claim."""
+    rows = [(each, one) for each in accounts for one in each.terms.promises if one.against == against]
+    return _most_spent(rows, delta) if rows else 0.0
 
 
 def _most_spent(rows: Sequence[tuple[Account, Promise]], delta: float) -> float:
@@ -254,19 +366,9 @@ class Population:
                 "were promised; restore it from a copy"
             ) from None
 
-    @contextmanager
-    def deciding(self) -> Iterator[None]:
+    def deciding(self) -> AbstractContextManager[None]:
         """Nobody else charges these people meanwhile. Pricing takes its time, so that others wait for it."""
-        deadline = time.monotonic() + PATIENCE
-        with ExitStack() as held:
-            while True:
-                try:
-                    held.enter_context(locked(self.folder / LOCK, f"population {self.name!r}"))
-                    break
-                except Locked:
-                    if time.monotonic() > deadline:
-                        raise
-            yield
+        return deciding(self.folder, f"population {self.name!r}")
 
     def accounts(self, but: Path | None = None) -> list[Account]:
         """What every run, but one, has charged."""
@@ -284,6 +386,84 @@ class Population:
                 )
         return None
 
+    def refused(self, account: Account, others: Sequence[Account]) -> str | None:
+        """Why an account must not come to this, next to all others; None where it may."""
+        unit = account.terms.promises[0].unit
+        units = {one.unit for each in (*others, account) if each.rounds for one in each.terms.promises} - {unit}
+        if units:
+            return (
+                f"population {self.name!r}: other runs protect each {', '.join(sorted(units))}, this one each {unit}, "
+                "and their ε do not add up"
+            )
+        return self.refusal(spent_together([*others, account], self.delta))
+
+    def would_cost(
+        self, promises: Sequence[Promise], who: Sequence[int] | None = None, times: int = 1
+    ) -> dict[str, float]:
+        """ε of whoever would have paid most, against each observer, if this were charged on top of all that was."""
+        ledger = self.folder / LEDGER
+        account = self._account([*Charge.read_all(ledger), self._charge("", promises, who, times)])
+        return spent_together([*self.accounts(but=ledger), account], self.delta)
+
+    def charge(self, key: str, promises: Sequence[Promise], who: Sequence[int] | None = None, times: int = 1) -> bool:
+        """Charge people (all, if `who` is None) for what leaves after this returns: it is on the disk then.
+
+        Once for each key: False says that this was charged before, and that only what was sent then may be sent again.
+        What is paid once and not in every round has a key that is the same in every round. Past the limit nothing is
+        charged, and BudgetSpentError says why.
+        """
+        ledger, charge = self.folder / LEDGER, self._charge(key, promises, who, times)
+        with self.deciding():
+            before = Charge.read_all(ledger)
+            if any(one.key == key for one in before):
+                return False
+            if refusal := self.refused(self._account([*before, charge]), self.accounts(but=ledger)):
+                raise BudgetSpentError(f"{refusal}; nothing was charged, and nothing may leave")
+            begin_ledger(ledger, self.people, self.delta)
+            charge.write(ledger)
+        return True
+
+    def _charge(self, key: str, promises: Sequence[Promise], who: Sequence[int] | None, times: int) -> Charge:
+        rows = None if who is None else tuple(sorted({int(row) for row in who}))
+        if rows and not 0 <= rows[0] <= rows[-1] < self.people:
+            raise ValueError(
+                f"people {rows[0]} to {rows[-1]} cannot be charged, as population {self.name!r} has {self.people:,}; "
+                f"give rows from 0 to {self.people - 1}"
+            )
+        if not promises or times < 1:
+            raise ValueError(
+                f"{len(promises)} promises, {times} times, charge nobody for anything; give what leaves, and how often"
+            )
+        return Charge(key, tuple(promises), rows, times)
+
+    def _account(self, charges: Sequence[Charge]) -> Account:
+        return Account.of(charges, LedgerTerms(self.people, self.delta, ()))
+
+
+@contextmanager
+def deciding(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of those who are charged in this folder; others wait, as pricing takes its time."""
+    deadline = time.monotonic() + PATIENCE
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked(folder / LOCK, what))
+                break
+            except Locked:
+                if time.monotonic() > deadline:
+                    raise
+        yield
+
+
+def begin_ledger(folder: Path, people: int, delta: float) -> None:
+    """A ledger of charges that differ, where there is none."""
+    terms = LedgerTerms(people, delta, ())
+    private_folder(folder)
+    if not (folder / TERMS).exists():
+        begin_charges(folder)
+    if LedgerTerms.read(folder) != terms:
+        terms.write(folder)
+
 
 def ledgers_below(folder: Path) -> list[Path]:
     """Every ledger at or below a folder."""
@@ -298,6 +478,8 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
     the same name and price, are dropped; its charges stay.
     """
     folder = Path(folder).absolute()
+    if not folder.parent.exists():
+        private_folder(folder.parent)  # of a run's own, in a population
     private_folder(folder)
     before = LedgerTerms.read(folder)
     if before is not None and not before.costs_like(terms):

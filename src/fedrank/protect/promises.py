@@ -41,7 +41,8 @@ class Promise:
     event: Event | None  # what is spent each time; None: nothing can be claimed
     because: str  # under which assumption it holds, or why nothing does
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
-    unit: Literal["client", "interaction", "person"] = "client"  # what is protected: all that one of them does
+    # What is protected: all that one of them does, or one word of a document.
+    unit: Literal["client", "interaction", "person", "occurrence"] = "client"
     neighbours: Literal["zero-out", "replace-one"] = "replace-one"
     slack: float = 0.0  # added to ε each time, since a sampler is not exactly the law that is priced
 
@@ -120,3 +121,12 @@ def up(epsilon: float) -> str:
     """
     digits = 2 if epsilon < 2 else 1 if epsilon < 100 else 0
     return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"
+
+
+def down(epsilon: float) -> str:
+    """ε that is left, rounded down: what is printed may be spent.
+
+    >>> down(0.129), down(2.0)
+    ('0.12', '2.00')
+    """
+    return f"{math.floor(epsilon * 100 + 1e-9) / 100:,.2f}"

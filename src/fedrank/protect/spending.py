@@ -9,15 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.protect.ledger import KeptRound, Ledger
-from fedrank.protect.population import Account, LedgerTerms, Population, spent_together
+from fedrank.protect.population import Account, BudgetSpentError, LedgerTerms, Population
 from fedrank.protect.promises import Promise, up
 from fedrank.types import Change
 
 MOST_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
-
-
-class BudgetSpentError(Exception):
-    """The next round would cost somebody more than the budget."""
 
 
 class Spending:
@@ -87,6 +83,17 @@ class SharedSpending(Spending):
         super().__init__(ledger, terms.promises, rounds, terms.delta, None)
         self._terms, self._population, self._own = terms, population, own
 
+    def check(self, rounds: Mapping[int, NDArray[np.int64]]) -> None:
+        """Refuse what these people cannot pay for as a whole, before anybody is asked for any of it."""
+        if rounds:
+            with self._population.deciding():
+                refusal = self._refusal(self._population.accounts(but=self._own), rounds, min(rounds))
+            if refusal is not None:
+                raise ValueError(
+                    f"{refusal}; nobody was asked for anything, and nothing is charged; ask "
+                    "for fewer rounds, or use a method that asks nobody, such as fed-remove"
+                )
+
     def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         block = {each: draw(each) for each in range(round, min(round + self._ahead, self._last + 1))}
         with self._population.deciding():
@@ -106,14 +113,8 @@ class SharedSpending(Spending):
 
     def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:
         """Why these rounds, and all before them, must not be charged; None where they may."""
-        units = {one.unit for each in others if each.rounds for one in each.terms.promises}
-        if units - {self._terms.promises[0].unit}:
-            return (
-                f"population {self._population.name!r}: other runs protect each {', '.join(sorted(units))}, this one "
-                f"each {self._terms.promises[0].unit}, and their ε do not add up"
-            )
         counts = self._counts.copy()
         for cohort in block.values():
             counts[cohort] += 1
         account = Account(self._terms, counts, self._rounds + len(block), self._rounds - (round - 1))
-        return self._population.refusal(spent_together([*others, account], self._terms.delta))
+        return self._population.refused(account, others)

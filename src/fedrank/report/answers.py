@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrank.progress import Progress, quiet
 from fedrank.protect.population import Account, forgotten, ledgers_below, spent_together
-from fedrank.protect.promises import up
+from fedrank.protect.promises import down, up
 from fedrank.rank.measures import EMPTY, MEASURES, average, measure
 from fedrank.report.sections import Cell, Part, Section, Span, Table, Tone, say
 from fedrank.report.statistics import randomisation_test
@@ -22,11 +22,13 @@ from fedrank.run.privacy import (
     TARGETS,
     UNPROTECTED,
     Price,
+    Prospect,
     alike_rows,
     budget_lines,
     enough,
     noise_needed,
     planned,
+    prospect,
 )
 from fedrank.run.runs import Run, Runs
 from fedrank.spec.families import describe
@@ -119,8 +121,13 @@ def about_methods(methods: Sequence[ListedMethod]) -> list[Section]:
     return sections
 
 
-def about_privacy(grid: Grid[Any], targets: Sequence[float] = TARGETS, progress: Progress = quiet) -> list[Section]:
-    """What every variant would spend or give away, and which noise would keep a target."""
+def about_privacy(
+    grid: Grid[Any], targets: Sequence[float] = TARGETS, progress: Progress = quiet, home: Path = Path("runs")
+) -> list[Section]:
+    """What every variant would spend or give away, and which noise would keep a target.
+
+    Ledgers of named people lie below `home`.
+    """
     groups: dict[str, list[Variant[Any]]] = {}  # variants that differ in nothing that matters here
     steps = len(grid.variants)
     for done, variant in enumerate(grid.variants, start=1):
@@ -131,7 +138,11 @@ def about_privacy(grid: Grid[Any], targets: Sequence[float] = TARGETS, progress:
         names = "  ".join(variant.name for variant in (group[:3] if len(group) > 4 else group))
         more = f" and {len(group) - 3} more" if len(group) > 4 else ""
         spec = group[0].experiment
-        parts = _spending(spec, targets) if isinstance(spec, FederatedExperiment) else _leaving(spec, targets)
+        parts = (
+            _spending(spec, targets, home, len(group) * len(grid.repeats()))
+            if isinstance(spec, FederatedExperiment)
+            else _leaving(spec, targets)
+        )
         sections.append(Section(names + more if len(groups) > 1 else "", tuple(parts)))
         progress("prices", steps + steps * done / len(groups), 2 * steps)
     return sections
@@ -142,10 +153,10 @@ def _what_matters(spec: Any) -> str:
     if not isinstance(spec, FederatedExperiment):
         return repr((leaving(spec), isinstance(spec, SiloExperiment) and (cost_of_words(spec), budget_line(spec))))
     protected = None if spec.mechanism is None else (describe(spec.mechanism), planned(spec), spec.privacy.budget)
-    return repr((has(spec.aggregator, "apart"), protected))
+    return repr((has(spec.aggregator, "apart"), protected, spec.population))
 
 
-def _spending(spec: FederatedExperiment, targets: Sequence[float]) -> Iterable[Part]:
+def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, runs: int) -> Iterable[Part]:
     if has(spec.aggregator, "apart"):
         yield say(ALONE)
         return
@@ -156,7 +167,10 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float]) -> Iterable[P
     prices = planned(spec)
     yield say(f"{sees[0].upper()}{sees[1:]}.")
     yield from about_prices(prices)
-    yield from (say(line, tone="warn") for line in budget_lines(prices, spec.privacy.budget))
+    if people := prospect(spec, home):
+        yield from _of_people(people, runs)
+    else:
+        yield from (say(line, tone="warn") for line in budget_lines(prices, spec.privacy.budget))
     if needed := noise_needed(spec, targets):
         have = getattr(spec.mechanism, "noise", math.nan)
         yield say(f"Noise for a target ε in total, in multiples of clip (this spec has {have:g}):")
@@ -165,6 +179,31 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float]) -> Iterable[P
             for against, values in needed.items()
         ]
         yield Table(["against", *(f"ε = {target:g}" for target in targets)], rows)
+
+
+def _of_people(found: Prospect, runs: int) -> Iterable[Part]:
+    """What named people have spent, and what one of these runs would add."""
+
+    def cell(costs: Mapping[str, float], against: str) -> Cell:
+        cost = costs.get(against, 0.0)
+        return Cell("none" if math.isinf(cost) else up(cost))
+
+    had = "no run yet" if not found.runs else "1 run so far" if found.runs == 1 else f"{found.runs:,} runs so far"
+    yield say(f"Population {found.name!r}, {had}: at most ε = {found.limit:g} at δ = {found.delta:g} over all runs.")
+    rows = [
+        [Cell(against), cell(found.spent, against), cell(found.alone, against), cell(found.after, against), Cell(left)]
+        for against, left in ((against, down(left)) for against, left in found.left.items())
+    ]
+    yield Table(["against", "ε spent", "ε of this run", "ε after it", "ε left before it"], rows)
+    each = f" This spec has {runs:,} such runs, and each adds to it." if runs > 1 else ""
+    yield say(f"Runs are composed first and priced then: together they cost less than the sum.{each}", tone="quiet")
+    if found.refusal and not found.paid:
+        yield say(f"Not one round of this run is paid for: {found.refusal}. It will be refused.", tone="warn")
+    elif found.refusal:
+        yield say(
+            f"What is left pays for {found.paid:,} of {found.rounds:,} rounds: the run will stop by itself then.",
+            tone="warn",
+        )
 
 
 def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -> Iterable[Part]:
@@ -218,7 +257,9 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
             accounts.append(account)
             spent = spent_together([account], account.terms.delta)
             most = int(account.participations.max(initial=0))
-            cells = (f"{account.terms.people:,}", f"{account.rounds:,}", f"{most:,}", _dearest(spent))
+            documents = any(one.unit == "occurrence" for one in account.terms.promises)
+            people = f"{account.terms.people:,}{' documents' if documents else ''}"
+            cells = (people, f"{account.rounds:,}", f"{most:,}", _dearest(spent))
             rows.append([Cell(str(ledger.parent), tone="name"), *map(Cell, cells)])
         parts += [
             say(f"{folder}: forgotten on {one['forgotten'][:10]}, because {one['because']}", tone="warn")
@@ -227,7 +268,8 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
     if not rows:
         return [Section("", (say("No ledgers here."), *parts))]
     table = Table(["ledger of", "people", "rounds", "most often", "ε of this run"], rows)
-    if len({account.terms.people for account in accounts}) == 1:
+    kinds = {(account.terms.people, one.unit) for account in accounts for one in account.terms.promises}
+    if len(kinds) == 1:
         delta = min(account.terms.delta for account in accounts)
         spent = spent_together(accounts, delta)
         parts.append(say(f"If all of these are the same people: {_dearest(spent)} at δ = {delta:g}."))

@@ -11,7 +11,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -202,10 +202,15 @@ def wrapped(text: str, width: int) -> str:
 
 
 def as_svg(figure: Figure) -> str:
-    FigureCanvasAgg(figure)
+    FigureCanvasSVG(figure)
     file = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that the measuring font lacks; the reader's browser has them
+        # Laid out by us, once: savefig would draw all of it twice to have it laid out.
+        if layout := figure.get_layout_engine():
+            figure.set_dpi(72)  # that of every SVG
+            layout.execute(figure)
+            figure.set_layout_engine(None)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]

@@ -24,7 +24,6 @@ from fedrank.spec.toml import TomlTable
 
 POINTS = 240  # of a drawn curve; more cannot be seen
 REPEATED = re.compile(r"^(?:folds|seeds) = \[\d+\]$", re.MULTILINE)  # which repeat of a variant a spec is
-COSTS = ("interactions", "bytes_up", "bytes_down", "seconds", "cpu_seconds")
 
 Repeat = tuple[int, int]  # fold, seed
 Line = tuple[NDArray[np.int64], NDArray[np.float64]]  # rounds, values
@@ -131,9 +130,6 @@ class VariantRuns:
 def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     """What a report keeps of a run; `threats` remembers those of specs that were read before."""
     rounds, measures = run.rounds, run.measures
-    values = {name: run.final(name) for name in measures}
-    if "online" in rounds:
-        values |= {"online": run.final("online"), "online_sum": run.online_sum()}
     number = rounds["round"].astype(np.int64)
     curves: dict[str, Line] = {}
     for name in measures:
@@ -147,8 +143,6 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     if len(served):
         rows = _thinned(len(served))
         curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
-    costs = {name: run.total(name) for name in COSTS[:3] if name in rounds}
-    costs |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
     threat, problem = None, ""
@@ -157,10 +151,10 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     except (OSError, ValueError) as unreadable:
         problem = "; ".join(str(unreadable).splitlines())
     return Reading(
-        values,
+        run.finals,
         curves,
         window,
-        costs,
+        run.costs,
         *by_query,
         run.clients[1],
         weights,

@@ -11,13 +11,13 @@ import numpy as np
 from fedrank.protect.promises import up
 from fedrank.report.claims import BLOCKS, FAILS, HOLDS, OPEN, SMALL, UNTESTED
 from fedrank.report.findings import Findings
-from fedrank.report.readings import COSTS, Threat, VariantRuns
+from fedrank.report.readings import Threat, VariantRuns
 from fedrank.report.sections import Cell, Table
 from fedrank.report.statistics import Summary, summarise
 from fedrank.run.cards import about_population
 from fedrank.run.folder import Card, Json
 from fedrank.run.privacy import together
-from fedrank.run.runs import Runs
+from fedrank.run.runs import COUNTED, TIMED, Runs
 from fedrank.spec.experiment import to_tables
 from fedrank.spec.families import SpecSection, name_of
 from fedrank.spec.grid import Grid
@@ -251,7 +251,7 @@ def cost_table(findings: Findings) -> Table:
     names, words = _variant_columns(findings)
     rows = []
     # Nobody searches while trees grow, and what travels is not counted.
-    costs = [name for name in COSTS if findings.kind != "trees" or name.endswith("seconds")]
+    costs = [name for name in (*COUNTED, *TIMED) if findings.kind != "trees" or name.endswith("seconds")]
     for variant in findings.variants:
         cells = [Cell(amount(name, variant.cost(name))) for name in costs]
         rows.append([*_variant_cells(findings, variant, words), *cells])

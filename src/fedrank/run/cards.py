@@ -14,7 +14,7 @@ from typing import Any
 
 from fedrank import __version__
 from fedrank.data.logs import FACTS, SearchLog
-from fedrank.files import opened, write_whole
+from fedrank.files import read_bytes, write_whole
 from fedrank.protect.population import now
 from fedrank.protect.promises import up
 from fedrank.run.folder import DEPLOYED_RUN, SEARCH_LOG, SIMULATED_RUN, SKETCH_FILE, Card
@@ -85,8 +85,7 @@ def versions() -> dict[str, str]:
 
 
 def sha256(file: Path) -> str:
-    with opened(file) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
 def about_population(population: Mapping[str, Any]) -> str:

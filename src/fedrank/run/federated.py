@@ -29,7 +29,7 @@ from fedrank.run.privacy import Spent, setting_of, until_spent
 from fedrank.run.writer import NOISE, RunWriter
 from fedrank.spec.experiment import Experiment
 from fedrank.spec.federated import FederatedExperiment
-from fedrank.types import Crowd, Memory, Messages, Ranker, Weights, has
+from fedrank.types import Crowd, Memory, Ranker, Weights, has
 from fedrank.unlearn.history import HistoryWriter, size_beforehand
 
 ONLINE = (
@@ -45,11 +45,11 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
     fold, crowd = load_fold(experiment.data, task.fold), clients_of(experiment, task.fold, task.seed)
     federation = experiment.federation(attacked=experiment.clients.malicious > 0)
     ranker, features = experiment.learner.ranker, fold.train.features.shape[1]
-    last, notes = _rounds_there_are(experiment, crowd)
+    last, notes = rounds_there_are(experiment, crowd)
     weak = without_promise(federation.aggregator, cohort_size(len(crowd), federation.participation))
     writer.know(
         notes=[*fold.notes, *([weak] if weak else []), *notes],
-        conventions=_conventions(experiment),
+        conventions=conventions_of(experiment),
         data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
         asked=last,
     )
@@ -58,7 +58,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
     with Spent.open(replace(experiment, rounds=last), task, features) as spent:
         writer.safe = spent.forget
         kept = writer.begin(lambda models: evaluator(models, ranker), reward=has(experiment.learner, "rewards"))
-        state, memory = (None, None) if kept is None else (_state(kept), kept.get("memory"))
+        state, memory = (None, None) if kept is None else (state_of(kept), kept.get("memory"))
         excluded: dict[str, list[int]] = {} if kept is None else kept["excluded"]
         history = None
         if experiment.record_every:
@@ -68,7 +68,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
         def parts() -> dict[str, Any]:
             if history is not None:
                 history.keep()
-            return _parts(state, memory) | {"excluded": excluded}
+            return parts_of(state, memory) | {"excluded": excluded}
 
         rounds = _rounds(experiment, federation, crowd, last, writer, state, memory, spent, history)
         for outcome, ends in until_spent(rounds, last, experiment.privacy.budget):
@@ -99,7 +99,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
         notes=_last_notes(experiment, state.round, last, excluded),
         queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
         nothing=nothing,
-        clients=_by_client(experiment, weights, models, crowd, task.seed, writer.threads),
+        clients=by_client(experiment, weights, models, crowd, task.seed, writer.threads),
         card=card,
         promotion=promoted and promotion(weights, ranker, evaluator.data, promoted.features),
     )
@@ -128,11 +128,8 @@ def _rounds(
     if experiment.arrival is not None:
         return simulate_arrivals(federation, experiment.arrival, crowd, last, seed, **common)
 
-    def watch(messages: Messages) -> None:
-        if history is not None and history.wants(messages.round):
-            history.add(messages.round, messages.ids, messages.updates, messages.weights)
-
-    return simulate(federation, crowd, last, seed, memory=memory, watch=None if history is None else watch, **common)
+    watch = None if history is None else history.watch
+    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, **common)
 
 
 def record(outcome: Outcome, writer: RunWriter, evaluate: bool) -> None:
@@ -148,7 +145,7 @@ def record(outcome: Outcome, writer: RunWriter, evaluate: bool) -> None:
     )
 
 
-def _parts(state: State | None, memory: Memory) -> dict[str, Any]:
+def parts_of(state: State | None, memory: Memory) -> dict[str, Any]:
     """What a checkpoint holds of the server and of what clients keep."""
     assert state is not None
     arrays = {"weights": state.weights, "server": state.server}
@@ -157,12 +154,12 @@ def _parts(state: State | None, memory: Memory) -> dict[str, Any]:
     return arrays | {name: array for name, array in some.items() if array is not None}
 
 
-def _state(kept: Any) -> State:
+def state_of(kept: Any) -> State:
     rule = {name.removeprefix("rule."): array for name, array in kept.items() if name.startswith("rule.")}
     return State(int(kept["round"]), kept["weights"], kept.get("common"), kept["server"], rule, kept.get("held"))
 
 
-def _rounds_there_are(experiment: FederatedExperiment, crowd: Crowd) -> tuple[int, list[str]]:
+def rounds_there_are(experiment: FederatedExperiment, crowd: Crowd) -> tuple[int, list[str]]:
     """How many rounds there will be, and what to say about it: a log may have fewer than were asked for."""
     asked = experiment.rounds
     last = asked if experiment.arrival is None else min(asked, schedule(crowd, experiment.arrival).rounds)
@@ -209,7 +206,7 @@ def per_query(evaluator: Evaluator, weights: Weights, ranker: Ranker) -> NDArray
     return average(np.moveaxis(values, 1, -1)) if weights.ndim == 2 else values
 
 
-def _by_client(
+def by_client(
     experiment: FederatedExperiment, averaged: Weights, own: Weights | None, crowd: Crowd, seed: int, threads: int
 ) -> dict[str, Any]:
     """Quality of every client with the final model, with its personal one, and after fine-tuning, where these exist."""
@@ -228,7 +225,7 @@ def _by_client(
     return columns
 
 
-def _conventions(experiment: FederatedExperiment) -> dict[str, str]:
+def conventions_of(experiment: FederatedExperiment) -> dict[str, str]:
     """How the numbers of a federation came about, beyond what its measures mean."""
     conventions = {
         "online": ONLINE,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fedrank import __version__
 from fedrank.protect.accounting import GaussianEvent
 from fedrank.protect.promises import Promise, noise_for
 from fedrank.run.folder import FORMAT, Paid
-from fedrank.run.privacy import TARGETS, noise_needed, planned
+from fedrank.run.privacy import TARGETS, Prospect, noise_needed, planned, prospect
 from fedrank.run.silo import silo_card
 from fedrank.silo.sketch import SLACK
 from fedrank.silo.training import LocalPlus
@@ -117,7 +118,7 @@ def budget_line(experiment: SiloExperiment) -> str:
     return ""
 
 
-def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS) -> dict[str, Any]:
+def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS, home: Path = Path("runs")) -> dict[str, Any]:
     """What every variant would spend, for a file."""
     return {
         "format": FORMAT,
@@ -125,25 +126,35 @@ def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS) -> dict[str, A
         "title": grid.title,
         "kind": grid.kind,
         "targets": list(targets),
-        "variants": [{"variant": each.name} | _facts(each.experiment, targets) for each in grid.variants],
+        "variants": [{"variant": each.name} | _facts(each.experiment, targets, home) for each in grid.variants],
     }
 
 
-def _facts(experiment: Any, targets: Sequence[float]) -> dict[str, Any]:
+def _facts(experiment: Any, targets: Sequence[float], home: Path) -> dict[str, Any]:
     if isinstance(experiment, FederatedExperiment):
         protected = experiment.mechanism is not None
+        people = prospect(experiment, home)
         return {
             "promises": [asdict(price.paid) for price in planned(experiment)] if protected else [],
             "noise_for_targets": {
                 against: [_known(noise) for noise in needed]
                 for against, needed in noise_needed(experiment, targets).items()
             },
+            "population": None if people is None else _numbers(people),
         }
     facts: dict[str, Any] = {"leaves": [asdict(each) for each in leaving(experiment)]}
     if isinstance(experiment, SiloExperiment):
         facts["epsilon_by_occurrences"] = {str(often): cost for often, cost in cost_of_words(experiment).items()}
         facts["noise_for_targets"] = [_known(noise) for noise in sketch_noise_needed(experiment, targets)]
     return facts
+
+
+def _numbers(people: Prospect) -> dict[str, Any]:
+    """As JSON, which knows no infinity."""
+    costs = {"spent": people.spent, "alone": people.alone, "after": people.after, "left": people.left}
+    return asdict(people) | {
+        name: {against: _known(cost) for against, cost in each.items()} for name, each in costs.items()
+    }
 
 
 def _known(noise: float) -> float | None:

@@ -46,30 +46,30 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
     outcome = train_and_merge(
         fold, experiment.split, forestry, experiment.merge, experiment.measures, writer.task.seed, writer.threads, turn
     )
+    save_merged(outcome, writer, fold)
+    tuned = [{"trials": experiment.tune, **best.settings} for best in studies.best] or None
+    finish_merge(outcome, writer, fold, nothing, card=forest_card(len(outcome.local)), tuned=tuned)
+
+
+def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, nothing: Given, **facts: Any) -> None:
+    """Write what a run of merged models has besides them, and that it is finished."""
     per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
     writer.add(1, values=average(per_query).tolist())
-    _save(outcome, writer, fold)
     writer.say(1, 1)
-    writer.finish(
-        1,
-        queries=(fold.test.query_ids.tolist(), per_query),
-        nothing=nothing,
-        clients=_by_client(outcome),
-        card=forest_card(len(outcome.portions)),
-        tuned=[{"trials": experiment.tune, **best.settings} for best in studies.best] or None,
-    )
+    found = (fold.test.query_ids.tolist(), per_query)
+    writer.finish(1, queries=found, nothing=nothing, clients=_by_client(outcome), **facts)
 
 
 def _by_client(outcome: Merging) -> dict[str, Any]:
     columns = {
-        "client": [portion.name for portion in outcome.portions],
-        "queries": [portion.train.queries for portion in outcome.portions],
-        "interactions": [0] * len(outcome.portions),
+        "client": list(outcome.queries),
+        "queries": list(outcome.queries.values()),
+        "interactions": [0] * len(outcome.queries),
     }
     return columns | outcome.by_client()
 
 
-def _save(outcome: Merging, writer: RunWriter, fold: Fold) -> None:
+def save_merged(outcome: Merging, writer: RunWriter, fold: Fold) -> None:
     """`model.json` where all clients have the same model; otherwise one folder for each, and every local model."""
     origin = writer.origin(fold.name)
     if len({id(model) for model in outcome.merged}) == 1:

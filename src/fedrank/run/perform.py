@@ -13,18 +13,24 @@ from fedrank.run.runs import working_on
 from fedrank.run.writer import News, RunWriter, Stopped, Task
 from fedrank.spec.kinds import KINDS
 
+Performer = Callable[[Any, RunWriter], None]
+
 
 def perform(
     task: Task,
     threads: int = 1,
     tell: Callable[[News], None] = lambda news: None,
     stop: Callable[[], bool] = lambda: False,
+    performer: Performer | None = None,
 ) -> str:
     """Do a run, or what is left of it; returns its status: finished, interrupted or failed.
 
-    A failure is written into the run folder and does not leave this function, unless that cannot be written.
+    `performer` takes the place of the one that its kind has, such as where clients are sites elsewhere. A failure is
+    written into the run folder and does not leave this function, unless that cannot be written.
     """
-    module, _, name = KINDS[task.experiment.kind].performer.partition(":")
+    if performer is None:
+        module, _, name = KINDS[task.experiment.kind].performer.partition(":")
+        performer = getattr(import_module(f"fedrank.run.{module}"), name)
     task.folder.mkdir(parents=True, exist_ok=True)
     with working_on(task.folder), RunWriter(task, threads, tell, stop) as writer, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* promises nothing where ")  # it stands in the notes
@@ -32,7 +38,7 @@ def perform(
             writer.check_checkpoint()
             writer.know()
             with naming(task.folder):
-                getattr(import_module(f"fedrank.run.{module}"), name)(task.experiment, writer)
+                performer(task.experiment, writer)
         except Stopped:
             writer.know(status="interrupted", round=writer.round)
         except Exception as problem:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedrank.data.catalog import describe as describe_data
 from fedrank.federate.arrival import schedule
 from fedrank.federate.round import Outcome
@@ -21,6 +23,7 @@ from fedrank.protect.population import (
     PEOPLE,
     SIMULATED,
     Account,
+    BudgetSpentError,
     LedgerTerms,
     Population,
     forgotten,
@@ -29,7 +32,7 @@ from fedrank.protect.population import (
     totals,
 )
 from fedrank.protect.promises import OBSERVERS, Promise, Setting, noise_for, up
-from fedrank.protect.spending import BudgetSpentError, SharedSpending, Spending
+from fedrank.protect.spending import SharedSpending, Spending
 from fedrank.rank.given import GIVEN
 from fedrank.run.data import clients_of, load_fold
 from fedrank.run.folder import Card, Paid, paid_for
@@ -107,15 +110,81 @@ def prices(promises: Sequence[Promise], participations: int, rounds: int, delta:
 
 def planned(experiment: FederatedExperiment) -> list[Price]:
     """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
+    often, rounds = _most_often(experiment, experiment.rounds)
+    return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
+
+
+def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
+    """How often anybody takes part in so many rounds, all but surely, and how many of these there are."""
     from scipy.stats import binom
 
-    clients, rounds = experiment.clients, experiment.rounds
+    clients = experiment.clients
+    if experiment.arrival is not None:
+        return _arrivals(replace(experiment, rounds=rounds))
     # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
     share = experiment.federation(attacked=False).cohort(clients.count) / clients.count
-    often = rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share))
-    if experiment.arrival is not None:
-        often, rounds = _arrivals(experiment)
-    return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
+    return rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share)), rounds
+
+
+def most_participations(experiment: FederatedExperiment) -> int:
+    """How often the client takes part in rounds that does so most often, all but surely (99.9 %)."""
+    return _most_often(replace(experiment, arrival=None), experiment.rounds)[0]
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a run on named people would cost them, next to what they have spent."""
+
+    name: str
+    limit: float
+    delta: float
+    runs: int  # so far
+    spent: dict[str, float]  # against whom -> ε of all runs so far; inf: nothing can be claimed
+    alone: dict[str, float]  # of this run
+    after: dict[str, float]  # of all runs and this one, if who pays most here has paid most before
+    rounds: int  # of this run
+    paid: int  # rounds that the limit pays for
+    refusal: str | None  # why not for all of them
+
+    @property
+    def left(self) -> dict[str, float]:
+        """ε that may still be spent. Runs are composed, so that one may cost more alone than it adds."""
+        return {against: max(0.0, self.limit - self.spent.get(against, 0.0)) for against in self.after}
+
+
+def prospect(experiment: FederatedExperiment, home: Path) -> Prospect | None:
+    """Before a run on named people whose ledgers lie below `home`; None where they are simulated."""
+    budget, delta, folder = experiment.privacy.budget, experiment.privacy.delta, home / FOLDER / experiment.population
+    if experiment.population == SIMULATED or budget is None:
+        return None
+    people = Population(folder, experiment.clients.count, delta, budget)
+    if (folder / PEOPLE).exists():  # looking must not begin it
+        people = Population.open(folder, people.people, delta, budget)
+    others = people.accounts()
+    terms = LedgerTerms(people.people, delta, tuple(promises_of(experiment)))
+
+    def account(rounds: int) -> Account:
+        often, done = _most_often(experiment, rounds)
+        return Account(terms, np.full(people.people, often), done, 0)
+
+    whole = account(experiment.rounds)
+    refusal = people.refused(whole, others)
+    paid, too_many = (0, whole.rounds) if refusal else (whole.rounds, whole.rounds + 1)
+    while too_many - paid > 1:
+        middle = (paid + too_many) // 2
+        paid, too_many = (paid, middle) if people.refused(account(middle), others) else (middle, too_many)
+    return Prospect(
+        name=people.name,
+        limit=budget,
+        delta=delta,
+        runs=len(others),
+        spent=spent_together(others, delta),
+        alone=spent_together([whole], delta),
+        after=spent_together([*others, whole], delta),
+        rounds=whole.rounds,
+        paid=paid,
+        refusal=refusal,
+    )
 
 
 def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TARGETS) -> dict[str, list[float]]:
@@ -207,16 +276,19 @@ class Spent:
 
     def _together(self) -> dict[str, Any] | None:
         """What all runs on the same people have spent by now; None where people are simulated."""
-        if self._population is None:
-            return None
-        people, accounts = self._population, self._population.accounts()
-        return {
-            "name": people.name,
-            "limit": people.limit,
-            "runs": len(accounts),
-            **totals(accounts),
-            "forgotten": forgotten(people.folder),
-        }
+        return None if self._population is None else all_runs_on(self._population)
+
+
+def all_runs_on(people: Population) -> dict[str, Any]:
+    """What all runs on the same people have spent by now, for a card."""
+    accounts = people.accounts()
+    return {
+        "name": people.name,
+        "limit": people.limit,
+        "runs": len(accounts),
+        **totals(accounts),
+        "forgotten": forgotten(people.folder),
+    }
 
 
 def _check_is_in_no_population(ledger: Path) -> None:

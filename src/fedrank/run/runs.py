@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import itertools
 import os
 import re
 import shutil
@@ -33,10 +34,13 @@ from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml
 
 Column = NDArray[np.float64]
+Queries = tuple[NDArray[np.str_], dict[str, Column]]  # ids, measure -> values
 
 DISCOUNT = 0.9995  # of online quality, per round
+NOTHING = "nothing.csv"
 LOCK = "lock"  # held while a process works on a run
-BOOKKEEPING = ("round", "online", "interactions", "bytes_up", "bytes_down")  # all other columns are measures
+COUNTED, TIMED = ("interactions", "bytes_up", "bytes_down"), ("seconds", "cpu_seconds")  # what a run costs
+BOOKKEEPING = ("round", "online", *COUNTED)  # all other columns are measures
 OURS = ("run.json", "rounds.csv", "spec.toml")  # a folder without any of these is none of our business
 REPEAT = re.compile(r"fold-(\d+)-seed-(\d+)")
 DIGITS = re.compile(r"(\d+)")
@@ -69,18 +73,18 @@ class Run(Facts):
         return _read_rounds(*_version_of(self._file("rounds.csv")), self.status == "finished")
 
     @property
-    def queries(self) -> tuple[NDArray[np.str_], dict[str, Column]]:
+    def queries(self) -> Queries:
         """Query ids of the test set, and each measure per query; NaN where the measure skips a query."""
         return _read_queries(*_version_of(self._file("queries.csv")))
 
     @property
     def nothing(self) -> dict[str, Column]:
         """Each measure per query, in the order of `queries`, for what users have without the model; else empty."""
-        file = self._file("nothing.csv")
-        return _read_queries(*_version_of(file))[1] if os.path.exists(file) else {}
+        file = self._file(NOTHING)
+        return _nothing_in(NOTHING, _text(file))[1] if os.path.exists(file) else {}
 
     @property
-    def clients(self) -> tuple[NDArray[np.str_], dict[str, Column]]:
+    def clients(self) -> Queries:
         """Client ids, and how well the final model serves each on its own queries; empty where all are alike."""
         file = self._file("clients.csv")
         return _read_queries(*_version_of(file)) if os.path.exists(file) else (np.array([], dtype=np.str_), {})
@@ -115,12 +119,15 @@ class Run(Facts):
     @property
     def seconds(self) -> float:
         """Time on the clock up to the last entry of timing.csv; NaN where there is none."""
-        return self._time("seconds")
+        return self._times()["seconds"]
 
     @property
-    def cpu_seconds(self) -> float:
-        """Processor time up to the last entry of timing.csv; NaN where there is none."""
-        return self._time("cpu_seconds")
+    def costs(self) -> dict[str, float]:
+        """All interactions and bytes, as far as they were counted, and seconds on the clock and of processors."""
+        rounds = self.rounds
+        counted = {name: rounds[name] for name in COUNTED if name in rounds}
+        totals = {name: float(values[-1]) if len(values) else np.nan for name, values in counted.items()}
+        return totals | self._times()
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -138,9 +145,16 @@ class Run(Facts):
         Online quality is taken from the same rounds. Where training chose its own end, the last evaluation counts.
         """
         rounds = self.rounds
-        values = self._column(column, rounds)[_evaluated(rounds)]
-        values = values[~np.isnan(values)][-self.behind_final :]
-        return float(values.mean()) if len(values) else float("nan")
+        return self._mean_of_last(self._column(column, rounds)[_evaluated(rounds)])
+
+    @property
+    def finals(self) -> dict[str, float]:
+        """The final value of every measure; where users were served, of online quality too, and its discounted sum."""
+        rounds = self.rounds
+        rows, served = _evaluated(rounds), "online" in rounds
+        columns = (*_measures(rounds), "online") if served else _measures(rounds)
+        values = {name: self._mean_of_last(rounds[name][rows]) for name in columns}
+        return values | {"online_sum": self.online_sum()} if served else values
 
     @property
     def so_far(self) -> tuple[str, float]:
@@ -162,11 +176,6 @@ class Run(Facts):
                 if len(values) == self.behind_final:
                     return column, float(np.mean(values[::-1]))
         return column, float(np.mean(values[::-1])) if values else float("nan")
-
-    def total(self, column: str) -> float:
-        """Last value of a cumulative column: interactions, bytes_up or bytes_down."""
-        values = self._column(column)
-        return float(values[-1]) if len(values) else float("nan")
 
     def online_sum(self, discount: float = DISCOUNT) -> float:
         """Online quality of the whole run: early rounds count more, because those users were served first."""
@@ -204,19 +213,23 @@ class Run(Facts):
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)  # a path of many is made faster than a Path
 
+    def _mean_of_last(self, values: Column) -> float:
+        values = values[~np.isnan(values)][-self.behind_final :]
+        return float(values.mean()) if len(values) else float("nan")
+
     def _column(self, name: str, rounds: dict[str, Column] | None = None) -> Column:
         rounds = self.rounds if rounds is None else rounds
         if name not in rounds:
             raise KeyError(f"no column {name!r} in {self.path / 'rounds.csv'}; it has {', '.join(rounds)}")
         return rounds[name]
 
-    def _time(self, column: str) -> float:
+    def _times(self) -> dict[str, float]:
         file = self._file("timing.csv")
         try:
             names, lines = _last_lines(file, END)
         except FileNotFoundError:
-            return float("nan")
-        return _cell(file, names, lines[-1], column) if lines and column in names else float("nan")
+            names, lines = [], []
+        return {name: _cell(file, names, lines[-1], name) if lines and name in names else np.nan for name in TIMED}
 
 
 @dataclass(frozen=True, repr=False)
@@ -279,9 +292,7 @@ class Runs:
             row |= {"fold": run.fold, "seed": run.seed, "status": run.status}
             row |= {"round": run.round, "rounds": run.asked}
             if run.status == "finished":
-                row |= {name: run.final(name) for name in run.measures}
-                if "online" in run.rounds:
-                    row |= {"online": run.final("online"), "online_sum": run.online_sum()}
+                row |= run.finals
             rows.append(row)
         return rows
 
@@ -528,41 +539,61 @@ def _evaluated(rounds: dict[str, Column]) -> NDArray[np.int64]:
 # Bounded, because a thousand long runs would not fit into memory together.
 @functools.lru_cache(maxsize=64)
 def _read_rounds(file: str, _inode: int, _changed: int, _size: int, finished: bool) -> dict[str, Column]:
-    header, _, body = read_text(file).partition("\n")
-    names = header.strip().split(",")
-    lines = (body if finished else body[: body.rfind("\n") + 1]).splitlines()  # a row may still be being written
-    cells = [line.count(",") + 1 for line in lines]
-    if not {*cells} <= {len(names)}:
-        bad = next(i for i, number in enumerate(cells) if number != len(names))
-        name = os.path.basename(file)
-        raise ValueError(f"{name} line {bad + 2} has {cells[bad]} cells where the header has {len(names)}")
+    text = _text(file)
+    whole = len(text) if finished else text.rfind("\n") + 1  # a row may still be being written
+    names, columns = _columns(file, text[:whole] or text)
     if "round" not in names:
         raise ValueError(f"{os.path.basename(file)} lacks the column 'round'")
-    flat = ",".join(lines).split(",") if lines else []
-    return {name: _numbers(file, name, flat[i :: len(names)]) for i, name in enumerate(names)}
+    return {name: _numbers(file, name, cells) for name, cells in zip(names, columns, strict=True)}
 
 
 @functools.lru_cache(maxsize=64)
-def _read_queries(file: str, _inode: int, _changed: int, _size: int) -> tuple[NDArray[np.str_], dict[str, Column]]:
-    try:
-        # Line ends within quotes stay as they are.
-        lines = io.StringIO(read_bytes(file).decode("utf-8"), newline="")
-        names, *rows = list(csv.reader(lines, strict=True)) or [[]]
-    except csv.Error as error:
-        raise ValueError(f"{os.path.basename(file)} cannot be read as CSV: {error}") from None
-    if not names or not {*map(len, rows)} <= {len(names)}:
+def _read_queries(file: str, _inode: int, _changed: int, _size: int) -> Queries:
+    return _queries_in(file, _text(file))
+
+
+def _queries_in(file: str, text: str) -> Queries:
+    (_, *names), (ids, *columns) = _columns(file, text)
+    values = {name: _numbers(file, name, cells) for name, cells in zip(names, columns, strict=True)}
+    return np.array(ids, dtype=np.str_), values
+
+
+# By its text: what users have without a model is the same in the folders of all variants and seeds.
+_nothing_in = functools.lru_cache(maxsize=64)(_queries_in)
+
+
+def _columns(file: str, text: str) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns of a table, and their cells."""
+    lines = text.removesuffix("\n").split("\n")
+    if '"' not in text and "\r" not in text and max(map(len, lines)) <= csv.field_size_limit():
+        # As nearly all tables are: split at once, which is several times as fast.
+        flat = ",".join(lines).split(",")
+        widths = [commas + 1 for commas in map(str.count, lines, itertools.repeat(","))]
+    else:
+        try:
+            rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        except csv.Error as error:
+            raise ValueError(f"{os.path.basename(file)} cannot be read as CSV: {error}") from None
+        flat, widths = [cell for row in rows for cell in row], [len(row) for row in rows]
+    if not any(flat):
+        raise ValueError(f"{os.path.basename(file)} is empty")
+    width = widths[0]
+    if {*widths} != {width}:
+        bad = next(i for i, cells in enumerate(widths) if cells != width)
         raise ValueError(
-            f"{os.path.basename(file)} has rows with more or fewer than the {len(names)} cells of its header"
+            f"{os.path.basename(file)} line {bad + 1} has {widths[bad]} cells where the header has {width}"
         )
-    cells = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-    ids = np.array(cells[0], dtype=np.str_)
-    return ids, {name: _numbers(file, name, column) for name, column in zip(names[1:], cells[1:], strict=True)}
+    return flat[:width], [flat[width + i :: width] for i in range(width)]
+
+
+def _text(file: str) -> str:
+    return read_bytes(file).decode("utf-8")  # line ends within quotes stay as they are
 
 
 def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
     try:
-        known = [cell or "nan" for cell in cells] if "" in cells else cells
-        values = np.fromiter(map(float, known), np.float64, len(known))
+        known = [float(cell) if cell else np.nan for cell in cells] if "" in cells else map(float, cells)
+        values = np.fromiter(known, np.float64, len(cells))
     except ValueError as error:
         raise ValueError(f"{os.path.basename(file)} column {name!r}: {error}") from None
     values.setflags(write=False)

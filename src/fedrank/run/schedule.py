@@ -72,7 +72,7 @@ def run_experiment(
     results = Results()
     waiting: list[Task] = []
     for task in tasks:
-        (results.skipped if _is_finished(task) else waiting).append(task)
+        (results.skipped if is_finished(task) else waiting).append(task)
     for experiment in {task.experiment.data: task.experiment for task in waiting}.values():
         experiment.require_data()
     folder = Path(out) / name
@@ -82,12 +82,23 @@ def run_experiment(
         return results
     show = _Show(progress, len(tasks), results)
     workers = max(1, min(workers, len(waiting)))
-    with _stopping() as stop:
+    with stopping() as stop:
         if workers == 1:
             _one_after_the_other(waiting, threads, stop, show)
         else:
             _side_by_side(waiting, workers, threads, stop, show)
     return results
+
+
+def tell_news(progress: Progress, task: Task, news: News) -> None:
+    """Tell on how far a run has come."""
+    if news.round == news.rounds:
+        return  # there are files to write yet
+    speed = f", {news.interactions / news.seconds:,.0f} interactions/s" if news.interactions else ""
+    quality = "" if math.isnan(news.quality) else f", {task.experiment.measures[0]} {news.quality:.4f}"
+    unit = KINDS[task.experiment.kind].unit
+    detail = f"{unit} {news.round:,} of {news.rounds:,}{quality}{speed}"
+    progress(task.label, news.round, news.rounds, detail)
 
 
 @dataclass
@@ -99,13 +110,7 @@ class _Show:
     results: Results
 
     def news(self, task: Task, news: News) -> None:
-        if news.round == news.rounds:
-            return  # there are files to write yet
-        speed = f", {news.interactions / news.seconds:,.0f} interactions/s" if news.interactions else ""
-        quality = "" if math.isnan(news.quality) else f", {task.experiment.measures[0]} {news.quality:.4f}"
-        unit = KINDS[task.experiment.kind].unit
-        detail = f"{unit} {news.round:,} of {news.rounds:,}{quality}{speed}"
-        self.progress(task.label, news.round, news.rounds, detail)
+        tell_news(self.progress, task, news)
 
     def ended(self, task: Task, status: str, reason: str = "") -> None:
         results = self.results
@@ -118,7 +123,7 @@ class _Show:
         self.progress(ALL_RUNS, done, self.runs, f"{done} of {self.runs}")
 
 
-def _is_finished(task: Task) -> bool:
+def is_finished(task: Task) -> bool:
     """Whether the folder already holds this very run; one of another spec is never overwritten."""
     spec = task.folder / "spec.toml"
     if not spec.exists():
@@ -135,7 +140,7 @@ def _is_finished(task: Task) -> bool:
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def stopping() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask runs to stop at the end of their round; a second Ctrl-C does not wait for that."""
     asked = False
 

@@ -25,6 +25,7 @@ from fedrank.run.data import described, judged, load_fold
 from fedrank.run.folder import table
 from fedrank.run.merge import perform_merge
 from fedrank.run.writer import RunWriter
+from fedrank.spec.sections import DataSpec
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.arrays import Trees
 from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, Past, Step, best_size
@@ -43,8 +44,16 @@ CONVENTIONS = {
 
 def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
     """Grow the trees that are left, and judge the model that comes out."""
-    # Trees read raw features as well as scaled ones, and raw ones are what a search engine has.
-    asked = replace(experiment.data, normalise=experiment.data.normalise or "none")
+    fold, evaluator, nothing = begin_trees(experiment, writer)
+    if experiment.split is not None:
+        perform_merge(experiment, writer, fold, nothing)
+    else:
+        _perform_forest(experiment, writer, fold, evaluator, nothing)
+
+
+def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, Given]:
+    """Say what the run is about; its data, the queries by which models are judged, and how users have them now."""
+    asked = data_of(experiment)
     fold, engine = load_fold(asked, writer.task.fold), _engine()
     writer.know(
         notes=fold.notes,
@@ -54,11 +63,12 @@ def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
         behind_final=1,
     )
     evaluator = Evaluator(judged(fold, asked), experiment.measures)
-    nothing = given_order(evaluator, asked.given)
-    if experiment.split is not None:
-        perform_merge(experiment, writer, fold, nothing)
-    else:
-        _perform_forest(experiment, writer, fold, evaluator, nothing)
+    return fold, evaluator, given_order(evaluator, asked.given)
+
+
+def data_of(experiment: TreesExperiment) -> DataSpec:
+    """Trees read raw features as well as scaled ones, and raw ones are what a search engine has."""
+    return replace(experiment.data, normalise=experiment.data.normalise or "none")
 
 
 def _perform_forest(

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,12 @@ from fedrank.protect.population import SIMULATED, now
 from fedrank.rank.given import given_order
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import Model, load_weights, save_model
+from fedrank.run.booking import Booked, population_of
 from fedrank.run.cards import issuer, sha256, versions
 from fedrank.run.data import clients_of, judged, load_fold
 from fedrank.run.federated import per_query, start_weights
 from fedrank.run.folder import Card, Facts, Paid, Receipt
-from fedrank.run.privacy import card, summary
+from fedrank.run.privacy import all_runs_on, card, summary
 from fedrank.run.runs import Run, load_runs
 from fedrank.run.traces import ancestors_of, history_of, purge_traces, what_remains
 from fedrank.run.writer import RunWriter, Task, Totals
@@ -76,7 +77,8 @@ def unlearn_runs(
 ) -> list[Forgotten]:
     """Let the leaving clients be forgotten by every finished run at or below some folders.
 
-    Everything that can be refused beforehand is refused before the first run is touched. `verify` trains again without
+    Everything that can be refused beforehand is refused before the first run is touched; whether named people can pay
+    for what is asked of them is known for each run when its turn comes. `verify` trains again without
     them, with several seeds, and compares. `purge` deletes the parents' models and the clients' history, after
     all. Without `trust`, runs with methods from outside the package are refused before these are imported.
     """
@@ -174,6 +176,8 @@ class _Request:
     def _case(self, threads: int) -> tuple[Case, Model]:
         run, spec, before = self.run, self.spec, self.before
         _check_protection(spec)
+        if spec.population != SIMULATED:
+            population_of(spec, ancestors_of(run.path)[-1])
         everybody = clients_of(spec, run.fold, run.seed)
         crowd = everybody.rows(~np.isin(everybody.ids, before.get("gone", [])))
         if not (run.path / "model.json").exists():
@@ -246,11 +250,6 @@ def _variant(run: Run, unlearner: Unlearner) -> tuple[str, dict[str, Any]]:
 
 def _check_protection(spec: FederatedExperiment) -> None:
     """Refuse to take out what nobody could ever see, or what was protected only together with the rest."""
-    if spec.population != SIMULATED:
-        raise ValueError(
-            f"its clients are population {spec.population!r}, and what unlearning asks of those who stay is in no "
-            "ledger; run the experiment again without the clients that leave, which their ledger pays for"
-        )
     if spec.clients.people > 1:
         raise ValueError(
             f"clients have {spec.clients.people} people each, and methods that forget replay clients without people in "
@@ -270,7 +269,33 @@ def _check_protection(spec: FederatedExperiment) -> None:
 
 def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -> Forgotten:
     """Make the new run."""
-    (case, model), run, spec = request.case(threads), request.run, request.spec
+    case, model = request.case(threads)
+    with _booked(request, case) as booked:
+        if booked is not None:
+            case = replace(case, booking=booked.book(case.remaining))
+        return _forgotten(request, case, model, booked, verify, threads, progress)
+
+
+def _booked(request: _Request, case: Case) -> AbstractContextManager[Booked | None]:
+    """The ledger that pays for what named people are asked; None where they are simulated, or nobody is asked."""
+    if request.spec.population == SIMULATED or has(request.unlearner, "asks nobody"):
+        return nullcontext()
+    parents = ancestors_of(request.run.path)
+    known = {key: request.asked[key] for key in ("clients", "method")}
+    known |= {"parent": sha256(request.run.path / "model.json")}
+    return Booked.open(request.spec, case.remaining, parents, request.task.folder, known)
+
+
+def _forgotten(
+    request: _Request,
+    case: Case,
+    model: Model,
+    booked: Booked | None,
+    verify: bool,
+    threads: int,
+    progress: Progress,
+) -> Forgotten:
+    run, spec = request.run, request.spec
     ranker, evaluator = spec.learner.ranker, Evaluator(judged(load_fold(spec.data, run.fold), spec.data), spec.measures)
     done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
     paper = _receipt(request, case, model, done, evaluator, verify, progress)
@@ -294,7 +319,7 @@ def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -
             unlearned.rounds,
             queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, unlearned.weights, ranker)),
             nothing=given_order(evaluator, spec.data.given),
-            card=_card(request, done),
+            card=_card(request, done, booked),
             **_facts(request, case, done),
         )
         files = {"model.json": sha256(part / "model.json"), "parent": sha256(run.path / "model.json")}
@@ -361,18 +386,29 @@ def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
     }
 
 
-def _card(request: _Request, done: Forgetting) -> Card:
+def _card(request: _Request, done: Forgetting, booked: Booked | None) -> Card:
     """The privacy card of the new model: the parent's, as far as it still holds, and what unlearning added."""
     had, made = request.run.card, card(replace(request.spec, record_every=0), [], 0, 0)
-    if had is not None:
+    if booked is not None:
+        rounds, often = booked.rounds, booked.participations
+        made = replace(made, rounds_charged=rounds, participations_charged=often, promises=booked.paid())
+    elif had is not None:
         made = replace(
             made,
             rounds_charged=had.rounds_charged,
             participations_charged=had.participations_charged,
             promises=_promises(had.promises),
         )
+    if request.spec.population != SIMULATED:
+        people, _ = population_of(request.spec, ancestors_of(request.run.path)[-1])
+        made = replace(made, population=all_runs_on(people))
     added = NOBODY_ASKED
-    if done.bytes_up:
+    if booked is not None:
+        added = (
+            f"unlearning asked remaining clients for updates of {done.unlearned.rounds:,} more rounds, protected like "
+            f"those of the run and charged to population {booked.population.name!r}"
+        )
+    elif done.bytes_up:
         added = (
             f"unlearning asked remaining clients for updates of {done.unlearned.rounds:,} more rounds, which left them "
             "as they were; nothing is claimed for these either"

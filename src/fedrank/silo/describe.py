@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import isinf
 
 from fedrank.silo.files import SketchFile, open_sketch
-from fedrank.silo.spending import SUFFIX, SiloLedger
+from fedrank.silo.spending import SUFFIX, SiloLedger, is_ledger
 from fedrank.silo.turns import KnownPartner, TakenTurn
 
 DELTA = 1e-5  # where no ledger says another
@@ -121,7 +121,7 @@ def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
 def _ledger(file: SketchFile) -> SiloLedger | None:
     """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
     path = file.path.with_suffix(SUFFIX)
-    return SiloLedger(path) if file.ids is not None and path.exists() else None
+    return SiloLedger(path) if file.ids is not None and is_ledger(path) else None
 
 
 def _holder(file: SketchFile) -> str:
@@ -156,7 +156,7 @@ def _error(file: SketchFile, field: str) -> str:
 
 
 def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
-    from fedrank.protect.promises import up
+    from fedrank.protect.promises import down, up
 
     spent, left = ledger.spent(), ledger.left()
     if isinf(spent):
@@ -168,20 +168,11 @@ def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
     told = {"spent so far": words}
     limits = []
     if left is not None:
-        limits.append(f"ε = {_down(left)} of {ledger.limits.total:g} towards all queriers together")
+        limits.append(f"ε = {down(left)} of {ledger.limits.total:g} towards all queriers together")
     if ledger.limits.querier is not None:
         for row in ledger.totals()[:-1]:
             name = str(row["querier"])
-            limits.append(f"ε = {_down(ledger.left(name) or 0.0)} towards {name!r}")
-        limits.append(f"ε = {_down(ledger.left('') or 0.0)} of {ledger.limits.querier:g} towards any other querier")
+            limits.append(f"ε = {down(ledger.left(name) or 0.0)} towards {name!r}")
+        limits.append(f"ε = {down(ledger.left('') or 0.0)} of {ledger.limits.querier:g} towards any other querier")
     told["budget left"] = "; ".join(limits) or "no limit was set"
     return told
-
-
-def _down(epsilon: float) -> str:
-    """What may be spent, rounded down.
-
-    >>> _down(0.129), _down(2.0)
-    ('0.12', '2.00')
-    """
-    return f"{int(epsilon * 100 + 1e-9) / 100:,.2f}"

@@ -36,7 +36,7 @@ from fedrank.silo.messages import Party, check_name
 from fedrank.silo.partners import Progress, SiloSketch, sketch_fields
 from fedrank.silo.rtk import COUNT_MIN, ReverseTopK, TopKRule
 from fedrank.silo.sketch import Sketcher
-from fedrank.silo.spending import SUFFIX, Limits, SiloLedger
+from fedrank.silo.spending import SUFFIX, Limits, SiloLedger, is_ledger
 from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
 
@@ -283,7 +283,7 @@ def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
 def ledger_of(file: SketchFile) -> SiloLedger:
     """The ledger beside an owner's file; that of a file with noise must be there."""
     path = file.path.with_suffix(SUFFIX)
-    if file.noised and not path.exists():
+    if file.noised and not is_ledger(path):
         raise FileNotFoundError(
             f"{path}, the ledger of this sketch, is not there, so that nobody knows what was spent; restore it from a "
             "copy, or make the sketch anew"

@@ -6,35 +6,40 @@ changed document draws new noise and pays again, if it keeps its id: only by tha
 document, and only within one ledger. Noise that is added to answers is paid per answered term, by the pair
 of owner and querier and by the owner towards all queriers together, who may put their answers into one pot.
 
-The ledger is a file of JSON, one line for every charge, only ever appended to; a charge is on the disk before anything
-is answered. Its lines:
-
-    {"fedrank": "silo spending", "version": 1, "owner": ...}       the first
-    {"budget": ..., "total": ..., "delta": ...}                    limits from here on; null: none
-    {"sketched": [ids], "multiplier": ...}                         deviation of the noise / sensitivity
-    {"querier": ..., "terms": ..., "epsilon": ..., "question": ...}   epsilon of one term in a field; null: no claim
+The ledger is that of a population (`fedrank.protect.population`) whose people are documents, known by their ids. Its
+folder, beside the sketch, holds `limits.json` and the charges; a charge is on the disk before anything is answered.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import inf, sqrt
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from fedrank.files import check_is_file, parse_json, sync
+from fedrank.files import opened, parse_json, private_folder, write_whole
+from fedrank.protect.accounting import GaussianEvent, PureEvent
+from fedrank.protect.ledger import LedgerError
+from fedrank.protect.population import (
+    ANYBODY,
+    LEDGER,
+    TERMS,
+    Account,
+    Charge,
+    LedgerTerms,
+    begin_ledger,
+    deciding,
+    spent_against,
+)
+from fedrank.protect.promises import Promise, up
 from fedrank.silo.sketch import SLACK
 
-VERSION = 2  # 1 knew silos by fingerprints of 64 bits
 SUFFIX = ".spending"  # of the ledger that lies beside a sketch
-
-
-class SketchLedgerError(ValueError):
-    """The ledger cannot be trusted."""
+LIMITS = "limits.json"
+TOGETHER = "all queriers together"
+QUERIER = "querier "  # and its name
 
 
 @dataclass(frozen=True)
@@ -53,18 +58,6 @@ class Limits:
             raise ValueError(f"delta = {self.delta} is no chance of failure; use a small number, such as 1e-5")
 
 
-@dataclass
-class _Account:
-    """What was paid so far towards one querier, or towards all."""
-
-    terms: int = 0
-    pure: float = 0.0  # ε of all answered terms, the same in every field
-    claimed: bool = True  # whether anything can be claimed
-
-    def epsilon(self) -> float:
-        return self.pure if self.claimed else inf
-
-
 class SiloLedger:
     """The ledger of one owner; safe to use from several processes."""
 
@@ -72,23 +65,28 @@ class SiloLedger:
         """Open a ledger, or begin one; `limits` replace those that it has."""
         self.path = Path(path)
         self.owner, self.limits = owner, Limits()
-        self._accounts: dict[str, _Account] = {}
-        self._everybody = _Account()
-        self._shifts: dict[str, float] = {}  # by document: sum of (sensitivity / deviation)^2 over its sketchings
-        self._questions: set[str] = set()
-        self._read_to = 0
-        with self._locked() as file:
-            if self._read_to == 0:
-                sync(self.path.parent)  # a new file can be lost with its name
-                self._append(file, {"fedrank": "silo spending", "version": VERSION, "owner": owner})
+        self._charges: list[Charge] = []
+        if self.path.is_file():
+            raise LedgerError(
+                f"{self.path} is the ledger of an older fedrank, which kept it in one file, and cannot be read here; "
+                "use that fedrank, or make the sketch anew under another name, with budgets that are smaller by what "
+                "its `silo describe` says was spent"
+            )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path)
+        with deciding(self.path, str(self.path)):
+            if (self.path / LIMITS).exists():
+                self._read_limits()
+            elif is_ledger(self.path):
+                raise LedgerError(f"{self.path / LIMITS} is gone, and nobody knows the limits; restore it from a copy")
             if owner and self.owner and owner != self.owner:
-                raise SketchLedgerError(
+                raise LedgerError(
                     f"{self.path} is the ledger of {self.owner!r}, not of {owner!r}: two owners in one would pay for "
                     "each other; give each its own"
                 )
-            if limits is not None and limits != self.limits:
-                line = {"budget": limits.querier, "total": limits.total, "delta": limits.delta}
-                self._append(file, line)
+            self.limits = self.limits if limits is None else limits
+            self._write_limits()
+            self._catch_up()
 
     def charge_sketches(self, ids: Sequence[str], multiplier: float | None) -> None:
         """Pay for documents that are about to be sketched with this noise (deviation / sensitivity; None: without).
@@ -99,18 +97,15 @@ class SiloLedger:
             return
         if not multiplier > 0:
             raise ValueError(f"multiplier = {multiplier} is no noise; use a number above 0, or None for none")
-        with self._locked() as file:
-            shift = max((self._shifts.get(name, 0.0) for name in ids), default=0.0) + multiplier**-2
-            shift = max(shift, max(self._shifts.values(), default=0.0))
-            cost = _gaussian(shift, self.limits.delta)
-            most = max((account.epsilon() for account in self._accounts.values()), default=0.0)
-            for name, limit, spent in (
-                ("one querier", self.limits.querier, most),
-                ("all queriers together", self.limits.total, self._everybody.epsilon()),
-            ):
-                if limit is not None and cost + spent > limit:
-                    raise ValueError(f"sketching these documents {_over(cost + spent, limit, name)}")
-            self._append(file, {"sketched": list(ids), "multiplier": multiplier})
+        promises = [
+            Promise(each, GaussianEvent(multiplier), "", unit="occurrence", slack=SLACK) for each in (ANYBODY, TOGETHER)
+        ]
+        with deciding(self.path, str(self.path)):
+            self._catch_up()
+            charge = Charge(f"sketching {len(self._charges) + 1}", tuple(promises), tuple(ids))
+            if refusal := self._refusal(charge, [ANYBODY, *map(_against, self._queriers)]):
+                raise ValueError(f"sketching these documents {refusal}")
+            self._write(charge)
 
     def charge_terms(self, querier: str, terms: int, epsilon: float | None, question: str = "") -> str | None:
         """Pay for an answer before it is given: ε for each of its terms (None: nothing can be claimed).
@@ -121,30 +116,22 @@ class SiloLedger:
             raise ValueError(
                 f"{terms} terms at ε = {epsilon} cannot be charged; use numbers above 0, or None: no claim"
             )
-        with self._locked() as file:
-            if question and question in self._questions:
+        event, against = None if epsilon is None else PureEvent(epsilon), _against(querier)
+        promises = [Promise(each, event, "", unit="occurrence") for each in (against, TOGETHER)]
+        with deciding(self.path, str(self.path)):
+            self._catch_up()
+            key = f"question {question}" if question else f"answer {len(self._charges) + 1}"
+            if any(charge.key == key for charge in self._charges):
                 return "this question was answered before, and a second answer would tell more; ask it as a new one"
-            cost = inf if epsilon is None else terms * epsilon
-            sketched = self.sketched()
-            for name, limit, account in (
-                (f"querier {querier!r}", self.limits.querier, self._accounts.get(querier, _Account())),
-                ("all queriers together", self.limits.total, self._everybody),
-            ):
-                after = account.epsilon() + cost + sketched
-                if limit is not None and after > limit * (1 + 1e-12):  # ten times 0.1 is 1
-                    return f"the answer {_over(after, limit, name)}"
-            line = {"querier": querier, "terms": terms, "epsilon": epsilon, "question": question}
-            self._append(file, line)
+            charge = Charge(key, tuple(promises), times=terms)
+            if refusal := self._refusal(charge, [against]):
+                return f"the answer {refusal}"
+            self._write(charge)
         return None
-
-    def sketched(self) -> float:
-        """ε of all sketchings of the document that was sketched most, at the ledger's delta."""
-        return _gaussian(max(self._shifts.values(), default=0.0), self.limits.delta)
 
     def spent(self, querier: str | None = None) -> float:
         """ε towards one querier, or towards all together; inf: nothing can be claimed."""
-        account = self._everybody if querier is None else self._accounts.get(querier, _Account())
-        return account.epsilon() + self.sketched()
+        return self._price(TOGETHER if querier is None else _against(querier), self._charges)
 
     def left(self, querier: str | None = None) -> float | None:
         """ε that may still be spent towards one querier, or towards all together; None: no limit."""
@@ -156,93 +143,84 @@ class SiloLedger:
 
     def totals(self) -> list[dict[str, str | int]]:
         """Rows for a report: every querier, then all together; "none" where nothing can be claimed."""
-        from fedrank.protect.promises import up
 
-        def row(name: str, account: _Account, limit: float | None) -> dict[str, str | int]:
-            spent = account.epsilon() + self.sketched()
+        def row(name: str, against: str, limit: float | None) -> dict[str, str | int]:
+            spent = self._price(against, self._charges)
+            answers = [each for each in self._charges if each.who is None]
             return {
                 "querier": name,
-                "terms answered": account.terms,
+                "terms answered": sum(each.times for each in answers if against in {p.against for p in each.promises}),
                 "epsilon": "none" if spent == inf else up(spent),
                 "budget": "no limit" if limit is None else f"{limit:g}",
             }
 
-        rows = [row(name, account, self.limits.querier) for name, account in sorted(self._accounts.items())]
-        return [*rows, row("all together", self._everybody, self.limits.total)]
+        rows = [row(name, _against(name), self.limits.querier) for name in sorted(self._queriers)]
+        return [*rows, row("all together", TOGETHER, self.limits.total)]
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
-        """The file, to oneself, with everything read that others have written."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
-        check_is_file(handle, self.path)
-        with open(handle, "r+b") as file:
-            if os.name == "posix":
-                import fcntl
+    @property
+    def _ledger(self) -> Path:
+        return self.path / LEDGER
 
-                fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file
-            self._catch_up(file)
-            yield file
+    @property
+    def _queriers(self) -> list[str]:
+        named = dict.fromkeys(one.against for each in self._charges for one in each.promises)
+        return [against.removeprefix(QUERIER) for against in named if against.startswith(QUERIER)]
 
-    def _catch_up(self, file: BinaryIO) -> None:
-        if file.seek(0, os.SEEK_END) < self._read_to:
-            raise SketchLedgerError(f"{self.path} is shorter than it was: charges are missing; restore it from a copy")
-        file.seek(self._read_to)
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
-            try:
-                self._take(parse_json(line))
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-                raise SketchLedgerError(
-                    f"{self.path}: entry {number} behind byte {self._read_to} cannot be read ({error}), so that more "
-                    "may have been spent than we know; restore the file from a copy, and answer nothing until then"
-                ) from None
-        self._read_to += whole
-        if whole < len(content):  # a charge whose writing was cut short was never followed by an answer
-            file.truncate(self._read_to)
+    def _price(self, against: str, charges: Sequence[Charge]) -> float:
+        account = Account.of(charges, LedgerTerms(0, self.limits.delta, ()), [against])
+        return spent_against([account], against, self.limits.delta)
 
-    def _append(self, file: BinaryIO, line: dict[str, Any]) -> None:
-        file.seek(self._read_to)
-        content = json.dumps(line).encode() + b"\n"
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        self._read_to += len(content)
-        self._take(line)
+    def _refusal(self, charge: Charge, observers: Sequence[str]) -> str | None:
+        """Why a charge is refused, towards some and towards all together; None where it may be made."""
+        limits = [(against, self.limits.querier) for against in observers] + [(TOGETHER, self.limits.total)]
+        for against, limit in limits:
+            if limit is None:
+                continue
+            after = self._price(against, [*self._charges, charge])
+            if after > limit * (1 + 1e-12):  # ten times 0.1 is 1
+                cost = "nothing could be claimed any more" if after == inf else f"ε would come to {up(after)}"
+                whom = "one querier" if against == ANYBODY else against
+                if against.startswith(QUERIER):
+                    whom = f"querier {against.removeprefix(QUERIER)!r}"
+                return f"is refused: towards {whom} {cost}, and the budget is ε = {limit:g}"
+        return None
 
-    def _take(self, line: dict[str, Any]) -> None:
-        if "fedrank" in line:
-            if line["version"] != VERSION:
-                raise ValueError(f"version {line['version']}, and this fedrank reads version {VERSION}")
-            self.owner = str(line["owner"])
-        elif "budget" in line:
-            self.limits = Limits(line["budget"], line["total"], line["delta"])
-        elif "sketched" in line:
-            if not line["multiplier"] > 0:
-                raise ValueError(f"noise of {line['multiplier']}, which nobody charges for")
-            for name in line["sketched"]:
-                self._shifts[name] = self._shifts.get(name, 0.0) + line["multiplier"] ** -2
-        else:
-            for account in (self._accounts.setdefault(line["querier"], _Account()), self._everybody):
-                account.terms += line["terms"]
-                if line["epsilon"] is None:
-                    account.claimed = False
-                else:
-                    account.pure += line["terms"] * line["epsilon"]
-            if line["question"]:
-                self._questions.add(line["question"])
+    def _write(self, charge: Charge) -> None:
+        charge.write(self._ledger)
+        self._charges.append(charge)
+
+    def _catch_up(self) -> None:
+        """Read what others have charged."""
+        found = Charge.read_all(self._ledger)
+        if len(found) < len(self._charges):
+            raise LedgerError(f"{self.path} is shorter than it was: charges are missing; restore it from a copy")
+        self._charges = found
+
+    def _read_limits(self) -> None:
+        path = self.path / LIMITS
+        try:
+            with opened(path) as file:
+                found = parse_json(file.read())
+            self.owner = str(found.pop("owner"))
+            self.limits = Limits(**found)
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise LedgerError(
+                f"{path} cannot be read ({problem!r}), so that nobody knows what may be spent; restore it from a copy, "
+                "and answer nothing until then"
+            ) from None
+
+    def _write_limits(self) -> None:
+        text = json.dumps({"owner": self.owner} | asdict(self.limits), ensure_ascii=False) + "\n"
+        path = self.path / LIMITS
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_whole(path, text, private=True)
+        begin_ledger(self._ledger, 0, self.limits.delta)
 
 
-def _gaussian(shift: float, delta: float) -> float:
-    """ε of Gaussian noise, where several draws add their squared ratios of sensitivity and deviation."""
-    from fedrank.protect.accounting import GaussianEvent, epsilon
-
-    return epsilon(GaussianEvent(1 / sqrt(shift)), 1, delta) + SLACK if shift else 0.0
+def is_ledger(path: Path) -> bool:
+    """Whether a ledger, also one of an older fedrank, lies here."""
+    return path.is_file() or (path / LEDGER / TERMS).exists()
 
 
-def _over(cost: float, limit: float, whom: str) -> str:
-    from fedrank.protect.promises import up
-
-    after = "nothing could be claimed any more" if cost == inf else f"ε would come to {up(cost)}"
-    return f"is refused: towards {whom} {after}, and the budget is ε = {limit:g}"
+def _against(querier: str) -> str:
+    return QUERIER + querier

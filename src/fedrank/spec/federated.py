@@ -31,6 +31,7 @@ from fedrank.spec.values import Filled, Positive, at_least, at_most, checked, mo
 from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerStep, has
 
 Count = Annotated[int, at_least(0)]
+ELSEWHERE = "coordinator"  # data of a plan between sites: the coordinator's own, to which no site has a path
 
 
 def _user(given: str | TomlTable) -> str | User:
@@ -237,6 +238,11 @@ def _people_problems(spec: Any) -> list[str]:
     return found
 
 
+def _has_log(spec: Any) -> bool:
+    """Whether there is a log, or may be one at each site of a federation."""
+    return spec.data.log is not None or spec.data.name == ELSEWHERE
+
+
 def _log_problems(spec: Any) -> list[str]:
     """What only a search log can tell."""
     found = []
@@ -246,7 +252,7 @@ def _log_problems(spec: Any) -> list[str]:
             "data.collection and data.parts"
         )
     if getattr(spec.learner, "lists", "drawn") == "logged":
-        if spec.data.log is None:
+        if not _has_log(spec):
             found.append('learner.lists: "logged" learns from what a search log says was shown; set data.log')
         if spec.clients.user != "perfect" or hasattr(spec.attack, "user"):
             found.append(
@@ -264,9 +270,9 @@ def _log_problems(spec: Any) -> list[str]:
 def _arrival_problems(spec: Any) -> list[str]:
     """What does not go together with kind = "async"."""
     found = []
-    if spec.data.log is None:
+    if not _has_log(spec):
         found.append("kind: async lets updates arrive when they did, which only a search log says; set data.log")
-    if isinstance(spec.clients.partition, (Iid, Intents, Shared)):
+    if isinstance(spec.clients.partition, (Iid, Intents, Shared)) and spec.data.name != ELSEWHERE:
         found.append(
             "clients.partition: here several clients hold the same query, which was asked once; "
             'use { name = "users" }, or another one that deals queries out'

@@ -8,7 +8,7 @@ value and what to write instead.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -70,7 +70,8 @@ PLAIN: dict[type, tuple[tuple[type, ...], str]] = {
 
 def checked(hint: Any, value: Any, place: str) -> Any:
     """The value, if it is what the hint asks for; a whole number is a number, and a list may become a tuple."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
+    # Most are plain types, and looking into a type takes longer than all else here.
+    kind, inner = (hint, ()) if type(hint) is type else (get_origin(hint) or hint, get_args(hint))
     if kind is Annotated:
         plain = checked(inner[0], value, place)
         for check in inner[1:]:
@@ -100,13 +101,13 @@ def checked(hint: Any, value: Any, place: str) -> Any:
         raise Unfit(place, value, "give a smaller number") from None
 
 
-def _one_of(hints: Iterable[Any], value: Any, place: str) -> Any:
+def _one_of(hints: Collection[Any], value: Any, place: str) -> Any:
     """A value that may be of several types. Where it is a list with a bad entry, the entry is what is wrong."""
+    if value is None and type(None) in hints:
+        return None
     unfit: list[Unfit] = []
     for hint in hints:
         if hint is type(None):
-            if value is None:
-                return None
             continue
         try:
             return checked(hint, value, place)

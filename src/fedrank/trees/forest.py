@@ -137,6 +137,17 @@ def planted(trees: Sequence[str], data: RankingData, notes: dict[str, Any] | Non
     """A forest of trees, as they stand in text models, that were grown on these data."""
     low = np.fmin.reduce(data.features, axis=0, dtype=np.float64)
     high = np.fmax.reduce(data.features, axis=0, dtype=np.float64)
+    return Forest(_text(trees, low, high), data.normalised, data.feature_names, notes or {}, data.ranges)
+
+
+def transplanted(trees: Sequence[str], like: RankingData, notes: dict[str, Any]) -> Forest:
+    """A forest of trees that were grown elsewhere, on features as some data have them; nobody tells their ranges."""
+    unknown = np.zeros(like.features.shape[1])
+    return Forest(_text(trees, unknown, unknown), like.normalised, like.feature_names, notes, like.ranges)
+
+
+def _text(trees: Sequence[str], low: NDArray[np.float64], high: NDArray[np.float64]) -> str:
+    """A LightGBM text of trees that read features from low to high [features]."""
     head = {
         "version": "v4",
         "num_class": 1,
@@ -151,7 +162,7 @@ def planted(trees: Sequence[str], data: RankingData, notes: dict[str, Any] | Non
         "tree_sizes": "",
     }
     empty = "\n".join(["tree", *(f"{key}={value}" for key, value in head.items())]) + f"\n\n{END}\n"
-    return Forest(joined(empty, trees), data.normalised, data.feature_names, notes or {}, data.ranges)
+    return joined(empty, trees)
 
 
 def save_forest(forest: Forest, path: str | Path) -> None:

@@ -173,7 +173,18 @@ class Dealt:
         return make_portions(fold, [f"client {c + 1}" for c in range(self.clients)], held, "validation")
 
 
-SPLITS: dict[str, type[Splitter]] = {"categories": Categories, "topics": Topics, "dealt": Dealt}
+@dataclass(frozen=True)
+class Sites:
+    """Every site holds its own queries: between organisations, with `fedrank deploy run`. Nothing is split here."""
+
+    def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
+        raise ValueError(
+            'split = "sites": every site has its own queries, and here is none; use `fedrank deploy run`, or split by '
+            "topics or dealt"
+        )
+
+
+SPLITS: dict[str, type[Splitter]] = {"categories": Categories, "topics": Topics, "dealt": Dealt, "sites": Sites}
 
 
 def parts_of(fold: Fold) -> list[RankingData]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ Reals = NDArray[np.float64]
 class Merging:
     """What became of clients that trained apart and merged: their models and how well each ranks the test queries."""
 
-    portions: tuple[Portion, ...]
+    queries: Mapping[str, int]  # how many each client trained on, by its name
     local: tuple[Scorer, ...]  # [clients]: trained on own data
     merged: tuple[Scorer, ...]  # [clients]
     measures: tuple[str, ...]
@@ -33,7 +33,10 @@ class Merging:
     own: NDArray[np.bool_]  # [clients, test queries]: whether a query is of the client's kind
 
     def by_client(self) -> dict[str, Reals]:
-        """Columns [clients]: each measure on own, on other clients' and on all test queries, before and after."""
+        """Columns [clients]: each measure on own, on other clients' and on all test queries, before and after.
+
+        Where nobody says whose kind a test query is, the first two are NaN.
+        """
         others = self.own.any(axis=0) & ~self.own
         return {
             f"{measure} {where} {when}": average(np.where(chosen, values[m], np.nan))
@@ -72,14 +75,41 @@ def train_and_merge(
     """Split a fold among clients, train each one's model, merge them, and measure before and after."""
     portions = split(fold, rng_for(seed, "split"))
     local = train_locally(portions, booster, seed, threads, tell)
+    return merge_grown(fold, portions, local, booster, merger, measures, seed, threads, tell)
+
+
+def merge_grown(
+    fold: Fold,
+    portions: Sequence[Portion],
+    local: Sequence[Scorer],
+    booster: Booster,
+    merger: Merger,
+    measures: Sequence[str],
+    seed: int,
+    threads: int = 1,
+    tell: Callable[[str], None] = lambda news: None,
+) -> Merging:
+    """Merge the models that clients trained, each by its own merge set, and measure before and after."""
     tell("merging")
     merged = merger(portions, local, booster, seed, threads)
     tell("measuring")
-    evaluator = Evaluator(fold.test, measures)
-    before, after = (_measured(models, evaluator) for models in (local, merged))
     ids = [() if portion.test is None else portion.test.query_ids for portion in portions]
     own = np.array([np.isin(fold.test.query_ids, one) for one in ids])
-    return Merging(portions, local, merged, tuple(measures), before, after, own)
+    return measured({portion.name: portion.train.queries for portion in portions}, local, merged, fold, measures, own)
+
+
+def measured(
+    queries: Mapping[str, int],
+    local: Sequence[Scorer],
+    merged: Sequence[Scorer],
+    fold: Fold,
+    measures: Sequence[str],
+    own: NDArray[np.bool_],
+) -> Merging:
+    """What models of clients, before and after merging, are worth on the test queries."""
+    evaluator = Evaluator(fold.test, measures)
+    before, after = (_measured(models, evaluator) for models in (local, merged))
+    return Merging(queries, tuple(local), tuple(merged), tuple(measures), before, after, own)
 
 
 def _measured(models: Sequence[Scorer], evaluator: Evaluator) -> Reals:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.files import for_owner, is_plain, parse_json, private_folder, read_bytes, sync, write_whole
-from fedrank.types import Updates, Weights
+from fedrank.types import Messages, Updates, Weights
 
 FORMAT = 1
 ROUNDS_IN_CHUNK = 32
@@ -120,6 +120,11 @@ class HistoryWriter:
     def wants(self, round: int) -> bool:
         """Whether this round is to be added."""
         return (round - 1) % self.every == 0
+
+    def watch(self, messages: Messages) -> None:
+        """Take what reached the server in a round, if it is wanted."""
+        if self.wants(messages.round):
+            self.add(messages.round, messages.ids, messages.updates, messages.weights)
 
     def add(self, round: int, ids: NDArray[np.int64], updates: Updates, weights_before: Weights) -> None:
         """Take a round that the writer `wants`; arrays are copied."""

@@ -5,7 +5,7 @@ Only `Retrain` does that; all others come near it for less work, and `fedrank.un
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.federation import Federation
-from fedrank.federate.round import federated_round, first_state, simulate
+from fedrank.federate.round import Journal, Kept, federated_round, first_state, simulate
 from fedrank.federate.server import State
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (
@@ -42,6 +42,7 @@ SERVER = -1  # the id under which a server learns from queries of its own (aggre
 SHORTER_THAN_ANY = 1e-60  # update but zero: the smallest float32 is 1.4e-45
 
 Went = Callable[[int, int], None]  # told after every round: (rounds done, rounds in all)
+Booking = Callable[[Sequence[int]], Journal]  # for the rounds to come: notes who is asked, by rows of those who stay
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Case:
     memory: Memory = None  # [clients, m]: what clients kept after the last round
     points: int = 20  # how many models of the way are kept in the curve
     threads: int = 1
+    booking: Booking | None = None  # None: nobody books what is asked of clients
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leaving", tuple(sorted({int(client) for client in self.leaving})))
@@ -130,13 +132,17 @@ class Case:
                 f"nobody leaves, so {method} would only make the model worse; name a client, such as --client 9"
             )
 
-    def asked_again(self, method: str) -> None:
-        """Refuse what would ask clients for messages that no ledger books."""
-        if self.federation.mechanism is not None:
+    def asked_again(self, method: str, protected: bool = True) -> None:
+        """Refuse what would ask clients for messages that no ledger books, or that are not protected like the run's."""
+        if self.federation.mechanism is not None and (self.booking is None or not protected):
             raise ValueError(
                 f"{method} asks the remaining clients for more messages, and this run protects every one of them at a "
                 'price that unlearning cannot book; use "fed-remove", or run the experiment without the leaving clients'
             )
+
+    def booked(self, rounds: Sequence[int]) -> Journal | None:
+        """Who notes what is asked of those who stay in these rounds."""
+        return None if self.booking is None else self.booking(rounds)
 
     def plain(self, method: str) -> None:
         """Refuse learners whose clients keep something between rounds: it is in no recorded update."""
@@ -216,6 +222,7 @@ class FedEraser:
         federation, cohort, seed = replace(case.without, learner=learner), _Cohort(remaining), case.unlearn_seed
         state, memory = first_state(federation, remaining, case.seed, case.first)
         way = _Way(case.points, len(history), progress)
+        cohort.book(case, {number: ids for number, ids, _ in history.lengths()})
         for number, ids, lengths in history.lengths():
             if cohort.takes_part(ids):
                 learner.lengths[cohort.present] = lengths[cohort.places]
@@ -237,7 +244,7 @@ class FedRemove:
     shaped, and stay as they were.
     """
 
-    traits: ClassVar[frozenset[Trait]] = frozenset({"history"})
+    traits: ClassVar[frozenset[Trait]] = frozenset({"history", "asks nobody"})
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.plain("fed-remove")
@@ -301,7 +308,7 @@ class GradientAscent:
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.somebody("gradient-ascent")
-        case.asked_again("gradient-ascent")
+        case.asked_again("gradient-ascent", protected=False)
         case.plain("gradient-ascent")
         remaining = case.remaining
         leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
@@ -371,6 +378,12 @@ class _Cohort:
     present: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of `clients`
     places: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
     change: Change = field(default_factory=lambda: np.zeros(0))  # of the last repeated round
+    booked: Journal | None = None  # who notes it, where those who stay are asked again
+
+    def book(self, case: Case, recorded: Mapping[int, NDArray[np.int64]]) -> None:
+        """Let all recorded rounds, each with the ids of its clients, be booked where somebody books."""
+        asked = [round for round, ids in recorded.items() if self.takes_part(ids)]
+        self._recorded, self.booked = recorded, case.booked(asked)
 
     def takes_part(self, ids: NDArray[np.int64]) -> bool:
         """Turn to a round of these clients; whether anybody of those who stay was there."""
@@ -379,14 +392,19 @@ class _Cohort:
             self.ids, self.places = ids, _places(ids, self.clients.ids[self.present])
         return len(self.present) > 0
 
-    def kept(self, round: int) -> None:
-        return None
+    def kept(self, round: int) -> Kept | None:
+        return None if self.booked is None else self.booked.kept(round)
 
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
-        return self.present
+        return self.present if self.booked is None else self.booked.cohort(round, self._present_in)
+
+    def _present_in(self, round: int) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(self.clients.ids, self._recorded[round]))
 
     def keep(self, round: int, change: Change) -> None:
         self.change = change
+        if self.booked is not None:
+            self.booked.keep(round, change)
 
 
 @dataclass
@@ -462,8 +480,9 @@ def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
 def _train(case: Case, state: State, memory: Memory, rounds: int, progress: Went | None, spent: int = 0) -> Unlearned:
     """Plain rounds with those who remain."""
     way, last = _Way(case.points, rounds, progress, interactions=spent), state.round + rounds
+    journal = case.booked(range(state.round + 1, last + 1))
     for outcome in simulate(
-        case.without, case.remaining, last, case.seed, state=state, memory=memory, threads=case.threads
+        case.without, case.remaining, last, case.seed, state=state, memory=memory, threads=case.threads, journal=journal
     ):
         state, memory = outcome.state, outcome.memory
         way.interactions += outcome.interactions

@@ -1,0 +1,162 @@
+"""Archives that may come from anybody: a plain tar of plain files, with a list of them at its end.
+
+Nothing is read but headers of one kind, whose sizes are held against that of the archive: no links, no devices, no
+compression, no extensions of the format. Whoever reads says which names may be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO, cast
+
+from fedrank import __version__
+from fedrank.files import opened, parse_json, sync, writing
+
+MANIFEST = "backup.json"
+LARGEST_FILE = 1 << 30  # bytes
+LARGEST_MANIFEST = 64 << 20  # bytes
+MOST_FILES = 200_000
+_BLOCK = tarfile.BLOCKSIZE
+_CHUNK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an archive holds, all of it checked but the bytes of its files."""
+
+    kind: str
+    made: str  # date and time
+    files: Mapping[str, tuple[int, int, str]]  # name -> where it begins, size, SHA-256
+
+    def extract(self, file: BinaryIO, folder: Path) -> None:
+        """Write all files below a folder, for its owner alone; one that is damaged is refused."""
+        for name, (at, size, expected) in self.files.items():
+            file.seek(at)
+            reader, rest = _Digesting(file), size
+            private_parents(folder / name)
+            with writing(folder / name, private=True) as target:
+                while rest and (chunk := reader.read(min(rest, _CHUNK))):
+                    target.write(chunk)
+                    rest -= len(chunk)
+            if rest or reader.digest.hexdigest() != expected:
+                raise ValueError(f"{name} in the backup is damaged; nothing was restored; use another copy of it")
+
+
+def write_archive(file: BinaryIO, folder: Path, names: Iterable[str], kind: str, made: str) -> int:
+    """Copy files of a folder, in this order; returns how many bytes they have."""
+    listed: dict[str, dict[str, object]] = {}
+    total = 0
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in names:
+            with opened(folder / name) as source:
+                size = os.fstat(source.fileno()).st_size  # a log may grow meanwhile: what is there now is copied
+                if size > LARGEST_FILE:
+                    raise ValueError(f"{folder / name} has {size:,} bytes, too many for a backup; move it elsewhere")
+                reader = _Digesting(source)
+                archive.addfile(_header(name, size), cast("IO[bytes]", reader))
+            listed[name] = {"size": size, "sha256": reader.digest.hexdigest()}
+            total += size
+        if len(listed) > MOST_FILES:
+            raise ValueError(
+                f"{folder} has {len(listed):,} files, and a backup at most {MOST_FILES:,}; remove old runs"
+            )
+        content = {"format": 1, "kind": kind, "made": made, "fedrank": __version__, "files": listed}
+        text = (json.dumps(content, indent=1) + "\n").encode()
+        archive.addfile(_header(MANIFEST, len(text)), io.BytesIO(text))
+    return total
+
+
+def read_archive(file: BinaryIO, path: Path, known: Callable[[str, str], bool]) -> Contents:
+    """What an archive holds; `known` says whether a name may be in one of this kind."""
+    with _naming(path):
+        members = list(_members(file))
+        names = [name for name, _, _ in members]
+        if not members or names[-1] != MANIFEST or len(set(names)) < len(names):
+            raise ValueError(f"its last file is not {MANIFEST}, or two have one name")
+        _, at, size = members.pop()
+        if size > LARGEST_MANIFEST:
+            raise ValueError(f"its {MANIFEST} has {size:,} bytes")
+        file.seek(at)
+        listed = parse_json(file.read(size))
+        if not isinstance(listed, dict) or listed.get("format") != 1 or listed.get("kind") not in ("site", "home"):
+            raise ValueError(f"its {MANIFEST} is not that of a backup of this version")
+        kind, made, said = listed["kind"], str(listed.get("made"))[:40], listed.get("files")
+        if not isinstance(said, dict) or set(said) != {name for name, _, _ in members} or not made.isprintable():
+            raise ValueError(f"its {MANIFEST} lists other files than are in it")
+        files = {}
+        for name, at, size in members:
+            if not known(name, kind):
+                raise ValueError(f"{name!r} is nothing that a backup of a {kind} holds")
+            row = said[name]
+            if not isinstance(row, dict) or row.get("size") != size or not isinstance(row.get("sha256"), str):
+                raise ValueError(f"its {MANIFEST} says something else of {name!r}")
+            if above := {str(folder) for folder in PurePosixPath(name).parents} & set(said):
+                raise ValueError(f"{above.pop()!r} is a file and a folder")
+            files[name] = at, size, row["sha256"]
+        return Contents(kind, made, files)
+
+
+def private_parents(path: Path) -> None:
+    """The folders above a file, for the owner alone; a link among them could lead anywhere."""
+    missing = []
+    for above in path.parents:
+        if above.is_symlink():
+            raise ValueError(f"{above} is a link, and what is restored there could land anywhere; remove it")
+        if above.exists():
+            break
+        missing.append(above)
+    for above in reversed(missing):
+        above.mkdir(mode=0o700)
+        sync(above.parent)
+
+
+class _Digesting:
+    """Reads a file, and takes the digest of what was read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        found = self._file.read(size)
+        self.digest.update(found)
+        return found
+
+
+def _header(name: str, size: int) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(name)
+    header.size, header.mode = size, 0o600
+    return header
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
+    """Name, beginning and size of each file; anything but plain files is refused."""
+    whole = os.fstat(file.fileno()).st_size
+    count = 0
+    while any(block := file.read(_BLOCK)):
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, UnicodeDecodeError) as problem:
+            raise ValueError(f"{problem} at byte {file.tell() - len(block):,}") from None
+        if header.type != tarfile.REGTYPE or header.linkname:
+            raise ValueError(f"{header.name!r} is no plain file")
+        at, count = file.tell(), count + 1
+        if not 0 <= header.size <= LARGEST_FILE or at + header.size > whole or count > MOST_FILES + 1:
+            raise ValueError(f"{header.name!r} has {header.size:,} bytes, or is one file too many")
+        yield header.name, at, header.size
+        file.seek(at + -(-header.size // _BLOCK) * _BLOCK)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as problem:
+        raise ValueError(f"{path} is no backup that can be used: {problem}; nothing was restored") from None

@@ -1,0 +1,410 @@
+"""Whether everything is as it must be before a process starts: one line for each thing, and what to do about it.
+
+What certificates say comes through `Kits`, so that the rest needs no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, Protocol
+
+from fedrank.deploy.consent import ACCEPTED, said_of
+from fedrank.deploy.holdings import SiteShare, differences, load_share
+from fedrank.deploy.identity import fingerprint, read_identity
+from fedrank.deploy.plan import Plan, names_digest
+from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, read_federation, read_site
+from fedrank.deploy.show import LEDGERS, look_at
+from fedrank.files import is_locked, told
+from fedrank.protect.ledger import LedgerError
+from fedrank.protect.population import PEOPLE, Population, spent_together
+from fedrank.protect.promises import up
+from fedrank.report.sections import Cell, Section, Table
+from fedrank.report.tables import amount
+
+State = Literal["fine", "soon", "wrong", "unknown"]
+SOON = 30  # days before its end from which on a certificate should be renewed
+LEAST_ROOM = 200_000_000  # bytes on the disk, besides what a run keeps
+CLOCK_DIFFERS = timedelta(minutes=5)  # by which the clock may lie behind what was written here
+PATIENCE = 5.0  # seconds for a connection
+SHARED, MEMBERSHIP = "federation.json", "folder.json"  # of a coordinator, of a site, that meet in a folder
+START_LOCK = "start.lock"  # who serves a folder holds it
+MARKS: dict[State, str] = {"fine": "ok", "soon": "soon", "wrong": "WRONG", "unknown": "?"}
+
+
+@dataclass(frozen=True)
+class CheckLine:
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    said: str
+    remedy: str = ""
+
+
+class KitFacts(Protocol):
+    """What the certificate of a kit says."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def not_before(self) -> datetime: ...
+    @property
+    def not_after(self) -> datetime: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
+class Kits(Protocol):
+    """Where facts about the kit of a folder come from."""
+
+    def facts(self, folder: Path) -> KitFacts: ...
+    def problems(self, folder: Path, now: datetime) -> Sequence[tuple[str, str]]:
+        """What is wrong with files, chain, key and names, each with its remedy."""
+
+    def host_problems(self, folder: Path) -> Sequence[tuple[str, str]]: ...
+    def members(self, home: Path) -> Sequence[tuple[str, str, str]]:
+        """Of a coordinator: name, state and end of the certificate of each site."""
+
+
+class FlareKits:
+    """The kits of NVFLARE."""
+
+    def facts(self, folder: Path) -> KitFacts:
+        from fedrank.deploy.flare_certificates import certificate_facts
+        from fedrank.deploy.flare_kit import KIT
+
+        return certificate_facts(folder / KIT)
+
+    def problems(self, folder: Path, now: datetime) -> Sequence[tuple[str, str]]:
+        from fedrank.deploy.flare_certificates import kit_problems
+        from fedrank.deploy.flare_kit import CA, INVITATION, KIT, Invitation, ca_fingerprint
+
+        if (folder / CA).exists():
+            found = kit_problems(folder / KIT, fingerprint=ca_fingerprint(folder), now=now)
+        else:
+            invited = Invitation.read(folder / INVITATION)
+            found = kit_problems(folder / KIT, fingerprint=invited.fingerprint, name=invited.name, now=now)
+        return [(one.what, one.remedy) for one in found]
+
+    def host_problems(self, folder: Path) -> Sequence[tuple[str, str]]:
+        from fedrank.deploy.flare_certificates import host_problems
+        from fedrank.deploy.flare_kit import KIT
+
+        return [(one.what, one.remedy) for one in host_problems(folder / KIT)]
+
+    def members(self, home: Path) -> Sequence[tuple[str, str, str]]:
+        from fedrank.deploy.flare_kit import read_members
+
+        return [(one.name, one.state, one.until) for one in read_members(home).values()]
+
+
+def unreachable(host: str, port: int) -> str:
+    """Why nobody can be reached there; "": somebody listens."""
+    try:
+        with socket.create_connection((host, port), timeout=PATIENCE):
+            return ""
+    except OSError as problem:
+        return str(problem)
+
+
+def taken(port: int) -> str:
+    """Why a server could not listen on a port; "": it could."""
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(("", port))
+        except OSError as problem:
+            return str(problem)
+    return ""
+
+
+@dataclass(frozen=True)
+class Looks:
+    """By what the outside world is looked at; tests bring their own."""
+
+    kits: Kits
+    unreachable: Callable[[str, int], str] = unreachable
+    taken: Callable[[int], str] = taken
+    room: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None) -> list[CheckLine]:
+    """Everything that a folder needs, be it a site's or a coordinator's; against a plan where one is given."""
+    folder, looks = Path(folder), looks or Looks(FlareKits())
+    if (folder / FEDERATION).exists() or (folder / SHARED).exists():
+        return _check_coordinator(folder, looks)
+    if (folder / SITE).exists() or (folder / "kit").exists():
+        return _check_site(folder, plan, looks)
+    raise FileNotFoundError(
+        f"{folder} has neither {SITE} nor {FEDERATION}; give the folder of a site or of a coordinator as --home"
+    )
+
+
+def about_checks(lines: Iterable[CheckLine]) -> list[Section]:
+    """The lines as a table."""
+    tones = {"wrong": "worse", "soon": "warn"}
+    rows = [
+        [
+            Cell(one.what, tone="name"),
+            Cell(MARKS[one.state], tone=tones.get(one.state, "")),
+            Cell(one.said),
+            Cell(one.remedy),
+        ]
+        for one in lines
+    ]
+    return [Section("", (Table(["", "", "found", "what to do"], rows, 4, bare=True),))]
+
+
+def is_fine(lines: Iterable[CheckLine]) -> bool:
+    """Whether nothing stands in the way."""
+    return all(line.state != "wrong" for line in lines)
+
+
+def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine]:
+    met = (folder / MEMBERSHIP).exists()
+    lines = [*(_key(folder, looks) if met else _certificates(folder, looks)), _folder(folder)]
+    try:
+        settings = read_site(folder)
+    except (ValueError, OSError) as problem:
+        lines.append(CheckLine("policy", "wrong", told(problem), f"mend {SITE}"))
+        return [*lines, _disk(folder, looks, 0)]
+    share, line = _data(settings)
+    lines += [line, *_features(share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
+    kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
+    return [*lines, _disk(folder, looks, kept)]
+
+
+def _check_coordinator(home: Path, looks: Looks) -> list[CheckLine]:
+    if not (home / FEDERATION).exists():
+        return [*_key(home, looks), _folder(home), _disk(home, looks, 0)]
+    lines = [*_certificates(home, looks, serves=True), _folder(home)]
+    try:
+        federation = read_federation(home / FEDERATION)
+        said = f"federation {federation.name!r} with {len(federation.sites)} sites"
+        lines.append(CheckLine("policy", "fine", f"{said}; each site has its own policy, and enforces it"))
+    except (ValueError, OSError) as problem:
+        lines.append(CheckLine("policy", "wrong", told(problem), f"mend {FEDERATION}"))
+    return [*lines, *_members(home, looks), _disk(home, looks, 0)]
+
+
+def _certificates(folder: Path, looks: Looks, serves: bool = False) -> Iterable[CheckLine]:
+    try:
+        facts = looks.kits.facts(folder)
+        # Dates have lines of their own.
+        middle = facts.not_before + (facts.not_after - facts.not_before) / 2
+        problems = looks.kits.problems(folder, middle)
+    except (OSError, ValueError, KeyError, ImportError) as problem:
+        yield CheckLine("chain", "wrong", told(problem), "restore the kit from a backup, or join anew")
+        for what in ("expiry", "clock", "host", "port"):
+            yield CheckLine(what, "unknown", "not known without a certificate")
+        return
+    for said, remedy in problems or [("", "")]:
+        name = facts.subject
+        yield CheckLine("chain", "wrong" if said else "fine", said or f"certificate of {name!r} and its CA", remedy)
+    now = looks.now()
+    yield _expiry(facts, now, serves)
+    yield _clock(folder, facts, now)
+    hosts = looks.kits.host_problems(folder)
+    for said, remedy in hosts or [("", "")]:
+        yield CheckLine("host", "wrong" if said else "fine", said or f"{facts.host} has an address", remedy)
+    yield _server_port(folder, facts, looks) if serves else _client_port(facts, looks, bool(hosts))
+
+
+def _key(folder: Path, looks: Looks) -> Iterable[CheckLine]:
+    """In a federation that meets in a folder a key takes the place of certificates."""
+    try:
+        yield CheckLine("key", "fine", fingerprint(read_identity(folder).public))
+    except (OSError, ValueError, ImportError) as problem:
+        said, _, remedy = told(problem).partition("; ")
+        yield CheckLine("key", "wrong", said, remedy)
+    yield _clock(folder, None, looks.now())
+
+
+def _expiry(facts: KitFacts, now: datetime, serves: bool) -> CheckLine:
+    days = (facts.not_after - now).days
+    until = f"{facts.path.name} ends on {facts.not_after:%Y-%m-%d}"
+    renew = "`fedrank deploy renew`" if serves else "`fedrank deploy renew`, then ask the coordinator to approve"
+    if now > facts.not_after:
+        return CheckLine("expiry", "wrong", f"{facts.path} was valid until {facts.not_after:%Y-%m-%d}", renew)
+    if days < SOON:
+        return CheckLine("expiry", "soon", f"{until}, in {_days(days)}", renew)
+    return CheckLine("expiry", "fine", f"{until}, in {_days(days)}")
+
+
+def _clock(folder: Path, facts: KitFacts | None, now: datetime) -> CheckLine:
+    here = f"the clock says {now:%Y-%m-%d %H:%M} UTC"
+    if facts is not None and now < facts.not_before:
+        said = f"{here}, and {facts.path} is not valid before {facts.not_before:%Y-%m-%d %H:%M}"
+        return CheckLine("clock", "wrong", said, "set the clock, or wait")
+    written = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+    last = datetime.fromtimestamp(written, UTC)
+    if last - now > CLOCK_DIFFERS:
+        said = f"{here}, and something here was written on {last:%Y-%m-%d %H:%M}"
+        return CheckLine("clock", "wrong", said, "set the clock")
+    return CheckLine("clock", "fine", here)
+
+
+def _client_port(facts: KitFacts, looks: Looks, nowhere: bool) -> CheckLine:
+    where = f"{facts.host}:{facts.port}"
+    if nowhere:
+        return CheckLine("port", "unknown", f"{where} cannot be tried without an address")
+    if why := looks.unreachable(facts.host, facts.port):
+        remedy = "ask the coordinator whether the server runs, and your network whether it lets this port out"
+        return CheckLine("port", "wrong", f"{where} cannot be reached ({why})", remedy)
+    return CheckLine("port", "fine", f"somebody listens at {where}")
+
+
+def _server_port(home: Path, facts: KitFacts, looks: Looks) -> CheckLine:
+    if is_locked(home / START_LOCK):
+        return CheckLine("port", "fine", f"the server of this home runs at port {facts.port}")
+    if why := looks.taken(facts.port):
+        remedy = "end whoever listens there, or begin a federation with another port"
+        return CheckLine("port", "wrong", f"port {facts.port} cannot be used ({why})", remedy)
+    return CheckLine("port", "fine", f"port {facts.port} is free; sites must be able to reach it")
+
+
+def _folder(folder: Path) -> CheckLine:
+    """Nobody else may look into it, so that nobody else can read what is in it."""
+    if os.name == "posix" and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+        return CheckLine("folder", "wrong", f"{folder} is open to others (mode {mode:o})", f"chmod 700 {folder}")
+    return CheckLine("folder", "fine", f"{folder} is for its owner alone")
+
+
+def _data(settings: SiteSettings) -> tuple[SiteShare | None, CheckLine]:
+    if settings.simulated:
+        return None, CheckLine("data", "fine", "people are simulated")
+    if not settings.data.learns:
+        return None, CheckLine("data", "fine", f"documents alone, for sketches: {settings.data.documents}")
+    try:
+        share = load_share(settings.data)
+    except (ValueError, OSError) as problem:
+        return None, CheckLine("data", "wrong", told(problem), f"mend the data, or [data] in {SITE}")
+    said = f"{share.train.queries:,} queries, {share.train.documents:,} documents to learn from"
+    said += f"; {share.test.queries:,} queries to measure by" if share.test is not None else ""
+    said += f"; {share.people:,} people" if share.people else ""
+    if not share.train.grades.any():
+        remedy = "nothing can be learnt from it; look whether it is the right file"
+        return share, CheckLine("data", "wrong", f"{said}, and none of these is relevant or clicked", remedy)
+    return share, CheckLine("data", "fine", said)
+
+
+def _features(share: SiteShare | None, plan: Plan | None) -> Iterable[CheckLine]:
+    if share is None:
+        yield CheckLine("features", "unknown", "no data to look at")
+        return
+    found = [] if plan is None or plan.simulated else differences(share, plan)
+    for line in found:
+        said, _, remedy = line.partition("; ")
+        yield CheckLine("features", "wrong", said, remedy)
+    if not found:
+        names = names_digest(share.train.feature_names)
+        said = f"{share.train.features.shape[1]} features, normalised: {share.train.normalised}"
+        said += f", names {names[:12]}" if names else ", without names"
+        yield CheckLine("features", "fine", said + (", as the plan says" if plan is not None else ""))
+
+
+def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable[CheckLine]:
+    policy = settings.policy
+    if plan is not None:
+        for line in settings.objections(plan):
+            said, _, remedy = line.partition("; ")
+            yield CheckLine("policy", "wrong", said, remedy)
+        if said_of(folder, plan) != ACCEPTED and policy.accept == "listed":
+            remedy = "look at it with `fedrank deploy show`, then accept or refuse it"
+            yield CheckLine("policy", "wrong", f"run {plan.name!r} is not accepted here", remedy)
+    limit = "without a limit" if policy.largest_epsilon is None else f"ε up to {policy.largest_epsilon:g}"
+    said = f"{', '.join(policy.learners)}; noise at {', '.join(policy.places)}; {limit}; accepts: {policy.accept}"
+    if policy.unprotected:
+        yield CheckLine("policy", "soon", f"{said}; updates may leave WITHOUT NOISE", "set unprotected = false")
+    else:
+        yield CheckLine("policy", "fine", said)
+
+
+def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
+    place, policy = folder / LEDGERS, settings.policy
+    if not (place / PEOPLE).exists():
+        if place.exists() and any(place.iterdir()):
+            remedy = "restore it from a backup; without it nobody knows what was promised"
+            return CheckLine("ledger", "wrong", f"{place / PEOPLE} is missing, and runs were charged", remedy)
+        return CheckLine("ledger", "fine", "nothing has been charged yet")
+    try:
+        known = Population.read(place)
+        accounts = known.accounts()
+        spent = spent_together(accounts, known.delta)
+    except (LedgerError, ValueError, OSError) as problem:
+        said, _, remedy = told(problem).partition("; ")
+        return CheckLine("ledger", "wrong", said, remedy or "restore it from a backup")
+    if known.delta != policy.delta:
+        said = f"people were promised δ = {known.delta:g}, and policy.delta = {policy.delta:g}"
+        return CheckLine("ledger", "wrong", said, f"set delta = {known.delta:g}")
+    if policy.largest_epsilon is not None and policy.largest_epsilon > known.limit:
+        said = f"people were promised ε = {known.limit:g} at most, and policy.largest_epsilon = "
+        remedy = f"set largest_epsilon = {known.limit:g} or less"
+        return CheckLine("ledger", "wrong", f"{said}{policy.largest_epsilon:g}", remedy)
+    most = max(spent.values(), default=0.0)
+    limit = known.limit if policy.largest_epsilon is None else policy.largest_epsilon
+    said = f"ε = {up(most)} of {limit:g} spent in {len(accounts)} runs"
+    if most >= limit:
+        return CheckLine("ledger", "wrong", said, "nothing is left: take part no more with these people")
+    return CheckLine("ledger", "fine", said)
+
+
+def _members(home: Path, looks: Looks) -> Iterable[CheckLine]:
+    try:
+        members = looks.kits.members(home)
+    except (OSError, ValueError) as problem:
+        yield CheckLine("sites", "wrong", told(problem), "restore it from a backup")
+        return
+    waiting = [name for name, state, _ in members if state == "invited"]
+    if waiting:
+        remedy = "wait for their requests, then `fedrank deploy approve`"
+        yield CheckLine("sites", "soon", f"{', '.join(waiting)} not joined yet", remedy)
+    ends = [
+        (name, (datetime.fromisoformat(until) - looks.now()).days)
+        for name, state, until in members
+        if state == "joined" and until
+    ]
+    for name, days in ends:
+        if days < SOON:
+            said = f"the certificate of {name} ends in {_days(days)}" if days >= 0 else f"that of {name} has ended"
+            yield CheckLine("sites", "soon" if days >= 0 else "wrong", said, f"ask {name} to `fedrank deploy renew`")
+    if not waiting and all(days >= SOON for _, days in ends):
+        yield CheckLine("sites", "fine", f"{len(ends)} have joined")
+
+
+def _disk(folder: Path, looks: Looks, kept: int) -> CheckLine:
+    """A full disk stops everything, since nothing leaves before it is written down."""
+    free, needed = looks.room(folder), LEAST_ROOM + 2 * kept
+    said = f"{amount('bytes', free)} free"
+    try:
+        probe = folder / f".probe-{os.getpid()}"
+        with open(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write("x")
+        probe.unlink()
+    except OSError as problem:
+        return CheckLine("disk", "wrong", f"{folder} cannot be written to ({problem.strerror})", "make it writable")
+    if free < needed:
+        return CheckLine("disk", "wrong", f"{said}, {amount('bytes', needed)} should be", "make room")
+    return CheckLine("disk", "fine", said)
+
+
+def _days(days: int) -> str:
+    return "1 day" if days == 1 else f"{days:,} days"
+
+
+def as_json(lines: Iterable[CheckLine]) -> str:
+    """The lines for programs."""
+    return json.dumps([vars(line) for line in lines], ensure_ascii=False, indent=1)

@@ -1,0 +1,212 @@
+"""The engine carries bytes: a site's executor hands requests to its `Site`, the server's controller asks for a `Hub`.
+
+Neither knows anything of learning, and neither takes anything from a job but the signal to begin: what a site is lies
+in the folder around its kit, what the coordinator wants in the home around the server's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from fedrank.deploy.flare_active import Active, HubVoice, private_line
+from fedrank.deploy.flare_hardening import LARGEST_MESSAGE
+from fedrank.deploy.flare_processes import end_with_parent
+from fedrank.files import Locked
+
+if TYPE_CHECKING:
+    from fedrank.deploy.site import Site
+    from fedrank.run.writer import News
+
+TOPIC, LOG = "fedrank", "site.log"
+REQUEST, ANSWER, REASON = "request", "answer", "reason"
+BUSY = 20.0  # seconds to wait for a site's lock: a job that was aborted ends slowly
+AGAIN = 5.0  # seconds after which a site that could not be opened is tried again
+BEGINNING = 30.0  # seconds that sites have to come up after a job began
+GONE = 1.0  # seconds for which a site that was heard before may be unreachable
+RETRY = 0.1  # seconds
+OVERHEAD = 1 << 16  # bytes that the engine adds to a message, at most
+_MOST = f"{LARGEST_MESSAGE >> 20} MiB"
+
+
+class SiteExecutor(Executor):  # type: ignore[misc]
+    """Answers requests of the coordinator at a site, by the `Site` in the folder around the kit.
+
+    Problems in words of the site's own, which may speak of its data, stay here: the coordinator learns their kind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        end_with_parent()
+        self._turn = threading.Lock()
+        self._site: Site | None = None
+        self._tried = 0.0
+        self._reason = ""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            # A problem here would be swallowed, and the site silent: so it is kept, and told to whoever asks.
+            self._folder = home_of(fl_ctx)
+            self._open(BUSY)
+            fl_ctx.get_engine().register_aux_message_handler(topic=TOPIC, message_handle_func=self._answer)
+        elif event_type == EventType.END_RUN:
+            with self._turn:
+                site, self._site = self._site, None
+                self._reason = "the job has ended"
+            if site is not None:
+                site.close()
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        return make_reply(ReturnCode.TASK_UNKNOWN)
+
+    def open_site(self, folder: Path) -> Site:
+        from fedrank.deploy.site import Site
+
+        return Site.open(folder)
+
+    def _open(self, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                self._site, self._reason = self.open_site(self._folder), ""
+            except Locked as problem:
+                if time.monotonic() < deadline:
+                    time.sleep(RETRY)
+                    continue
+                self._keep(problem, "another process works on it")
+            except Exception as problem:
+                self._keep(problem, type(problem).__name__)
+            self._tried = time.monotonic()
+            return
+
+    def _keep(self, problem: Exception, kind: str) -> None:
+        """The whole problem is for the site's own log; others learn its kind."""
+        self._reason = f"the site cannot be opened ({kind}); its administrator finds why in site.log"
+        private_line(self._folder / LOG, f"the site cannot be opened: {type(problem).__name__}: {problem}")
+
+    def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        with self._turn:
+            if self._site is None and time.monotonic() - self._tried > AGAIN:
+                self._open(0)
+            site, reason = self._site, self._reason
+        reply = make_reply(ReturnCode.OK)
+        content = request.get(REQUEST)
+        if site is None or not isinstance(content, bytes):
+            reply[REASON] = reason if site is None else "a request is bytes"
+            return reply
+        try:
+            reply[ANSWER] = site.answer(content)
+        except Exception as problem:  # it should not, and if it does nobody else reads what it says
+            private_line(self._folder / LOG, f"a request was not answered: {type(problem).__name__}: {problem}")
+            reply[REASON] = f"the site cannot answer ({type(problem).__name__}); its site.log says why"
+        return reply
+
+
+class HubController(Controller):  # type: ignore[misc]
+    """Does the run that `active.json` names, in the coordinator's home around the server's kit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        end_with_parent()
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._heard: set[str] = set()
+        self._missed: dict[str, tuple[float, float]] = {}  # since when a site cannot be reached, and when it was tried
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        self._engine = fl_ctx.get_engine()
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def process_result_of_unknown_task(
+        self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Nobody has tasks here."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        home = home_of(fl_ctx)
+        self._began = time.monotonic()
+        active = Active.read(home)
+        if active.job != fl_ctx.get_prop(FLContextKey.JOB_META, {}).get("name"):
+            return  # a job that was left behind when the server was started anew
+        with HubVoice(home, active, self._lost) as voice:
+            try:
+                voice.end(self._in_turn(active, voice.tell, lambda: bool(abort_signal.triggered)))
+            except Exception as problem:
+                voice.end("failed", f"{type(problem).__name__}: {problem}")
+                raise
+
+    def coordinate(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
+        from fedrank.deploy.coordinate import coordinate
+
+        return coordinate(active.task(), active.plan(), self.send, tell, stop, departure=active.departs())
+
+    def _in_turn(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
+        """Do the run when the job before this one has let go of its folder."""
+        while True:
+            try:
+                return self.coordinate(active, tell, stop)
+            except Locked:
+                if stop() or time.monotonic() - self._began > BUSY:
+                    raise
+                time.sleep(RETRY)
+
+    def send(self, site: str, request: bytes, patience: float) -> Future[bytes]:
+        """Carry a request to a site; its answer, or why there is none. Requests to one site wait for each other."""
+        if site not in self._threads:
+            self._threads[site] = ThreadPoolExecutor(1, thread_name_prefix=f"to-{site}")
+        return self._threads[site].submit(self._carry, site, request, patience)
+
+    def _carry(self, site: str, request: bytes, patience: float) -> bytes:
+        from fedrank.deploy.hub import Silent
+
+        began = time.monotonic()
+        if len(request) > LARGEST_MESSAGE - OVERHEAD:
+            raise Silent(f"{len(request):,} bytes are too long a message: at most {_MOST}")
+        while True:
+            message = Shareable()
+            message[REQUEST] = request
+            left = max(patience - (time.monotonic() - began), RETRY)
+            with self._engine.new_context() as fl_ctx:
+                replies = self._engine.send_aux_request([site], TOPIC, message, left, fl_ctx, optional=True) or {}
+            reply = replies.get(site)
+            code = ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
+            if reply is not None and code == ReturnCode.OK:
+                self._heard.add(site)
+                self._missed.pop(site, None)
+                answer = reply.get(ANSWER)
+                if isinstance(answer, bytes):
+                    return answer
+                raise Silent(str(reply.get(REASON) or f"{site} answered with nothing")[:1000])
+            now = time.monotonic()
+            if code == ReturnCode.TIMEOUT:
+                if now - began < 0.9 * patience:
+                    raise Silent(f"the answer of {site} was lost: it is longer than {_MOST}, or the connection broke")
+                raise Silent(f"{site} did not answer within {now - began:.0f} s")
+            until = began + GONE if site in self._heard else self._began + BEGINNING
+            if site in self._lost() or now + RETRY > min(began + patience, until):
+                self._missed[site] = self._missed.get(site, (began, now))[0], now
+                raise Silent(f"{site} cannot be reached ({code})")
+            time.sleep(RETRY)
+
+    def _lost(self) -> list[str]:
+        """Sites that could not be reached again and again; one message may be lost, or refused."""
+        return [site for site, (first, last) in self._missed.items() if last - first > 2 * GONE]
+
+
+def home_of(fl_ctx: FLContext) -> Path:
+    """The folder around the kit of this process: that of a site, or the coordinator's home."""
+    return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()).absolute().parent

@@ -1,0 +1,179 @@
+"""What passes between `fedrank deploy run` and the server's job: two small files in the coordinator's home.
+
+`active.json` says which run is to be done; the command writes it before it submits a job, so that the job itself
+carries nothing. `hub.json` says how far it is and how it ended; the job writes it, and both survive either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrank.files import parse_json, write_whole
+
+if TYPE_CHECKING:
+    from fedrank.deploy.plan import Plan
+    from fedrank.deploy.unlearning import Departure
+    from fedrank.run.writer import News, Task
+
+ACTIVE, HUB = "active.json", "hub.json"
+BETWEEN_NEWS = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Active:
+    """The run that a coordinator works on. A chain of jobs does it, each a stretch."""
+
+    run: str  # 16 bytes, in hex
+    stretch: int
+    plan_text: str
+    spec: str  # TOML, with the coordinator's own paths
+    folder: str
+    name: str
+    variant: str
+    settings: dict[str, Any]
+    fold: int
+    seed: int
+    departure: dict[str, Any] | None = None  # whom its rounds unlearn, from which run and how; None: nobody
+
+    @classmethod
+    def of(cls, task: Task, plan: Plan, stretch: int, departure: Departure | None = None) -> Active:
+        from fedrank.spec.experiment import to_toml
+        from fedrank.spec.families import describe
+
+        return cls(
+            plan.run.hex(),
+            stretch,
+            plan.dump().decode(),
+            to_toml(task.experiment),
+            str(task.folder.absolute()),
+            task.name,
+            task.variant,
+            task.settings,
+            task.fold,
+            task.seed,
+            None
+            if departure is None
+            else {
+                "run": str(departure.parent.absolute()),
+                "leaving": list(departure.leaving),
+                "method": describe(departure.unlearner),
+            },
+        )
+
+    @classmethod
+    def read(cls, home: Path) -> Active:
+        path = home / ACTIVE
+        try:
+            return cls(**parse_json(path.read_bytes()))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is not there: nobody asked for a run; use `fedrank deploy run`") from None
+        except TypeError as problem:
+            raise ValueError(f"{path} is of another version of fedrank ({problem}); run the spec again") from None
+
+    @property
+    def job(self) -> str:
+        """The name of the job that does this stretch."""
+        return f"fedrank-{self.run[:8]}-{self.stretch}"
+
+    def write(self, home: Path) -> None:
+        write_whole(home / ACTIVE, json.dumps(asdict(self), indent=1) + "\n", private=True)
+
+    def task(self) -> Task:
+        from fedrank.run.writer import Task
+        from fedrank.spec.grid import read_tables
+        from fedrank.spec.toml import parse_toml
+
+        experiment = read_tables(parse_toml(self.spec)).base
+        return Task(Path(self.folder), experiment, self.name, self.variant, self.settings, self.fold, self.seed)
+
+    def plan(self) -> Plan:
+        from fedrank.deploy.plan import Plan
+
+        return Plan.load(self.plan_text.encode())
+
+    def departs(self) -> Departure | None:
+        """Whom the rounds of this run unlearn."""
+        from fedrank.deploy.unlearning import named
+        from fedrank.spec.families import build
+        from fedrank.unlearn.methods import Unlearner
+
+        if self.departure is None:
+            return None
+        asked = self.departure
+        return named(Path(asked["run"]), asked["leaving"], build(Unlearner, asked["method"], "method"))
+
+
+@dataclass(frozen=True)
+class HubNews:
+    """What a job last said of its run."""
+
+    run: str
+    stretch: int
+    at: float  # seconds since 1970; of two news with the same time, one is the other
+    process: int  # of the job, on the coordinator's machine
+    news: dict[str, Any] | None = None  # fields of `fedrank.run.writer.News`; None: no round has ended in this job
+    lost: list[str] = field(default_factory=list)  # sites that cannot be reached
+    ended: str = ""  # "": it goes on; else what `coordinate` returned, or "failed"
+    why: str = ""  # it failed
+
+    @classmethod
+    def read(cls, home: Path, active: Active) -> HubNews | None:
+        """None: no job of this stretch has said anything yet."""
+        try:
+            found = cls(**parse_json((home / HUB).read_bytes()))
+        except (FileNotFoundError, TypeError):  # or of another version
+            return None
+        return found if (found.run, found.stretch) == (active.run, active.stretch) else None
+
+    def write(self, home: Path) -> None:
+        write_whole(home / HUB, json.dumps(asdict(self)) + "\n", private=True)
+
+
+class HubVoice:
+    """Writes down what a job has to say of its run: now and then how far it is, at once how it ended."""
+
+    def __init__(self, home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> None:
+        self._home, self._lost = home, lost
+        self._last = HubNews(active.run, active.stretch, time.time(), os.getpid())
+        self._over = threading.Event()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> HubVoice:
+        self._writer.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._over.set()
+        self._writer.join()
+
+    def tell(self, news: News) -> None:
+        self._last = replace(self._last, at=time.time(), news=asdict(news))
+
+    def end(self, status: str, why: str = "") -> None:
+        self.__exit__()
+        replace(self._last, at=time.time(), ended=status, why=why).write(self._home)
+
+    def _write(self) -> None:
+        written = None
+        while True:
+            found = replace(self._last, lost=sorted(self._lost()))
+            if (found.at, found.lost) != written:
+                found.write(self._home)
+                written = found.at, found.lost
+            if self._over.wait(BETWEEN_NEWS):
+                return
+
+
+def private_line(path: Path, line: str) -> None:
+    """Add a line to a log that nobody but its owner may read."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    kept = "".join(letter if letter.isprintable() else " " for letter in line)
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
+        file.write(f"{stamp} {kept}\n")

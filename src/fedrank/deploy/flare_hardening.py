@@ -1,0 +1,115 @@
+"""What a kit allows. The engine's own settings are open: whoever runs the server could run code at every site.
+
+A site allows one class, ours. Nobody, whatever role the server says he has, may ship code, look at files, or operate a
+site. Logs stay where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedrank.files import parse_json, write_whole
+
+LARGEST_MESSAGE = 64 << 20  # bytes
+EXECUTOR, CONTROLLER = "fedrank.deploy.flare.SiteExecutor", "fedrank.deploy.flare.HubController"
+ROLES = ("project_admin", "org_admin", "lead", "member")
+# Everything that the engine asks rights for; what is not named here, it would allow to somebody.
+RIGHTS = (
+    *("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc"),
+    "server-predeployed-flwr",
+)
+LEADS = ("project_admin", "lead")  # who may begin a run
+HEARTBEAT = 2  # seconds: how soon a site learns that the server forgot a job
+SILENT = 30  # seconds without a heartbeat after which the server takes a site for gone
+
+# What a server may ask a site's main process for: to begin and end a job. Whoever writes his own server can leave out
+# the engine's question for rights, so that a site does not even have the rest.
+ANSWERED_BY_A_SITE = (
+    *("CheckResourceProcessor", "CancelResourceProcessor", "DeployProcessor", "StartJobProcessor"),
+    *("AbortAppProcessor", "DeleteRunNumberProcessor", "NotifyJobStatusProcessor"),
+)
+
+
+def harden(kit: Path, executor: str = EXECUTOR, controller: str = CONTROLLER) -> None:
+    """Close what a kit of the engine leaves open, and remove what would start it otherwise."""
+    local = kit / "local"
+    server = (kit / "startup" / "fed_server.json").exists()
+    found = parse_json((local / "resources.json.default").read_bytes())
+    resources = _of_server(found, kit, controller) if server else _of_site(found, executor)
+    rights = {role: _rights(role, server) for role in ROLES}
+    _write(local / "resources.json", resources)
+    _write(local / "authorization.json", {"format_version": "1.0", "permissions": rights})
+    _write(local / "comm_config.json", _communication())
+    _write(local / "log_config.json", _logging(parse_json((local / "log_config.json.default").read_bytes())))
+    for pattern in ("*.default", "*.sample"):  # a second truth
+        for path in local.glob(pattern):
+            path.unlink()
+    strip(kit)
+
+
+def strip(kit: Path) -> None:
+    """Remove the engine's own scripts: they go into the background, and look at nothing before."""
+    for path in (kit / "startup").iterdir():
+        if path.suffix in (".sh", ".ipynb") or path.name == "readme.txt":
+            path.unlink()
+    (kit / "readme.txt").unlink(missing_ok=True)
+    shutil.rmtree(kit / "transfer", ignore_errors=True)
+
+
+def _rights(role: str, server: bool) -> dict[str, str]:
+    """What somebody of a role may do here: begin a run, and at the server see and end those that he began."""
+    allowed: dict[str, str] = {}
+    if role in LEADS:
+        allowed["submit_job"] = "any"
+        if server:
+            allowed |= {"view": "any", "manage_job": "n:submitter"}
+    return {right: allowed.get(right, "none") for right in RIGHTS}
+
+
+def _of_site(resources: dict[str, Any], executor: str) -> dict[str, Any]:
+    resources |= {"class_allow_list": [executor], "class_list_enforcement_mode": "enforce"}
+    resources |= {"allow_log_streaming": False}
+    resources["components"] = [one for one in resources["components"] if one["id"] != "site_log_streamer"]
+    return resources
+
+
+def _of_server(resources: dict[str, Any], kit: Path, controller: str) -> dict[str, Any]:
+    store = kit.absolute() / "store"  # by default in a temporary folder of everybody
+    resources |= {"class_allow_list": [controller], "class_list_enforcement_mode": "enforce"}
+    resources["servers"][0] |= {"heart_beat_timeout": SILENT}
+    storage = resources["snapshot_persistor"]["args"]["storage"]
+    storage["args"]["root_dir"] = str(store / "snapshots")
+    resources["components"] = [one for one in resources["components"] if one["id"] != "log_receiver"]
+    for one in resources["components"]:
+        if one["id"] == "job_manager":
+            one["args"]["uri_root"] = str(store / "jobs")
+        elif one["id"] == "job_scheduler":
+            one["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 1000}
+    return resources
+
+
+def _communication() -> dict[str, Any]:
+    """On both sides, since each protects itself; without a limit, 1.5 GB were taken."""
+    return {
+        "streaming_max_blob_size": LARGEST_MESSAGE,
+        "max_message_size": LARGEST_MESSAGE,
+        "streaming_retry_timeout": 10.0,  # a timer for every message lives as long
+        "allow_adhoc_conns": False,
+    }
+
+
+def _logging(config: dict[str, Any]) -> dict[str, Any]:
+    """One file of a bounded size, beside the errors: the engine writes everything four times."""
+    kept = ["logFileHandler", "errorFileHandler"]
+    config["handlers"] = {name: config["handlers"][name] for name in kept}
+    for handler in config["handlers"].values():
+        handler |= {"maxBytes": 4 << 20, "backupCount": 2}
+    config["loggers"]["root"]["handlers"] = kept
+    return config
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(content, indent=2) + "\n", private=True)

@@ -1,0 +1,547 @@
+"""Kits: who belongs to a federation, with keys that are made where they stay.
+
+    coordinator  init -> invitations           approve: looks, asks, signs          invite, expel, renew
+    site                 request (makes keys)              join (makes its folder)  renew, leave
+
+Certificates come from the engine's own commands, `nvflare cert` and `nvflare package`. The coordinator holds the CA, so
+that between sites a second key counts, that of `fedrank.deploy.identity`, whose fingerprint they compare by telephone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedrank.deploy.flare_certificates import (
+    ROOT,
+    CertificateFacts,
+    KitError,
+    KitFinding,
+    certificate_facts,
+    certificate_fingerprint,
+    kit_problems,
+    same_certificate,
+)
+from fedrank.deploy.flare_commands import engine_commands, nvflare
+from fedrank.deploy.flare_hardening import harden, strip
+from fedrank.deploy.identity import IDENTITY, fingerprint, new_identity, read_identity, verify
+from fedrank.deploy.settings import FEDERATION, SITE, FederationFile, SiteEntry, site_template
+from fedrank.files import for_owner, locked, opened, parse_json, private_folder, write_whole
+
+CA, KIT, ADMIN, INVITATIONS, SITES, RECORDS = "ca", "kit", "admin", "invitations", "sites.json", "records.jsonl"
+REQUEST, INVITATION, PROFILE, PEOPLE = "request", "invitation.json", "profile.yml", "people"
+COORDINATOR = "coordinator@fedrank.deploy"  # whom the engine knows the coordinator as; it wants an e-mail address
+ORGANISATION = "coordinator"
+CERTIFICATE, APPLICATION, SIGNATURE = "certificate.zip", "application.json", "application.sig"  # in a request
+LARGEST = 1 << 20  # bytes of a request, and of each file in it
+CA_DAYS, DAYS = 3650, 1095  # how long certificates last
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a coordinator hands to a site; nothing of it is secret, and the fingerprint is compared by telephone."""
+
+    federation: str
+    name: str
+    organisation: str
+    id: int
+    host: str
+    port: int
+    fingerprint: str  # of the federation's CA
+
+    @classmethod
+    def read(cls, path: Path) -> Invitation:
+        with opened(path) as file:
+            content = file.read(LARGEST)
+        try:
+            return cls(**parse_json(content))
+        except (ValueError, TypeError) as problem:
+            raise ValueError(f"{path} is no invitation ({problem}); ask the coordinator for it again") from None
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site as the coordinator knows it."""
+
+    name: str
+    organisation: str
+    id: int
+    state: str = "invited"  # invited, joined, expelled or left
+    identity: str = ""  # public key, in hex
+    certificate: str = ""  # fingerprint
+    until: str = ""  # when the certificate ends, ISO 8601
+
+
+@dataclass(frozen=True)
+class Applicant:
+    """What a coordinator sees before he approves."""
+
+    path: Path  # of the request
+    name: str
+    organisation: str
+    id: int
+    identity: str  # public key, in hex
+    fingerprint: str  # of that key: what the two compare by telephone
+    renewal: bool  # whether the site belongs already, and only its certificate ends
+
+
+@dataclass(frozen=True)
+class Founded:
+    """A federation that was begun."""
+
+    home: Path
+    fingerprint: str  # of the CA: what sites compare by telephone
+    invitations: tuple[Path, ...]
+
+
+def init(home: Path, federation: FederationFile, text: str | None = None) -> Founded:
+    """Begin a federation: its CA, the kits of its server, its coordinator and its people, an invitation for each site.
+
+    `text` is the `federation.toml` to keep beside them.
+    """
+    home = Path(home).absolute()
+    if (home / CA).exists():
+        raise FileExistsError(f"{home / CA} exists, and a new CA would shut out every site; use another --home")
+    for person in federation.people:
+        if person.role == "project_admin":
+            raise ValueError(
+                f"people: {person.name!r} should be project_admin, and the engine issues no such certificate; lead may "
+                "do as much here"
+            )
+    private_folder(home)
+    with engine_commands(home):
+        return _init(home, federation, text)
+
+
+def _init(home: Path, federation: FederationFile, text: str | None) -> Founded:
+    server = {"host": federation.host, "fed_learn_port": federation.port, "admin_port": federation.port}
+    profile = {"name": federation.name, "scheme": "grpc", "connection_security": "mtls", "server": server}
+    write_whole(home / PROFILE, json.dumps(profile, indent=2))  # JSON is YAML
+    nvflare(home, "cert", "init", "--profile", home / PROFILE, "-o", home / CA, "--valid-days", str(CA_DAYS))
+    if text is not None:
+        write_whole(home / FEDERATION, text, private=True)
+    _write_members(home, [Member(site.name, site.organisation, site.id) for site in federation.sites])
+    own = [
+        (KIT, {"name": federation.host, "org": ORGANISATION, "type": "server"}),
+        (ADMIN, {"name": COORDINATOR, "org": ORGANISATION, "type": "admin", "role": "lead"}),
+    ]
+    own += [
+        (
+            f"{PEOPLE}/{person.name}",
+            {"name": person.name, "org": person.organisation, "type": "admin", "role": person.role},
+        )
+        for person in federation.people
+    ]
+    _own_kits(home, own)
+    return Founded(home, ca_fingerprint(home), tuple(_invitation(home, site) for site in federation.sites))
+
+
+def invite(home: Path, site: SiteEntry) -> Path:
+    """Invite one more site; returns its invitation."""
+    with _members(home) as members:
+        for other in members.values():
+            for what in ("name", "id"):
+                if str(getattr(other, what)).lower() == str(getattr(site, what)).lower():
+                    raise ValueError(
+                        f"{what} {getattr(site, what)!r} is that of a site that is {other.state} already, and messages "
+                        "of one would pass for the other's; choose another"
+                    )
+        members[site.name] = Member(site.name, site.organisation, site.id)
+        _record(home, "invite", site.name)
+    return _invitation(home, site)
+
+
+def request(invitation: Path, folder: Path) -> Path:
+    """Make a site's keys in its folder, and a request without them; returns the path of the request."""
+    invited = Invitation.read(Path(invitation))
+    folder = private_folder(Path(folder).absolute())
+    if (folder / KIT).exists():
+        raise FileExistsError(f"{folder / KIT} exists: the site has joined already; `fedrank deploy renew` renews it")
+    if (folder / REQUEST).exists():
+        raise FileExistsError(
+            f"{folder / REQUEST} exists: keys were made already; send {invited.name}.request.zip, or use another folder"
+        )
+    if not (folder / IDENTITY).exists():
+        new_identity(folder)
+    write_whole(folder / INVITATION, json.dumps(asdict(invited), indent=2) + "\n", private=True)
+    return _request(folder, invited, renewal=False)
+
+
+def renew(folder: Path) -> Path:
+    """Ask for a new certificate for a site that has joined, with a new key; it is approved and joined as the first.
+
+    In a coordinator's home: makes the certificates of the server and of the coordinator anew, and returns the home.
+    """
+    folder = Path(folder).absolute()
+    if (folder / CA).exists():
+        return _renew_own(folder)
+    invited = Invitation.read(folder / INVITATION)
+    shutil.rmtree(folder / REQUEST, ignore_errors=True)  # of a renewal that was never approved
+    return _request(folder, invited, renewal=True)
+
+
+def approve(path: Path, home: Path) -> Applicant:
+    """Who asks with a request: to be shown, compared by telephone, and signed with `sign`."""
+    path, home = Path(path).absolute(), Path(home).absolute()
+    said, certificate = _read_request(path)
+    members = read_members(home)
+    name, renewal = said["name"], said["renewal"]
+    if name not in members:
+        raise ValueError(f"{path}: no site {name!r} was invited; invite it first with `fedrank deploy invite`")
+    member = members[name]
+    asked = _common_name(certificate)
+    if asked != name:
+        raise ValueError(f"{path} is the request of {name!r} for a certificate of {asked!r}; refuse it, and ask why")
+    if said["federation"] != _profile(home)["name"]:
+        raise ValueError(f"{path} asks for federation {said['federation']!r}, not for this one; refuse it")
+    if (said["organisation"], said["id"]) != (member.organisation, member.id):
+        raise ValueError(
+            f"{path} says organisation {said['organisation']!r} and id {said['id']}, and {name!r} was invited with "
+            f"{member.organisation!r} and {member.id}; send the invitation again"
+        )
+    if member.state == "joined" and not renewal:
+        raise ValueError(f"{path}: {name!r} has joined already; a site that lost its keys is expelled and invited anew")
+    if member.state in ("expelled", "left"):
+        raise ValueError(f"{path}: {name!r} has {_gone(member.state)}; invite it anew under another name and id")
+    if renewal and member.identity != said["identity"]:
+        raise ValueError(f"{path} is not signed with the key by which {name!r} is known; refuse it, and ask why")
+    return Applicant(
+        path, name, member.organisation, member.id, said["identity"], fingerprint(said["identity"]), renewal
+    )
+
+
+def sign(applicant: Applicant, home: Path, days: int = DAYS) -> Path:
+    """Sign the certificate of somebody who was compared; returns the file to send back."""
+    home = Path(home).absolute()
+    with _members(home) as members:
+        again = approve(applicant.path, home)  # the file may have changed since somebody looked at it
+        if again != applicant:
+            raise ValueError(f"{applicant.path} changed since it was shown; look at it again")
+        out = applicant.path.parent / f"{applicant.name}.signed.zip"
+        with tempfile.TemporaryDirectory(dir=home) as inside:
+            inner = Path(inside) / f"{applicant.name}.request.zip"
+            inner.write_bytes(_read_request(applicant.path)[1])
+            said = nvflare(home, *_approve(home, inner, out, days))
+        with zipfile.ZipFile(out) as signed:
+            certificate = _load(signed.read(f"{applicant.name}.crt"))
+        members[applicant.name] = replace(
+            members[applicant.name],
+            state="joined",
+            identity=applicant.identity,
+            certificate=certificate_fingerprint(certificate),
+            until=certificate.not_valid_after_utc.isoformat(),
+        )
+        what = "renew" if applicant.renewal else "approve"
+        _record(home, what, applicant.name, key=applicant.fingerprint, request=said["request_id"])
+    return out
+
+
+def join(signed: Path, folder: Path, expected: str) -> Path:
+    """Make the site's folder of a signed certificate; `expected` is the CA's fingerprint, heard by telephone.
+
+    Joined a second time, after a renewal, it exchanges the certificate and its key.
+    """
+    signed, folder = Path(signed).absolute(), Path(folder).absolute()
+    if not (folder / REQUEST).is_dir():
+        raise FileNotFoundError(
+            f"{folder / REQUEST} is not there, and with it the key of this certificate; join in the request's folder"
+        )
+    invited = Invitation.read(folder / INVITATION)
+    try:
+        with zipfile.ZipFile(signed) as content:
+            root = certificate_fingerprint(_load(content.read(ROOT)))
+    except (zipfile.BadZipFile, KeyError, ValueError) as problem:
+        raise ValueError(f"{signed} is no signed certificate ({problem}); ask the coordinator for it again") from None
+    for who, theirs in (("you were told", expected), ("the invitation says", invited.fingerprint)):
+        if not same_certificate(theirs, root):
+            raise ValueError(
+                f"{signed} comes from somebody else's federation: its CA is {root}, and {who} {theirs}; do not join, "
+                "and ask the coordinator by telephone"
+            )
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        made = _package(folder, signed, folder / REQUEST, root, Path(inside), invited.federation, invited.name)
+        if (problems := kit_problems(made, fingerprint=root, name=invited.name)) or (
+            problems := _other_server(made, invited)
+        ):
+            raise KitError(problems)
+        if (folder / KIT).exists():
+            _exchange(made, folder / KIT)
+        else:
+            harden(made)
+            close(made)
+            os.replace(made, folder / KIT)
+    shutil.rmtree(folder / REQUEST)  # with the second copy of the key
+    if not (folder / SITE).exists():
+        text = site_template(invited.name, invited.id, invited.federation)
+        write_whole(folder / SITE, text, private=True)
+    return folder
+
+
+def expel(home: Path, name: str, why: str = "") -> Member:
+    """Shut a site out: a server that runs is started again, and refuses it from then on."""
+    return _go(home, name, "expelled", why)
+
+
+def leave(home: Path, name: str, why: str = "") -> Member:
+    """Note that a site has left of its own will; like one that was expelled, it is no longer let in."""
+    return _go(home, name, "left", why)
+
+
+def read_members(home: Path) -> dict[str, Member]:
+    """The sites of a federation, by name."""
+    try:
+        with opened(Path(home) / SITES) as file:
+            return {name: Member(**values) for name, values in parse_json(file.read()).items()}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{home} is no coordinator's home: it has no {SITES}; make one with `init`") from None
+
+
+def ca_fingerprint(home: Path) -> str:
+    """What sites compare by telephone before they join."""
+    return certificate_fingerprint(_load((Path(home) / CA / ROOT).read_bytes()))
+
+
+def kits(folder: Path) -> dict[str, CertificateFacts]:
+    """What the certificates say that lie in a coordinator's home, or in a site's folder."""
+    folder = Path(folder)
+    return {name: certificate_facts(folder / name) for name in (KIT, ADMIN) if (folder / name).exists()}
+
+
+def close(kit: Path) -> None:
+    """Let nobody but the owner look into a kit."""
+    for path, _, files in os.walk(kit):
+        os.chmod(path, 0o700)
+        for name in files:
+            os.chmod(os.path.join(path, name), 0o600)
+
+
+def _own_kits(home: Path, who: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Kits of the coordinator's own machine, whose keys stay there."""
+    profile, root = _profile(home), ca_fingerprint(home)
+    for place, participant in who:
+        with tempfile.TemporaryDirectory(dir=home) as inside:
+            asked, name = Path(inside) / "request", participant["name"]
+            ports = {"fed_learn_port": profile["server"]["fed_learn_port"]} if participant["type"] == "server" else {}
+            _ask(home, profile["name"], participant | ports, asked, Path(inside))
+            signed = asked / f"{name}.signed.zip"
+            nvflare(home, *_approve(home, asked / f"{name}.request.zip", signed, DAYS))
+            made = _package(home, signed, asked, root, Path(inside), profile["name"], name)
+            if (home / place).exists():
+                _exchange(made, home / place)
+                continue
+            if participant["type"] == "server":
+                _write_disabled(made, [])
+                harden(_settled(made, home / place))
+            else:
+                strip(_settled(made, home / place))
+        close(home / place)
+
+
+def _settled(made: Path, place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(made, place)
+    return place
+
+
+def _renew_own(home: Path) -> Path:
+    kinds = {KIT: {"type": "server"}, ADMIN: {"type": "admin", "role": "lead"}}
+    for place, kind in kinds.items():
+        facts = certificate_facts(home / place)
+        _own_kits(home, [(place, {"name": facts.subject, "org": facts.organisation} | kind)])
+        _record(home, "renew", facts.subject)
+    return home
+
+
+def _exchange(made: Path, kit: Path) -> None:
+    """Put a new certificate and its key in the place of the old ones; both are there, or neither."""
+    for path in sorted((made / "startup").iterdir(), key=lambda path: path.suffix == ".crt"):
+        if path.suffix in (".key", ".crt"):
+            write_whole(kit / "startup" / path.name, path.read_bytes(), private=True)
+
+
+def _request(folder: Path, invited: Invitation, renewal: bool) -> Path:
+    participant = {"name": invited.name, "org": invited.organisation, "type": "client"}
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        asked = Path(inside) / REQUEST
+        _ask(folder, invited.federation, participant, asked, Path(inside))
+        os.replace(asked, folder / REQUEST)
+    close(folder / REQUEST)
+    return _packed(folder, invited, (folder / REQUEST / f"{invited.name}.request.zip").read_bytes(), renewal)
+
+
+def _packed(folder: Path, invited: Invitation, certificate: bytes, renewal: bool) -> Path:
+    """A request: what the engine wants, what the site says, and its signature under both."""
+    key = read_identity(folder)
+    said = {
+        "federation": invited.federation,
+        "name": invited.name,
+        "organisation": invited.organisation,
+        "id": invited.id,
+        "identity": key.public,
+        "renewal": renewal,
+        "certificate": hashlib.sha256(certificate).hexdigest(),
+    }
+    application = json.dumps(said, sort_keys=True).encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(CERTIFICATE, certificate)
+        archive.writestr(APPLICATION, application)
+        archive.writestr(SIGNATURE, key.sign(application))
+    out = folder / f"{invited.name}.request.zip"
+    write_whole(out, packed.getvalue())
+    return out
+
+
+def _read_request(path: Path) -> tuple[dict[str, Any], bytes]:
+    """What a request says, and the engine's request in it; the first is signed with the key that it names."""
+    again = "ask the site for it again"
+    kinds = {"federation": str, "name": str, "organisation": str, "id": int, "identity": str, "renewal": bool}
+    try:
+        with opened(path) as file, zipfile.ZipFile(file) as archive:
+            names = (CERTIFICATE, APPLICATION, SIGNATURE)
+            if sorted(archive.namelist()) != sorted(names):
+                raise ValueError(f"it should hold {', '.join(names)}")
+            if max(archive.getinfo(name).file_size for name in names) > LARGEST:
+                raise ValueError("it is too large")
+            certificate, application, signature = (archive.read(name) for name in names)
+        said = parse_json(application)
+        if not isinstance(said, dict) or set(said) != {*kinds, "certificate"}:
+            raise ValueError("its keys are others")
+        if any(type(said[key]) is not kind for key, kind in kinds.items()):
+            raise ValueError("its values are of other kinds")
+    except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, NotImplementedError) as problem:
+        raise ValueError(f"{path} is no request of a site ({problem}); {again}") from None
+    if not verify(said["identity"], application, signature):
+        raise ValueError(f"{path} is not signed with the key that it names; {again}")
+    if said["certificate"] != hashlib.sha256(certificate).hexdigest():
+        raise ValueError(f"{path} holds another certificate's request than the one that was signed; {again}")
+    return said, certificate
+
+
+def _common_name(request_zip: bytes) -> str:
+    """Whom a certificate is asked for, as the signing request itself says."""
+    from cryptography.x509 import load_pem_x509_csr
+    from cryptography.x509.oid import NameOID
+
+    with zipfile.ZipFile(io.BytesIO(request_zip)) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".csr")]
+        if len(names) != 1 or archive.getinfo(names[0]).file_size > LARGEST:
+            raise ValueError("the request holds no signing request; ask the site for it again")
+        asked = load_pem_x509_csr(archive.read(names[0]))
+    return str(asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def _other_server(kit: Path, invited: Invitation) -> list[KitFinding]:
+    facts = certificate_facts(kit)
+    if (facts.host, facts.port) == (invited.host, invited.port):
+        return []
+    return [
+        KitFinding(
+            f"the certificate is for the server {facts.host}:{facts.port}, and you were invited to "
+            f"{invited.host}:{invited.port}",
+            "ask the coordinator for a new invitation",
+        )
+    ]
+
+
+def _ask(home: Path, federation: str, participant: dict[str, Any], out: Path, inside: Path) -> None:
+    described = inside / "participant.yml"
+    described.write_text(json.dumps({"name": federation, "participants": [participant]}))
+    nvflare(home, "cert", "request", "-p", described, "--out", out)
+
+
+def _approve(home: Path, asked: Path, out: Path, days: int) -> list[str | Path]:
+    words: list[str | Path] = ["cert", "approve", asked, "-c", home / CA, "--profile", home / PROFILE, "--out", out]
+    return [*words, "--valid-days", str(days), "--force"]
+
+
+def _package(home: Path, signed: Path, asked: Path, root: str, inside: Path, federation: str, name: str) -> Path:
+    work = inside / "work"
+    nvflare(home, "package", signed, "-w", work, "--request-dir", asked, "--fingerprint", root)
+    (made,) = work.glob(f"{federation}/prod_*/{name}")
+    return made
+
+
+def _invitation(home: Path, site: SiteEntry) -> Path:
+    profile = _profile(home)
+    server = profile["server"]
+    invited = Invitation(
+        profile["name"],
+        site.name,
+        site.organisation,
+        site.id,
+        server["host"],
+        server["fed_learn_port"],
+        ca_fingerprint(home),
+    )
+    path = home / INVITATIONS / f"{site.name}.json"
+    write_whole(path, json.dumps(asdict(invited), indent=2) + "\n")
+    return path
+
+
+def _go(home: Path, name: str, state: str, why: str) -> Member:
+    home = Path(home).absolute()
+    with _members(home) as members:
+        if name not in members:
+            raise ValueError(f"no site {name!r} in this federation; there are {', '.join(members)}")
+        if members[name].state in ("expelled", "left"):
+            raise ValueError(f"{name!r} has {_gone(members[name].state)} already")
+        members[name] = replace(members[name], state=state)
+        _record(home, "expel" if state == "expelled" else "leave", name, why=why)
+        _write_disabled(home / KIT, [one.name for one in members.values() if one.state in ("expelled", "left")])
+        return members[name]
+
+
+def _gone(state: str) -> str:
+    return "been expelled" if state == "expelled" else state
+
+
+def _write_disabled(kit: Path, names: Sequence[str]) -> None:
+    """Whom the server does not let in; it reads this when it starts."""
+    content = json.dumps({"disabled_clients": sorted(names)}, indent=2)
+    write_whole(kit / "disabled_clients.json", content, private=True)
+
+
+@contextmanager
+def _members(home: Path) -> Iterator[dict[str, Member]]:
+    """The sites of a federation, to be changed; what was changed is written at the end."""
+    home = Path(home)
+    with locked(home / f"{SITES}.lock", str(home / SITES)):
+        members = read_members(home)
+        yield members
+        _write_members(home, members.values())
+
+
+def _write_members(home: Path, members: Iterable[Member]) -> None:
+    content = json.dumps({member.name: asdict(member) for member in members}, indent=2)
+    write_whole(home / SITES, content + "\n", private=True)
+
+
+def _record(home: Path, what: str, who: str, **more: Any) -> None:
+    line = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "what": what, "who": who, **more}
+    with open(home / RECORDS, "a", encoding="utf-8", opener=for_owner) as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _profile(home: Path) -> dict[str, Any]:
+    found: dict[str, Any] = parse_json((home / PROFILE).read_bytes())
+    return found
+
+
+def _load(content: bytes) -> Any:
+    from cryptography.x509 import load_pem_x509_certificate
+
+    return load_pem_x509_certificate(content)

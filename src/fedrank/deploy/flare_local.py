@@ -1,0 +1,135 @@
+"""A whole federation on one machine: a server and its sites as processes, with mutual TLS on loopback.
+
+Everything is as between machines, but for people who compare fingerprints: kits are made, requested, approved and
+joined, processes are looked after, and jobs submitted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrank.deploy.flare_commands import engine_commands
+from fedrank.deploy.flare_kit import approve, init, join, request, sign
+from fedrank.deploy.flare_processes import serve
+from fedrank.deploy.flare_session import Away, Coordinator
+from fedrank.deploy.settings import FederationFile, Person, SiteEntry
+from fedrank.files import private_folder
+
+HOST = "localhost"
+HUB = "hub"  # the coordinator's home beside the folders of the sites
+PATIENCE = 60.0  # seconds until all are there
+
+
+@dataclass(frozen=True)
+class LocalFederation:
+    """A federation on this machine."""
+
+    home: Path  # of the coordinator
+    sites: Mapping[str, Path]
+
+
+def provision_locally(
+    folder: Path, sites: Mapping[str, int], name: str = "local", people: Sequence[Person] = ()
+) -> LocalFederation:
+    """Make the home of a coordinator and the folder of each site, by its name and id; no process is started."""
+    folder = private_folder(folder)
+    entries = tuple(SiteEntry(site, site.replace("-", "_"), id) for site, id in sites.items())
+    with engine_commands(folder):
+        made = init(folder / HUB, FederationFile(name, HOST, free_port(), entries, tuple(people)))
+        for invitation in made.invitations:
+            asked = request(invitation, folder / invitation.stem)
+            join(sign(approve(asked, made.home), made.home), folder / invitation.stem, made.fingerprint)
+    return LocalFederation(made.home, {site: folder / site for site in sites})
+
+
+@contextlib.contextmanager
+def local_federation(
+    sites: Mapping[str, int],
+    folder: Path | None = None,
+    prepare: Callable[[LocalFederation], None] = lambda federation: None,
+    name: str = "local",
+    tell: Callable[[str], None] = lambda line: None,
+    warm_up: Callable[[], None] = lambda: None,
+) -> Iterator[LocalFederation]:
+    """A federation whose server and sites run, and are ended at the end; without a folder, nothing of it is left.
+
+    `prepare` writes what sites need before they start, such as `site.toml`. `warm_up` compiles what they will run, once
+    for all of them, while they come up.
+    """
+    with contextlib.ExitStack() as held:
+        if folder is None:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="fedrank-")))
+        federation = provision_locally(folder, sites, name)
+        prepare(federation)
+        held.enter_context(running_locally(federation, tell, warm_up))
+        yield federation
+
+
+@contextlib.contextmanager
+def running_locally(
+    federation: LocalFederation,
+    tell: Callable[[str], None] = lambda line: None,
+    warm_up: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """The processes of a federation on this machine, each looked after; when it begins, all sites are there."""
+    stop = threading.Event()
+    problems: list[BaseException] = []
+
+    def look_after(folder: Path) -> None:
+        try:
+            serve(folder, tell=lambda line: tell(f"{folder.name}: {line}"), stop=stop)
+        except BaseException as problem:
+            problems.append(problem)
+
+    folders = [federation.home, *federation.sites.values()]
+    threads = [threading.Thread(target=look_after, args=(folder,), daemon=True) for folder in folders]
+    for thread in threads:
+        thread.start()
+    try:
+        warm_up()
+        wait_for_sites(federation, problems)
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def wait_for_sites(federation: LocalFederation, problems: list[BaseException] | None = None) -> None:
+    """Return when the server hears every site."""
+    deadline = time.monotonic() + PATIENCE
+    with Coordinator(federation.home) as server:
+        here: set[str] = set()
+        reached = False
+        while True:
+            if problems:
+                raise problems[0]
+            try:
+                reached = reached or server.connect()
+                here = server.connected() if reached else set()
+            except Away:
+                reached = False
+            if here >= set(federation.sites):
+                return
+            if time.monotonic() > deadline:
+                missing = ", ".join(sorted(set(federation.sites) - here))
+                raise TimeoutError(
+                    f"{missing} did not come up within {PATIENCE:g} s; look at engine.log and kit/log.txt in "
+                    f"{federation.home.parent}"
+                )
+            time.sleep(0.2)
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

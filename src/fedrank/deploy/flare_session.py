@@ -1,0 +1,191 @@
+"""What the coordinator asks his own server for: to begin a job, to end one, how it goes, who is there.
+
+The engine's session lives in a child, which is ended when it hangs: one that met a server half way up waits for ever,
+and one that is not closed does not let its process end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from fedrank.deploy.flare_kit import ADMIN, COORDINATOR
+from fedrank.deploy.flare_processes import child_environment
+
+CONNECTING = 10.0  # seconds; a session takes one when the server is there
+ANSWERING = 20.0  # seconds for everything else
+MOST_QUESTIONS = 500  # after which a session is made anew: each leaves some 60 kB behind
+
+
+class Away(Exception):
+    """The server cannot be reached, or was started anew and knows the session no more."""
+
+
+class NotAllowed(Exception):
+    """The server refuses; the text says why."""
+
+
+class Coordinator:
+    """A session of the coordinator with the server."""
+
+    def __init__(self, home: Path, kit: Path | None = None, who: str = COORDINATOR) -> None:
+        self._home, self._kit, self._who = home, kit or home / ADMIN, who
+        self._child: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._asked = 0
+
+    def connect(self, patience: float = CONNECTING) -> bool:
+        """Whether the server can be reached; a session that broke is made anew."""
+        self.close()
+        self._asked = 0
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "fedrank.deploy.flare_session", str(self._kit), self._who],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=child_environment(self._home),
+            cwd=self._home,
+        )
+        self._answers = queue.Queue()
+        threading.Thread(target=_collect, args=(self._child, self._answers), daemon=True).start()
+        try:
+            self._ask("connect", patience, within=2 * patience)
+        except Away:
+            self.close()
+            return False
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a session; the server may have gone meanwhile."""
+        return self._child is not None and self._child.poll() is None
+
+    def submit(self, folder: Path, token: str) -> str:
+        """The id of the job in a folder; the same for the same token."""
+        found: str = self._ask("submit", str(folder), token)
+        return found
+
+    def state(self, id: str) -> tuple[str, list[str]]:
+        """The state of a job, and what each site said when it was handed to it."""
+        if self._asked >= MOST_QUESTIONS and not self.connect():
+            raise Away("the server took no new session")
+        state, said = self._ask("state", id)
+        return state, list(said)
+
+    def end(self, id: str) -> None:
+        """End a job; one that has ended already, or whose server is away, may."""
+        with contextlib.suppress(Away, NotAllowed):
+            self._ask("end", id)
+
+    def connected(self) -> set[str]:
+        """Sites that the server hears."""
+        return set(self._ask("connected"))
+
+    def command(self, line: str) -> Any:
+        """What the server answers to a line of its own language."""
+        return self._ask("command", line)
+
+    def close(self) -> None:
+        if self._child is None:
+            return
+        child, self._child = self._child, None
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        try:
+            child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def _ask(self, what: str, *words: Any, within: float = ANSWERING) -> Any:
+        if self._child is None:
+            raise Away("there is no session")
+        assert self._child.stdin is not None
+        self._asked += 1
+        try:
+            self._child.stdin.write(json.dumps([what, *words]) + "\n")
+            self._child.stdin.flush()
+            line = self._answers.get(timeout=within)
+        except (OSError, queue.Empty):
+            raise Away(f"no answer within {within:g} s") from None
+        if not line:
+            raise Away("the session ended")
+        kind, said = json.loads(line)
+        if kind == "away":
+            raise Away(said)
+        if kind == "refused":
+            raise NotAllowed(said)
+        return said
+
+
+def _collect(child: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+    assert child.stdout is not None
+    with child.stdout as lines:
+        for line in lines:
+            answers.put(line)
+    answers.put("")
+
+
+def _serve_session(kit: str, who: str) -> None:
+    """The child: one session, one question a line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the engine prints
+    logging.disable(logging.CRITICAL)
+    session: Any = None
+    for line in sys.stdin:
+        what, *words = json.loads(line)
+        try:
+            if what == "connect":
+                from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+                session = new_secure_session(who, kit, timeout=words[0])
+                said: Any = None
+            else:
+                said = _do(session, what, words)
+            answer = ["done", said]
+        except Exception as problem:
+            name = type(problem).__name__
+            kind = "refused" if name in REFUSALS else "away"
+            answer = [kind, f"{name}: {problem}"]
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    os._exit(0)  # a session does not let go
+
+
+# Everything else means that the server is away, or knows this session no more.
+REFUSALS = ("AuthorizationError", "InvalidJobDefinition", "JobNotFound", "JobNotRunning", "InvalidArgumentError")
+
+
+def _do(session: Any, what: str, words: list[Any]) -> Any:
+    if what == "submit":
+        return session.submit_job(words[0], submit_token=words[1])
+    if what == "state":
+        meta = session.get_job_meta(words[0])
+        return meta.get("status", ""), meta.get("job_deploy_detail") or []
+    if what == "end":
+        return session.abort_job(words[0])
+    if what == "connected":
+        return [client.name for client in session.get_system_info().client_info]
+    if what == "command":
+        return json.loads(json.dumps(session.do_command(words[0]), default=str))
+    raise ValueError(f"no question {what!r}")
+
+
+if __name__ == "__main__":
+    _serve_session(*sys.argv[1:])

@@ -1,0 +1,520 @@
+"""A federation that meets in a shared folder: a synced folder, a network share, a USB stick. Nobody runs a server.
+
+    federation.json             who takes part, signed by the coordinator (`folder_members`)
+    joining/SITE, left/SITE     who wants to take part, who no longer does
+    plans/RUN.plan              what a run is
+    to/SITE/RUN-ROUND-ATTEMPT-REQUEST-ASKED       a request: digest of its bytes, and how often it was asked
+    from/SITE/the same name                       the answer to it
+
+Every file is signed by its sender, written whole, and removed by nobody but its sender. A request is open while its
+file is there: a device that was offline for days finds it, and its answer is used if the coordinator still waits, or
+asks the same again. The same request has the same name, so that a coordinator that was killed finds what was answered
+meanwhile; a site that is asked twice sends the same bytes (`Site`). Everybody who can read the folder can read every
+message: noise must be added on the client, and a secure sum, which needs everybody online, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fedrank import wire
+from fedrank.deploy import letters
+from fedrank.deploy.backup import Restored
+from fedrank.deploy.folder_members import (
+    COORDINATOR,
+    FolderMember,
+    FolderMembership,
+    membership_state,
+    note_departures,
+    publish,
+)
+from fedrank.deploy.hub import Silent
+from fedrank.deploy.identity import IdentityKey, read_identity
+from fedrank.deploy.plan import LARGEST as LARGEST_PLAN
+from fedrank.deploy.plan import Plan
+from fedrank.deploy.signed_files import (
+    COPY,
+    FOREIGN_NAME,
+    FileAddress,
+    Ignoring,
+    Unusable,
+    looked_at,
+    own_folder,
+    read_signed,
+    write_signed,
+)
+from fedrank.files import locked, told
+from fedrank.protect.mechanisms import AtServer
+from fedrank.spec.families import name_of
+from fedrank.types import has
+from fedrank.wire import Part
+
+TO, FROM, PLANS = "to", "from", "plans"
+LOCK = "folder.lock"
+LARGEST = letters.LARGEST_MODEL + (1 << 20)  # bytes of a request or an answer
+ONLINE = ("partners", *letters.PHASES)  # kinds of requests that nobody can answer a day later
+SECONDS_BETWEEN_LOOKS = 1.0  # of a coordinator
+SECONDS_BETWEEN_COUNTS = 5.0  # until a coordinator looks for files that nobody asked for
+_NAME = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-([0-9]{1,10})-([0-9a-f]{32})-([0-9]{1,9})")
+
+
+_ENDED = {"expelled": "was expelled", "left": "left"}
+
+
+class Answering(Protocol):
+    """What a site does with a request: see `fedrank.deploy.site.Site`."""
+
+    def answer(self, content: bytes, /) -> bytes: ...
+
+
+class RequestName(NamedTuple):
+    """The name of a request, and of its answer."""
+
+    run: str  # hexadecimal
+    round: int
+    attempt: int
+    request: str  # digest of its bytes, hexadecimal
+    asked: int  # how often before: a refusal may be asked about again
+
+    def __str__(self) -> str:
+        return f"{self.run}-{self.round}-{self.attempt}-{self.request}-{self.asked}"
+
+    @classmethod
+    def read(cls, name: str) -> RequestName | None:
+        found = _NAME.fullmatch(name)
+        made = None if found is None else cls(found[1], int(found[2]), int(found[3]), found[4], int(found[5]))
+        return made if str(made) == name else None
+
+    @classmethod
+    def of(cls, content: bytes, asked: int = 0) -> RequestName:
+        label = wire.label_of(content)
+        return cls(label.run.hex(), label.round, label.attempt, hashlib.sha256(content).hexdigest()[:32], asked)
+
+
+@dataclass(frozen=True)
+class FolderAnswer:
+    """A request that a site answered."""
+
+    run: str
+    round: int
+    attempt: int
+    kind: str
+    refused: bool  # its log says why
+
+
+def refuse_online_plan(plan: Plan) -> None:
+    """Refuse a run whose protection is none in a folder, or needs everybody online at once."""
+    mechanism: Any = getattr(plan.question, "mechanism", None)
+    if has(mechanism, "adds up"):
+        why = "it needs all sites online at once"
+        if isinstance(mechanism.place, AtServer):
+            why = "noise would come too late: everybody who can read the folder reads every message"
+        raise ValueError(
+            f"run {plan.name!r} protects its sum with place = {name_of(mechanism.place)!r}, which cannot be done in a "
+            f'folder: {why}; use place = "client", or a federation over a network'
+        )
+
+
+def read_plans(shared: Path, site_folder: Path, ignoring: Ignoring | None = None) -> list[Plan]:
+    """Runs that the coordinator announced in the folder."""
+    me, ignoring = FolderMembership.read(site_folder), ignoring or Ignoring()
+    found = []
+    for path in looked_at(Path(shared) / PLANS, ignoring):
+        if not re.fullmatch(r"[0-9a-f]{32}\.plan", path.name):
+            ignoring.count(path, _foreign(path.name))
+        elif (plan := _read_plan(Path(shared), me, path.stem, ignoring)) is not None:
+            found.append(Plan.load(plan))
+    return found
+
+
+# The coordinator's side
+
+
+@dataclass
+class _Waiting:
+    """A request that nobody has answered yet."""
+
+    member: FolderMember
+    name: RequestName
+    answer: Future[bytes]
+    deadline: float
+    patience: float
+
+
+class FolderSend:
+    """Sends requests through a folder and waits for answers. To be closed: it holds a lock, and looks by a thread."""
+
+    def __init__(self, shared: Path, home: Path, every: float = SECONDS_BETWEEN_LOOKS) -> None:
+        self.shared, self.home, self.every = Path(shared), Path(home), every
+        self.ignoring = Ignoring()
+        self._open = ExitStack()
+        self._open.enter_context(locked(self.home / LOCK, f"the federation of {self.home}"))
+        try:
+            self._key = read_identity(self.home)
+            self.federation = publish(self.shared, self.home)
+            self._note_departures()
+        except BaseException:
+            self._open.close()
+            raise
+        self._turn = threading.RLock()  # whoever is told of an answer may ask the next thing at once
+        self._waiting: list[_Waiting] = []
+        self._in_step: set[str] = set()  # runs whose rounds are numbered one after the other, for all sites
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._problem = ""  # of the last look
+        self._counted = 0.0
+
+    def __enter__(self) -> FolderSend:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait no more. Requests stay open, so that a run that goes on later finds what was answered meanwhile."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._turn:
+            for one in self._waiting:
+                _fail(one.answer, "the coordinator stopped waiting")
+            self._waiting.clear()
+        self._open.close()
+
+    def __call__(self, site: str, request: bytes, patience: float) -> Future[bytes]:
+        """Ask a site; the future holds its answer, or `Silent` with the reason. A cancelled request is withdrawn."""
+        answer: Future[bytes] = Future()
+        member = self.federation.site(site)
+        if member is None or member.state != "joined":
+            _fail(answer, f"site {site!r} takes no part in {self.federation.name!r}: {_state(member)}")
+            return answer
+        label = wire.label_of(request)
+        if label.kind in ONLINE:
+            _fail(answer, f"a secure sum needs everybody online at once, and {site!r} meets us in a folder")
+            return answer
+        with self._turn:
+            if label.kind == "hello":
+                self._announce(request)
+            name = self._name(member, RequestName.of(request))
+            self._withdraw(member, name)
+            if (found := self._answer(member, name)) is not None:
+                answer.set_result(found)
+                return answer
+            path = own_folder(self.shared, TO, site) / str(name)
+            if not self._is_there(path, member, name, request):
+                write_signed(path, self._key, _request(self.federation.federation, site, name), request)
+            own_folder(self.shared, FROM, site)
+            self._waiting.append(_Waiting(member, name, answer, time.monotonic() + patience, patience))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="fedrank-folder", daemon=True)
+                self._thread.start()
+        return answer
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """How many files were ignored, by reason."""
+        return self.ignoring.reasons
+
+    def _announce(self, request: bytes) -> None:
+        """Put the plan of a hello where sites find it that were not running when it came."""
+        label = wire.label_of(request)
+        hello = wire.Label("hello", label.run, label.round)
+        _, found = wire.unpack(request, hello, {"plan": Part("|S", LARGEST_PLAN)})
+        plan = Plan.load(found["plan"])
+        refuse_online_plan(plan)
+        if getattr(plan.question, "arrival", None) is None:
+            self._in_step.add(label.run.hex())
+        path = own_folder(self.shared, PLANS) / f"{label.run.hex()}.plan"
+        address = _plan(self.federation.federation, label.run.hex())
+        try:
+            if read_signed(path, address, self._key.public, LARGEST_PLAN) == found["plan"]:
+                return
+        except (FileNotFoundError, Unusable):
+            pass
+        write_signed(path, self._key, address, found["plan"])
+
+    def _name(self, member: FolderMember, name: RequestName) -> RequestName:
+        """Under which name to ask: that of the same request while it is open, unless its answer was of no use.
+
+        What was refused may be met now, and what was withdrawn is asked afresh: its old answer may still lie there.
+        """
+        requests = [one.asked for _, one in self._names(TO, member.name) if one._replace(asked=0) == name]
+        if not requests:
+            answers = [one.asked for _, one in self._names(FROM, member.name) if one._replace(asked=0) == name]
+            return name._replace(asked=max(answers, default=-1) + 1)
+        before = name._replace(asked=max(requests))
+        found = self._answer(member, before)
+        if found is not None and _is_refusal(found):
+            return before._replace(asked=before.asked + 1)
+        return before
+
+    def _withdraw(self, member: FolderMember, name: RequestName) -> None:
+        """Close requests that nobody waits for: others to this site, those of other runs, and of rounds that are over.
+
+        A site that comes back would else answer them, and its people would pay for what nobody uses.
+        """
+        awaited = {(one.member.name, one.name) for one in self._waiting if not one.answer.done()}
+        for site in self.federation.sites:
+            for path, other in self._names(TO, site.name):
+                mine = site.name == member.name and other != name
+                over = other.run != name.run or (name.run in self._in_step and other.round < name.round)
+                if (mine or over) and (site.name, other) not in awaited:
+                    path.unlink(missing_ok=True)
+
+    def _names(self, where: str, site: str) -> Iterator[tuple[Path, RequestName]]:
+        for path in looked_at(self.shared / where / site, self.ignoring):
+            if (name := RequestName.read(path.name)) is not None:
+                yield path, name
+
+    def _is_there(self, path: Path, member: FolderMember, name: RequestName, request: bytes) -> bool:
+        try:
+            address = _request(self.federation.federation, member.name, name)
+            return read_signed(path, address, self._key.public, LARGEST) == request
+        except (FileNotFoundError, Unusable):
+            return False
+
+    def _answer(self, member: FolderMember, name: RequestName) -> bytes | None:
+        path = self.shared / FROM / member.name / str(name)
+        try:
+            return read_signed(path, _reply(self.federation.federation, member.name, name), member.public, LARGEST)
+        except FileNotFoundError:
+            return None
+        except Unusable as problem:
+            self.ignoring.count(path, problem.reason)
+            return None
+
+    def _look(self) -> None:
+        while not self._stop.wait(self._pause()):
+            with self._turn:
+                try:
+                    self._look_once()
+                    self._problem = ""
+                except OSError as problem:  # a share that is not there just now comes back
+                    self._problem = told(problem)
+                self._expire()
+
+    def _pause(self) -> float:
+        """Until the next look, or until somebody's patience ends."""
+        with self._turn:
+            first = min((one.deadline for one in self._waiting), default=float("inf"))
+        return max(0.0, min(self.every, first - time.monotonic()))
+
+    def _look_once(self) -> None:
+        for one in list(self._waiting):
+            if one.answer.cancelled():
+                (self.shared / TO / one.member.name / str(one.name)).unlink(missing_ok=True)
+                self._waiting.remove(one)
+            elif (found := self._answer(one.member, one.name)) is not None:
+                self._waiting.remove(one)
+                with suppress(InvalidStateError):  # cancelled meanwhile
+                    one.answer.set_result(found)
+        if time.monotonic() - self._counted > SECONDS_BETWEEN_COUNTS:
+            self._counted = time.monotonic()
+            self._note_departures()
+            self._count_others()
+
+    def _expire(self) -> None:
+        for one in [one for one in self._waiting if time.monotonic() >= one.deadline]:
+            self._waiting.remove(one)
+            why = f"; {self._problem}" if self._problem else ""
+            _fail(
+                one.answer,
+                f"site {one.member.name!r} has not answered round {one.name.round} within {one.patience:g} s; its "
+                f"request stays open{why}",
+            )
+
+    def _note_departures(self) -> None:
+        if note_departures(self.shared, self.home):
+            self.federation = publish(self.shared, self.home)
+
+    def _count_others(self) -> None:
+        """Files that nobody will ever read."""
+        for site in self.federation.sites:
+            for path in looked_at(self.shared / FROM / site.name, self.ignoring):
+                if RequestName.read(path.name) is None:
+                    self.ignoring.count(path, _foreign(path.name))
+
+
+def folder_send(shared: Path, home: Path, every: float = SECONDS_BETWEEN_LOOKS) -> FolderSend:
+    """How the coordinator of a home sends requests through its shared folder; `with` closes it."""
+    return FolderSend(shared, home, every)
+
+
+# The site's side
+
+
+def serve_once(
+    shared: Path, site_folder: Path, site: Answering | None = None, ignoring: Ignoring | None = None
+) -> list[FolderAnswer]:
+    """Answer every open request to a site, once. Without `site`, the one of the folder is opened for it."""
+    shared, site_folder = Path(shared), Path(site_folder)
+    ignoring = Ignoring() if ignoring is None else ignoring
+    state = membership_state(shared, site_folder)
+    if state == "waiting":
+        return []
+    if state != "joined":
+        raise ValueError(f"this site {_ENDED[state]}, so that nothing is sent; join again, or remove its folder")
+    me, key = FolderMembership.read(site_folder), read_identity(site_folder)
+    wanted = list(_open_requests(shared, me, key, ignoring))
+    answered = []
+    if wanted:
+        with nullcontext(site) if site is not None else _opened_site(site_folder) as at_work:
+            known = ""  # the run that the site knows
+            for name, request in wanted:
+                if wire.label_of(request).kind != "hello" and name.run != known:
+                    _introduce(shared, me, name.run, _over(site_folder, name), at_work, ignoring)
+                known = name.run
+                answered.append(_answer_one(shared, me, key, name, request, at_work))
+    _tidy(shared, me)
+    return answered
+
+
+def serve(
+    shared: Path,
+    site_folder: Path,
+    every: float = 5.0,  # seconds
+    stop: Callable[[], bool] = lambda: False,
+    site: Answering | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, int]:
+    """Answer open requests until told to stop; returns how many files were ignored, by reason.
+
+    The folder may come and go: a stick that is pulled out, a share that is not mounted.
+    """
+    ignoring, problem = Ignoring(), ""
+    with nullcontext(site) if site is not None else _opened_site(Path(site_folder)) as at_work:
+        while not stop():
+            try:
+                for one in serve_once(shared, site_folder, at_work, ignoring):
+                    tell(f"round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
+                problem = ""
+            except (OSError, ValueError) as found:
+                if told(found) != problem:  # the same every five seconds helps nobody
+                    problem = told(found)
+                    tell(problem)
+            wake = time.monotonic() + every
+            while not stop() and time.monotonic() < wake:
+                time.sleep(min(0.2, every))
+    return ignoring.reasons
+
+
+def _open_requests(
+    shared: Path, me: FolderMembership, key: IdentityKey, ignoring: Ignoring
+) -> Iterator[tuple[RequestName, bytes]]:
+    """Requests of the coordinator that were not answered yet, in order."""
+    names = []
+    for path in looked_at(shared / TO / me.site, ignoring):
+        if (name := RequestName.read(path.name)) is None:
+            ignoring.count(path, _foreign(path.name))
+        else:
+            names.append((name, path))
+    for name, path in sorted(names):
+        try:
+            request = read_signed(path, _request(me.federation, me.site, name), me.coordinator, LARGEST)
+            if RequestName.of(request, name.asked) != name:
+                ignoring.count(path, "its name is not that of what it asks")
+                continue
+        except FileNotFoundError:
+            continue  # withdrawn meanwhile
+        except wire.Refused as problem:
+            ignoring.count(path, str(problem))
+            continue
+        except Unusable as problem:
+            ignoring.count(path, problem.reason)
+            continue
+        try:
+            read_signed(shared / FROM / me.site / str(name), _reply(me.federation, me.site, name), key.public, LARGEST)
+        except (FileNotFoundError, Unusable):
+            yield name, request
+
+
+def _answer_one(
+    shared: Path, me: FolderMembership, key: IdentityKey, name: RequestName, request: bytes, site: Answering
+) -> FolderAnswer:
+    answer = site.answer(request)
+    write_signed(own_folder(shared, FROM, me.site) / str(name), key, _reply(me.federation, me.site, name), answer)
+    kind = wire.label_of(request).kind
+    return FolderAnswer(name.run, name.round, name.attempt, kind, _is_refusal(answer))
+
+
+def _introduce(shared: Path, me: FolderMembership, run: str, over: int, site: Answering, ignoring: Ignoring) -> None:
+    """Say hello in the coordinator's place: a site that was started since the last one knows nothing of the run."""
+    plan = _read_plan(shared, me, run, ignoring)
+    if plan is not None:
+        site.answer(letters.request("hello", bytes.fromhex(run), over, plan=plan))
+
+
+def _over(site_folder: Path, name: RequestName) -> int:
+    """The last round that is over, for a site that came back from a backup and was told nothing of this run yet.
+
+    Whoever asks for a round, and signs that, has done with those before it.
+    """
+    mark = Restored.read(site_folder)
+    return 0 if mark is None or name.run in mark.told else max(0, name.round - 1)
+
+
+def _tidy(shared: Path, me: FolderMembership) -> None:
+    """Remove own answers whose requests are gone."""
+    for path in looked_at(shared / FROM / me.site, Ignoring()):
+        if RequestName.read(path.name) is not None and not (shared / TO / me.site / path.name).exists():
+            path.unlink(missing_ok=True)
+
+
+def _read_plan(shared: Path, me: FolderMembership, run: str, ignoring: Ignoring) -> bytes | None:
+    path = shared / PLANS / f"{run}.plan"
+    try:
+        return read_signed(path, _plan(me.federation, run), me.coordinator, LARGEST_PLAN)
+    except FileNotFoundError:
+        return None
+    except Unusable as problem:
+        ignoring.count(path, problem.reason)
+        return None
+
+
+def _opened_site(folder: Path) -> AbstractContextManager[Answering]:
+    from fedrank.deploy.site import Site  # data and learners, which a coordinator does not need
+
+    return Site.open(folder)
+
+
+def _request(federation: str, site: str, name: RequestName) -> FileAddress:
+    return FileAddress(federation, "request", COORDINATOR, site, str(name))
+
+
+def _reply(federation: str, site: str, name: RequestName) -> FileAddress:
+    return FileAddress(federation, "answer", site, COORDINATOR, str(name))
+
+
+def _plan(federation: str, run: str) -> FileAddress:
+    return FileAddress(federation, "plan", COORDINATOR, "everybody", run)
+
+
+def _foreign(name: str) -> str:
+    """Why a name is none of ours: programs that sync folders put a number or a word behind the name of a copy."""
+    return COPY if _NAME.match(name) else FOREIGN_NAME
+
+
+def _is_refusal(answer: bytes) -> bool:
+    """Whether an answer says why not, or is none at all."""
+    try:
+        return wire.label_of(answer).kind == "refused"
+    except wire.Refused:
+        return True
+
+
+def _state(member: FolderMember | None) -> str:
+    return "nobody of this name was approved" if member is None else f"it {_ENDED[member.state]}"
+
+
+def _fail(answer: Future[bytes], why: str) -> None:
+    with suppress(InvalidStateError):
+        answer.set_exception(Silent(why))

@@ -1,0 +1,132 @@
+"""A federation tried out on one machine: the clients of a spec are shared out among sites that simulate them.
+
+Everything else is as between machines: kits and certificates, a server and sites as processes, mutual TLS on loopback,
+jobs, outboxes, ledgers. So weights and `rounds.csv` come out as from `fedrank run`, but for the columns of bytes; where
+noise protects people it comes from the secure source, and no two runs are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedrank.deploy.flare_jobs import run_deployed
+from fedrank.deploy.flare_local import LocalFederation, local_federation
+from fedrank.deploy.forests import forest_plan, portions_of
+from fedrank.deploy.plan import Plan, PlannedSite, forest_problems, make_plan
+from fedrank.deploy.planning import do_runs
+from fedrank.deploy.settings import EVERY_LEARNER, EVERY_PLACE, LARGEST_ID, SITE
+from fedrank.deploy.warming import warm_up
+from fedrank.files import write_whole
+from fedrank.progress import Progress, quiet
+from fedrank.run.data import load_fold
+from fedrank.run.perform import perform
+from fedrank.run.schedule import Results, is_finished
+from fedrank.run.schedule import plan as tasks_of
+from fedrank.run.trees import data_of
+from fedrank.run.writer import News, Task
+from fedrank.spec.experiment import SpecError
+from fedrank.spec.families import name_of
+from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.grid import Grid
+from fedrank.spec.toml import write_toml
+from fedrank.spec.trees import TreesExperiment
+from fedrank.types import has
+
+FEDERATION = "local"
+
+
+def run_local(
+    grid: Grid[Any],
+    name: str,
+    out: Path,
+    sites: int,
+    progress: Progress = quiet,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda line: None,
+    folder: Path | None = None,
+) -> Results:
+    """Do a question with sites as processes on this machine; without a folder, only results are left of them.
+
+    Variants of which nothing travels, such as where everybody learns alone, are simulated.
+    """
+    tasks = tasks_of(grid, name, out)
+    plans = {task.folder: trial_plan(task, sites) for task in tasks if _travels(task)}
+    for label in {task.variant for task in tasks if task.folder not in plans}:
+        say(f"{label}: nothing of it is sent between sites, so that it is simulated here")
+
+    def do(task: Task, plan: Plan | None, tell: Callable[[News], None]) -> str:
+        if plan is None:
+            return perform(task, tell=tell, stop=stop)
+        return run_deployed(federation.home, task, plan, tell, stop, say)
+
+    runs: Any = [(task, plans.get(task.folder)) for task in tasks]
+    if all(is_finished(task) for task in tasks):
+        return do_runs(grid, runs, do, stop, progress)
+    names = {site_name(number): number for number in range(sites)}
+    say(f"A server and {sites} sites come up on this machine ...")
+    learners = {name_of(task.experiment.learner) for task in tasks if isinstance(task.experiment, FederatedExperiment)}
+    with local_federation(names, folder, prepare, FEDERATION, say, lambda: warm_up(sorted(learners))) as federation:
+        return do_runs(grid, runs, do, stop, progress)
+
+
+def site_name(number: int) -> str:
+    return f"site-{number + 1}"
+
+
+def trial_plan(task: Task, sites: int) -> Plan:
+    """The plan of a trial: client c belongs to site c, counted around, and no round ends without one of them."""
+    experiment, name = task.experiment, f"{task.name}/{task.variant}/{task.folder.name}"
+    if isinstance(experiment, TreesExperiment):
+        parties = _parties(len(portions_of(experiment, task.fold, task.seed)), sites)
+        like, fold, seed = load_fold(data_of(experiment), task.fold).train, task.fold, task.seed
+        return forest_plan(experiment, name, parties, like, federation=FEDERATION, fold=fold, seed=seed, simulated=True)
+    assert isinstance(experiment, FederatedExperiment)
+    parties = _parties(experiment.clients.count, sites)
+    train = load_fold(experiment.data, task.fold).train
+    return make_plan(
+        experiment,
+        name,
+        parties,
+        federation=FEDERATION,
+        features=train.features.shape[1],
+        feature_names=train.feature_names,
+        normalised=train.normalised,
+        fold=task.fold,
+        seed=task.seed,
+        fewest=len(parties),
+        simulated=True,
+    )
+
+
+def _parties(clients: int, sites: int) -> list[PlannedSite]:
+    return [
+        PlannedSite(site_name(number), tuple(range(number, clients, sites))) for number in range(min(sites, clients))
+    ]
+
+
+def prepare(federation: LocalFederation) -> None:
+    """Write what sites of a trial agree to: everything, since they simulate their people."""
+    for number, (name, folder) in enumerate(federation.sites.items()):
+        policy = {
+            "learners": list(EVERY_LEARNER),
+            "places": list(EVERY_PLACE),
+            "unit": "person",
+            "unprotected": True,
+            "history": True,
+            "most_rounds": LARGEST_ID,
+            "fewest_sites": 1,
+            "accept": "within-policy",
+        }
+        own = {"name": name, "id": number, "federation": FEDERATION, "simulated": True, "data": {}, "policy": policy}
+        write_whole(folder / SITE, write_toml(own), private=True)
+
+
+def _travels(task: Task) -> bool:
+    experiment = task.experiment
+    if isinstance(experiment, TreesExperiment):
+        return not forest_problems(experiment, simulated=True)
+    if not isinstance(experiment, FederatedExperiment):
+        raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
+    return not has(experiment.aggregator, "apart")

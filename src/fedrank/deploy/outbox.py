@@ -1,0 +1,97 @@
+"""What a site sent, round by round: on the disk before it leaves, and the same again when it is asked again.
+
+A file for each round holds the answer, by which call it was asked for, and what the site's clients kept afterwards. For
+a round of a secure sum it holds the numbers under the masks instead: those are never sent again, since the same numbers
+under other masks could be told apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import wire
+from fedrank.files import private_folder, told, write_whole
+from fedrank.wire import Label, Part
+
+
+class OutboxError(RuntimeError):
+    """What a site sent cannot be read any more."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One file of the outbox."""
+
+    round: int
+    attempt: int
+    call: bytes  # digest of what was asked
+    answer: bytes  # empty for a secure sum
+    values: bytes  # numbers under the masks of a secure sum, one client after the other
+    memory: NDArray[np.float64]  # what clients keep from now on, one after the other
+    data: bytes = b""  # digest of the data that were learnt from; empty where people are simulated
+
+
+class Outbox:
+    """The files of one run."""
+
+    def __init__(self, folder: Path, run: bytes) -> None:
+        self.folder, self.run = private_folder(folder), run
+        self._files: dict[int, int] = {}  # round -> last attempt
+        for name in sorted(path.name for path in self.folder.iterdir()):
+            round, _, attempt = name.partition("-")
+            if round.isdigit() and attempt.isdigit():
+                self._files[int(round)] = max(int(attempt), self._files.get(int(round), 0))
+        self._last: Sent | None = None
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def last(self) -> int:
+        """The last round that was answered; 0: none was."""
+        return max(self._files, default=0)
+
+    def get(self, round: int) -> Sent | None:
+        """What was sent for a round; the last attempt of it."""
+        if round not in self._files:
+            return None
+        attempt = self._files[round]
+        if self._last is not None and (self._last.round, self._last.attempt) == (round, attempt):
+            return self._last
+        path = self._path(round, attempt)
+        try:
+            content = path.read_bytes()
+        except OSError as problem:
+            raise OutboxError(f"{told(problem)}, so that nobody knows what was sent") from None
+        size = len(content)
+        parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
+        parts["data"] = Part("|S", 32)
+        try:
+            _, found = wire.unpack(content, Label("sent", self.run, round, attempt), parts)
+        except wire.Refused as problem:
+            raise OutboxError(
+                f"{path} is damaged ({problem}), so that nobody knows what was sent; restore it from a backup"
+            ) from None
+        memory = np.frombuffer(found["memory"], "<f8").astype(np.float64)
+        return Sent(round, attempt, found["call"], found["answer"], found["values"], memory, found["data"])
+
+    def put(self, sent: Sent) -> None:
+        """Write what is about to leave."""
+        parts = {"call": sent.call, "answer": sent.answer, "values": sent.values, "memory": sent.memory.tobytes()}
+        parts["data"] = sent.data
+        content = wire.pack(Label("sent", self.run, sent.round, sent.attempt), parts)
+        write_whole(self._path(sent.round, sent.attempt), content, private=True)
+        self._files[sent.round], self._last = sent.attempt, sent
+
+    def memory_before(self, round: int) -> NDArray[np.float64] | None:
+        """What clients kept of the last round before this one; None: there was none."""
+        earlier = [known for known in self._files if known < round]
+        sent = self.get(max(earlier)) if earlier else None
+        return None if sent is None else sent.memory
+
+    def _path(self, round: int, attempt: int) -> Path:
+        return self.folder / f"{round:08d}-{attempt:04d}"

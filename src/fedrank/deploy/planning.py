@@ -1,0 +1,163 @@
+"""From a question to plans, one for each of its runs, and to run folders: whoever carries the messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrank.deploy.forests import forest_plan
+from fedrank.deploy.plan import Plan, PlannedSite, make_plan
+from fedrank.deploy.silos import silo_plan
+from fedrank.files import parse_json, told, write_whole
+from fedrank.progress import Progress, quiet
+from fedrank.run.data import load_fold
+from fedrank.run.runs import load_runs, working_on
+from fedrank.run.schedule import Results, is_finished, tell_news
+from fedrank.run.schedule import plan as tasks_of
+from fedrank.run.trees import data_of
+from fedrank.run.writer import News, Task
+from fedrank.spec.experiment import SpecError
+from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.grid import Grid
+from fedrank.spec.silo import SiloExperiment
+from fedrank.spec.trees import TreesExperiment
+
+if TYPE_CHECKING:
+    from fedrank.deploy.unlearning import Departure
+
+# Does a run, or what is left of it, and tells how far it is: finished, interrupted or failed.
+Do = Callable[[Task, Plan, Callable[[News], None]], str]
+A_DAY = 86_400.0  # seconds that a site may take which meets us in a folder
+
+
+def plan_runs(
+    grid: Grid[Any], name: str, out: Path, parties: Sequence[PlannedSite], federation: str
+) -> list[tuple[Task, Plan]]:
+    """Every run of a question with its plan. What cannot be planned is refused before anything begins."""
+    if not parties:
+        raise ValueError(
+            f"nobody has joined federation {federation!r}, so that nobody would learn; approve sites first"
+        )
+    return [(task, _planned(task, parties, federation)) for task in tasks_of(grid, name, out)]
+
+
+def do_runs(
+    grid: Grid[Any], runs: Sequence[tuple[Task, Plan]], do: Do, stop: Callable[[], bool], progress: Progress = quiet
+) -> Results:
+    """Do all runs that are not finished, one after the other: a site takes part in one at a time."""
+    results = Results()
+    for task, plan in runs:
+        if is_finished(task):
+            results.skipped.append(task)
+            continue
+        if stop():
+            results.interrupted.append(task)
+            continue
+        write_whole(task.folder.parent.parent / "experiment.toml", grid.toml())
+        try:
+            status = do(task, plan, partial(tell_news, progress, task))
+        except (OSError, RuntimeError, ValueError) as problem:
+            results.failed.append((task, told(problem)))
+            continue
+        progress(task.label, 1, 1, status)
+        if status == "finished":
+            results.finished.append(task)
+        elif status == "failed":
+            results.failed.append((task, _reason(task)))
+        else:
+            results.interrupted.append(task)
+    return results
+
+
+def parties_of(home: Path) -> list[PlannedSite]:
+    """The sites of a coordinator's home that have joined, with their keys."""
+    from fedrank.deploy.flare_kit import read_members
+
+    members = read_members(home).values()
+    return [PlannedSite(one.name, (one.id,), one.identity) for one in members if one.state == "joined"]
+
+
+def run_in_folder(
+    shared: Path,
+    home: Path,
+    task: Task,
+    plan: Plan,
+    tell: Callable[[News], None],
+    stop: Callable[[], bool],
+    patience: float = A_DAY,
+    departure: Departure | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Do a run with sites that share a folder; its status. With `departure` its rounds unlearn who left another."""
+    from fedrank.deploy.coordinate import coordinate
+    from fedrank.deploy.folder import folder_send, refuse_online_plan
+
+    refuse_online_plan(plan)
+    with folder_send(shared, home) as send:
+        return coordinate(task, plan, send, tell, stop, patience, departure, say)
+
+
+def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:
+    """Let a finished run forget sites: alone where recorded updates are enough, else in rounds with those who stay."""
+    from fedrank.deploy.unlearning import remove
+    from fedrank.unlearn.methods import FedRemove
+
+    if isinstance(departure.unlearner, FedRemove):
+        return remove(departure, out, name, progress)
+    task, plan = departure.planned(out, name)
+    status = do(task, plan, partial(tell_news, progress, task))
+    progress(task.label, 1, 1, status)
+    if status == "failed":
+        raise ValueError(f"{task.label}: {_reason(task)}")
+    if status != "finished":
+        raise InterruptedError(f"{task.label} is not finished; nothing is lost: run the same command to go on")
+    return task.folder
+
+
+def readmit(folder: Path, site: str) -> str:
+    """Ask a site again that was left out of a run; why it had been. Whoever does the run must not be at work."""
+    from fedrank.deploy.coordinate import LEFT_OUT
+
+    folder = Path(folder)
+    if not (folder / "spec.toml").exists():
+        raise FileNotFoundError(f"{folder} is no run; give its folder, as `fedrank deploy status` names it")
+    path = folder / LEFT_OUT
+    with working_on(folder):
+        found = parse_json(path.read_bytes()) if path.exists() else {}
+        if site not in found:
+            raise ValueError(f"{site!r} is not left out of {folder}; left out: {', '.join(found) or 'nobody'}")
+        why = str(found.pop(site))
+        write_whole(path, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    return why
+
+
+def _planned(task: Task, parties: Sequence[PlannedSite], federation: str) -> Plan:
+    experiment = task.experiment
+    if isinstance(experiment, TreesExperiment):
+        name, like = f"{task.name}/{task.variant}/{task.folder.name}", load_fold(data_of(experiment), task.fold).train
+        return forest_plan(experiment, name, parties, like, federation=federation, fold=task.fold, seed=task.seed)
+    if isinstance(experiment, SiloExperiment):
+        name = f"{task.name}/{task.variant}/{task.folder.name}"
+        return silo_plan(experiment, name, parties, federation=federation, fold=task.fold, seed=task.seed)
+    if not isinstance(experiment, FederatedExperiment):
+        raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
+    # What the coordinator judges by must have the features that sites have, so that it knows them.
+    data = load_fold(experiment.data, task.fold).train
+    return make_plan(
+        experiment,
+        f"{task.name}/{task.variant}/{task.folder.name}",
+        parties,
+        federation=federation,
+        features=data.features.shape[1],
+        feature_names=data.feature_names,
+        normalised=data.normalised,
+        fold=task.fold,
+        seed=task.seed,
+    )
+
+
+def _reason(task: Task) -> str:
+    return load_runs(task.folder)[0].reason

@@ -1,0 +1,375 @@
+"""How a federation is doing, read from files: nobody who works is asked, and nobody has to be there.
+
+A coordinator's home says which run is under way (`active.json`); its run folder how far it is, who answered last and
+whom it waits for. A site's folder says what it was last asked, what it refused, and what its people have spent.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedrank.deploy.check import FlareKits, Kits
+from fedrank.deploy.consent import proposals
+from fedrank.deploy.settings import FEDERATION, SITE, read_federation, read_site
+from fedrank.deploy.show import LEDGERS
+from fedrank.files import is_locked, parse_json
+from fedrank.protect.ledger import LedgerError
+from fedrank.protect.population import PEOPLE, Population, spent_together
+from fedrank.protect.promises import up
+from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
+from fedrank.report.tables import duration
+from fedrank.spec.toml import parse_toml
+
+TAIL = 1 << 16  # bytes at the end of a file that are read
+RECENT = 20  # rounds by which the time that is left is guessed
+SERVED = "start.lock"  # held by whoever serves a folder
+SHARED = "federation.json"  # of a coordinator whose sites share a folder
+ACTIVE, BOOKS, NEWS, SITES = "active.json", "sites.json", "hub.json", "sites.csv"
+
+
+@dataclass(frozen=True)
+class SiteLine:
+    """A site, as the coordinator sees it."""
+
+    name: str
+    state: str  # invited, joined, expelled or left; "" where there are no members
+    round: int = 0  # the last it answered
+    seconds: float | None = None  # that it took
+    refused: str = ""  # why it did not answer last; "": it did
+    waited_for: str = ""  # why the run waits for it
+    days_left: int | None = None  # of its certificate
+
+
+@dataclass(frozen=True)
+class DeploymentStatus:
+    """How things are."""
+
+    who: str  # "coordinator", or the name of the site
+    federation: str
+    serves: bool  # whether a process of `deploy start` runs here
+    days_left: int | None  # of the own certificate
+    run: str = ""
+    folder: str = ""  # of the run
+    state: str = ""  # "running", "waiting", "finished", "interrupted" or "failed"; of a site "idle" or "stopped"
+    round: int = 0
+    rounds: int = 0
+    quality: Mapping[str, float] | None = None  # of the last round that was evaluated
+    seconds_left: float | None = None
+    last_news: float | None = None  # seconds ago
+    last_refusal: str = ""
+    sites: tuple[SiteLine, ...] = ()
+    spent: Mapping[str, float] | None = None  # at a site: ε of all runs, against each observer
+    limit: float | None = None
+    to_decide: tuple[str, ...] = ()  # at a site: plans that nobody has accepted or refused
+
+
+def status(folder: Path, kits: Kits | None = None, now: float | None = None) -> DeploymentStatus:
+    """How a coordinator's home or a site's folder is doing."""
+    folder, kits, now = Path(folder), kits or FlareKits(), time.time() if now is None else now
+    if (folder / FEDERATION).exists() or (folder / SHARED).exists():
+        return _of_coordinator(folder, kits, now)
+    if (folder / SITE).exists():
+        return _of_site(folder, kits, now)
+    raise FileNotFoundError(
+        f"{folder} has neither {SITE} nor {FEDERATION}; give the folder of a site or of a coordinator as --home"
+    )
+
+
+def about_status(found: DeploymentStatus) -> list[Section]:
+    """The same in words."""
+    pairs = [("federation", found.federation), ("here", found.who), ("process", "runs" if found.serves else "stopped")]
+    if found.days_left is not None:
+        pairs.append(("certificate", _ends(found.days_left)))
+    if found.run:
+        far = f"round {found.round:,} of {found.rounds:,}" if found.rounds else f"round {found.round:,}"
+        pairs += [("run", found.run), ("state", found.state), ("progress", far)]
+    pairs += [(name, f"{value:.4f}") for name, value in (found.quality or {}).items()]
+    if found.seconds_left is not None:
+        pairs.append(("time left", f"about {duration(found.seconds_left)}"))
+    if found.last_news is not None:
+        pairs.append(("last news", f"{duration(max(0.0, found.last_news))} ago"))
+    if found.spent is not None:
+        most = max(found.spent.values(), default=0.0)
+        cost = "nothing can be claimed" if math.isinf(most) else f"ε = {up(most)}"
+        pairs.append(("spent over all runs", cost + ("" if found.limit is None else f" of {found.limit:g}")))
+    if found.folder:
+        pairs.append(("results", found.folder))
+    parts: list[Part] = [Pairs(tuple(pairs))]
+    if found.last_refusal:
+        parts.append(say(f"Last refusal: {found.last_refusal}", tone="warn"))
+    if waiting := [f"{site.name}: {site.waited_for}" for site in found.sites if site.waited_for]:
+        parts += [say("The run waits for:", tone="warn"), Points(tuple(waiting))]
+    if found.to_decide:
+        parts += [say("To be looked at with `fedrank deploy show`:", tone="warn"), Points(found.to_decide)]
+    if found.sites:
+        parts.append(_table(found.sites))
+    return [Section("", tuple(parts))]
+
+
+def as_facts(found: DeploymentStatus) -> dict[str, Any]:
+    """The same for programs; what cannot be claimed is null."""
+    spent = found.spent
+    return asdict(found) | {
+        "spent": None
+        if spent is None
+        else {against: None if math.isinf(cost) else cost for against, cost in spent.items()}
+    }
+
+
+def _table(sites: Sequence[SiteLine]) -> Table:
+    rows = [
+        [
+            Cell(site.name, tone="name"),
+            Cell(site.state),
+            Cell(f"{site.round:,}" if site.round else ""),
+            Cell("" if site.seconds is None else f"{site.seconds:.2f} s"),
+            Cell("" if site.days_left is None else _ends(site.days_left), tone=_urgent(site.days_left)),
+            Cell(site.refused, tone="warn" if site.refused else ""),
+        ]
+        for site in sites
+    ]
+    return Table(["site", "state", "last round", "took", "certificate", "reason"], rows, 2)
+
+
+def _urgent(days: int | None) -> str:
+    return "" if days is None or days >= 30 else "warn" if days >= 0 else "worse"
+
+
+def _ends(days: int) -> str:
+    return "has ended" if days < 0 else "ends in 1 day" if days == 1 else f"ends in {days:,} days"
+
+
+def _of_coordinator(home: Path, kits: Kits, now: float) -> DeploymentStatus:
+    name, listed = _federation(home, kits)
+    active, news = _facts(home / ACTIVE), _facts(home / NEWS)
+    folder = Path(str(active["folder"])) if active.get("folder") else _latest(home / "runs")
+    books, run = ({}, {}) if folder is None else (_facts(folder / BOOKS), _facts(folder / "run.json"))
+    answered = {} if folder is None else last_answers(folder / SITES)
+    waiting = _texts(books.get("waiting"))
+    reached, rounds = _whole(books.get("round")), _whole(books.get("rounds"))
+    # While a run waits, its books name the round that is under way.
+    done = max((one.round for one in answered.values()), default=0) if waiting else reached
+    rounds = rounds or _planned_rounds(active)
+    state = _state(folder, run, news, bool(waiting))
+    lines = []
+    for site, where, until in listed:
+        one = answered.get(site, SiteLine(site, ""))
+        days = _days(until, now)
+        lines.append(SiteLine(site, where, one.round, one.seconds, one.refused, waiting.get(site, ""), days))
+    at = max((float(found["at"]) for found in (books, news) if isinstance(found.get("at"), (int, float))), default=0.0)
+    return DeploymentStatus(
+        who="coordinator",
+        federation=name,
+        serves=bool(is_locked(home / SERVED)),
+        days_left=_own_days(home, kits, now),
+        run=str(books.get("run") or active.get("name") or ""),
+        folder="" if folder is None else str(folder),
+        state=state,
+        round=done,
+        rounds=rounds,
+        quality=None if folder is None else quality(folder / "rounds.csv"),
+        seconds_left=_left(folder, done, rounds) if folder is not None and state in ("running", "waiting") else None,
+        last_news=now - at if at else None,
+        last_refusal=str(books.get("last_refusal") or news.get("why") or ""),
+        sites=tuple(lines),
+    )
+
+
+def _planned_rounds(active: Mapping[str, Any]) -> int:
+    try:
+        return _whole(parse_toml(str(active["spec"])).get("rounds"))
+    except (KeyError, ValueError):
+        return 0
+
+
+def _state(folder: Path | None, run: Mapping[str, Any], news: Mapping[str, Any], waits: bool) -> str:
+    if folder is None:
+        return ""
+    said = str(run.get("status") or news.get("ended") or "")
+    if said in ("finished", "interrupted", "failed"):
+        return said
+    return "waiting" if waits else "running"
+
+
+def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
+    settings = read_site(folder)
+    told = _facts(folder / "status.json")
+    spent: Mapping[str, float] | None = None
+    problem = ""
+    try:
+        if (folder / LEDGERS / PEOPLE).exists():
+            known = Population.read(folder / LEDGERS)
+            spent = spent_together(known.accounts(), known.delta)
+    except (LedgerError, ValueError, OSError) as trouble:
+        problem = str(trouble)
+    at = told.get("at")
+    sent = _last_sent(folder / "outbox" / str(told.get("digest", ""))[:32])
+    return DeploymentStatus(
+        who=settings.name,
+        federation=settings.federation,
+        serves=bool(is_locked(folder / SERVED)) or bool(is_locked(folder / "lock")),
+        days_left=_own_days(folder, kits, now),
+        run=str(told.get("run") or ""),
+        state=_state_of_site(folder, bool(told)),
+        round=max(sent, _whole(told.get("round"))),
+        rounds=_whole(told.get("rounds")),
+        last_news=now - float(at) if isinstance(at, (int, float)) else None,
+        last_refusal=problem or str(told.get("refused") or "") or _last_refusal(folder / "site.log"),
+        spent=spent,
+        limit=settings.policy.largest_epsilon,
+        to_decide=tuple(f"{plan.digest[:12]} ({plan.name})" for plan in proposals(folder)),
+    )
+
+
+def _state_of_site(folder: Path, asked: bool) -> str:
+    if is_locked(folder / "lock"):
+        return "running"
+    return "" if not asked else "idle" if is_locked(folder / SERVED) else "stopped"
+
+
+def _last_sent(outbox: Path) -> int:
+    """The last round of which something left."""
+    try:
+        return max((_whole(path.name.partition("-")[0]) for path in outbox.iterdir()), default=0)
+    except OSError:
+        return 0
+
+
+def last_answers(path: Path) -> dict[str, SiteLine]:
+    """What each site last answered, from the end of sites.csv."""
+    found: dict[str, SiteLine] = {}
+    for row in _rows(path):
+        seconds = _number(row.get("seconds"))
+        line = SiteLine(row.get("site", ""), "", _whole(row.get("round")), seconds, row.get("refused", ""))
+        before = found.get(line.name)
+        if line.refused and before is not None:  # the last round that it answered still counts
+            line = SiteLine(line.name, "", before.round, before.seconds, line.refused)
+        elif line.refused:
+            line = SiteLine(line.name, "", 0, None, line.refused)
+        found[line.name] = line
+    return found
+
+
+def quality(path: Path) -> dict[str, float] | None:
+    """Measures of the last round that was evaluated, from the end of rounds.csv."""
+    found: dict[str, float] | None = None
+    for row in _rows(path):
+        values = {name: _number(text) for name, text in row.items() if name not in _NO_MEASURES}
+        known = {name: value for name, value in values.items() if value is not None}
+        if known and len(known) == len(values):
+            found = known
+    return found
+
+
+_NO_MEASURES = ("round", "online", "interactions", "bytes_up", "bytes_down", "reward")
+
+
+def _left(folder: Path, done: int, rounds: int) -> float | None:
+    """Seconds until the last round, if it goes on as in the last rounds: each takes as long as its slowest site."""
+    took: dict[int, dict[str, float]] = {}  # a secure sum asks several times in a round
+    for row in _rows(folder / SITES):
+        seconds = _number(row.get("seconds"))
+        if seconds is not None:
+            sites = took.setdefault(_whole(row.get("round")), {})
+            sites[row.get("site", "")] = sites.get(row.get("site", ""), 0.0) + seconds
+    took.pop(0, None)  # before the first round
+    slowest = {number: max(sites.values()) for number, sites in took.items()}
+    recent = [slowest[number] for number in sorted(slowest)[-RECENT:]]
+    return None if not recent or not rounds else sum(recent) / len(recent) * max(0, rounds - done)
+
+
+def _federation(home: Path, kits: Kits) -> tuple[str, Sequence[tuple[str, str, str]]]:
+    """Its name; and name, state and end of the certificate of each site."""
+    if not (home / FEDERATION).exists():
+        from fedrank.deploy.folder_members import read_home
+
+        met = read_home(home)
+        return met.name, [(site.name, site.state, "") for site in met.sites]
+    written = read_federation(home / FEDERATION)
+    try:
+        return written.name, kits.members(home)
+    except (OSError, ValueError, ImportError):
+        return written.name, [(site.name, "", "") for site in written.sites]
+
+
+def _latest(runs: Path) -> Path | None:
+    """The run between sites on which somebody worked last."""
+    found = sorted(runs.rglob(BOOKS), key=lambda path: path.stat().st_mtime)
+    return found[-1].parent if found else None
+
+
+def _own_days(folder: Path, kits: Kits, now: float) -> int | None:
+    try:
+        return (kits.facts(folder).not_after - datetime.fromtimestamp(now, UTC)).days
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+
+
+def _days(until: str, now: float) -> int | None:
+    return (datetime.fromisoformat(until) - datetime.fromtimestamp(now, UTC)).days if until else None
+
+
+def _last_refusal(path: Path) -> str:
+    lines = [line for line in _tail(path) if ": Refused: " in line]
+    return lines[-1] if lines else ""
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """Rows at the end of a table; a row that is still being written is left out."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            names = next(csv.reader([file.readline()]), [])
+        cells = [row for row in csv.reader(_tail(path)) if len(row) == len(names)]
+    except (OSError, csv.Error):
+        return []
+    rows = [dict(zip(names, row, strict=True)) for row in cells]
+    return [row for row in rows if list(row.values()) != names]
+
+
+def _tail(path: Path) -> list[str]:
+    """Whole lines at the end of a file."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = text.split("\n")[:-1]
+    return lines[1:] if size > TAIL else lines
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """A small file that somebody else writes; nothing where it is not there, or damaged."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(found: Any) -> dict[str, str]:
+    return {str(name): str(why) for name, why in found.items()} if isinstance(found, dict) else {}
+
+
+def _whole(found: Any) -> int:
+    try:
+        return int(float(found))
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def _number(text: Any) -> float | None:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,246 @@
+"""A site leaves: the model forgets it, with the help of those who stay, and a receipt says what was done.
+
+`fed-remove` adds up recorded updates again and asks nobody. The other methods are rounds with the sites that stay, as a
+plan of its own: they accept it, their policies hold for it, and their ledgers pay for it. Under a secure sum nobody
+ever saw single updates, so that only `retrain` is left.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.deploy.coordinate import PLAN, first_state_of
+from fedrank.deploy.hub import Hub, Send
+from fedrank.deploy.plan import Plan
+from fedrank.federate.clients import make_clients
+from fedrank.federate.server import State
+from fedrank.progress import Progress, by_rounds, quiet
+from fedrank.protect.mechanisms import SecureSum
+from fedrank.protect.population import now
+from fedrank.rank.given import given_order
+from fedrank.rank.measures import Evaluator
+from fedrank.rank.model import load_weights, save_model
+from fedrank.run.cards import issuer, sha256, versions
+from fedrank.run.data import judged, load_fold
+from fedrank.run.federated import per_query
+from fedrank.run.folder import Card, Receipt
+from fedrank.run.runs import Run, load_runs
+from fedrank.run.traces import history_of, what_remains
+from fedrank.run.unlearning import NOBODY_ASKED
+from fedrank.run.unlearning import _appearing as appearing
+from fedrank.run.writer import RunWriter, Task
+from fedrank.spec.families import describe
+from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.source import read_spec
+from fedrank.types import Messages, Weights, has
+from fedrank.unlearn.cost import forget
+from fedrank.unlearn.history import History
+from fedrank.unlearn.methods import Case, FedEraser, FedRemove, FineTune, Retrain, Unlearned, Unlearner, rescaled
+from fedrank.unlearn.verify import receipt
+
+PATIENCE = 30.0  # seconds for those who left to take their receipt
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A request to forget sites of a finished run."""
+
+    parent: Path  # its run folder
+    leaving: tuple[str, ...]  # names of sites
+    unlearner: Unlearner
+
+    @cached_property
+    def run(self) -> Run:
+        runs = load_runs(self.parent)
+        if len(runs) != 1 or runs[0].status != "finished":
+            raise ValueError(f"{self.parent} is no finished run; give the folder of one that `fedrank deploy run` made")
+        return runs[0]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Of the run that is to forget."""
+        path = self.parent / PLAN
+        if not path.exists():
+            raise ValueError(f"{self.parent} was not made between sites: it has no {PLAN}; use `fedrank unlearn`")
+        return Plan.load(path.read_bytes())
+
+    @cached_property
+    def experiment(self) -> FederatedExperiment:
+        """Of that run, with the coordinator's own paths."""
+        found = read_spec(self.parent / "spec.toml", trust=False).base
+        assert isinstance(found, FederatedExperiment)
+        return found
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        return tuple(id for name in self.leaving for id in self.plan.party(name).clients)
+
+    @cached_property
+    def history(self) -> History | None:
+        return history_of(self.parent)
+
+    @cached_property
+    def case(self) -> Case:
+        """The run as it was. The coordinator's own data stand for those of sites, which it does not have."""
+        experiment, plan, run = self.experiment, self.plan, self.run
+        crowd = make_clients(load_fold(experiment.data, run.fold).train, len(plan.clients))
+        searches = [experiment.clients.searches[id % len(experiment.clients.searches)] for id in plan.clients]
+        crowd = replace(crowd, ids=np.array(plan.clients), interactions=np.array(searches, dtype=np.int64))
+        state, _ = first_state_of(plan, None, None)
+        final = load_weights(self.parent).weights
+        federation = replace(plan.federated, mechanism=None)
+        return Case(federation, crowd, self.gone, run.seed, state.weights, final, run.round, self.history)
+
+    def check(self) -> None:
+        """Refuse what cannot be done, before anybody is asked."""
+        mechanism: Any = self.experiment.mechanism
+        name = describe(self.unlearner)["name"]
+        if self.experiment.kind != "federated":
+            raise ValueError(f'{self.parent} was a run out of step, of which no round can be repeated; use "retrain"')
+        if not isinstance(self.unlearner, (Retrain, FineTune, FedEraser, FedRemove)):
+            raise ValueError(f"{name} asks who leaves to take part; use retrain, fed-eraser, fed-remove or fine-tune")
+        if isinstance(getattr(mechanism, "place", None), SecureSum) and has(self.unlearner, "history"):
+            raise ValueError(
+                f"{name} needs what each site sent, and under a secure sum nobody saw that; use --method retrain"
+            )
+        if has(self.unlearner, "history") and self.history is None:
+            raise ValueError(
+                f"{name} needs recorded updates, and this run has none (record_every = 0); use --method retrain or "
+                "fine-tune"
+            )
+        stay = len(self.plan.sites) - len(set(self.leaving))
+        if stay < 2 and not isinstance(self.unlearner, FedRemove):
+            raise ValueError(f"{stay} of {len(self.plan.sites)} sites stay, and one alone is no federation")
+        self.case  # noqa: B018
+
+    def planned(self, out: Path, name: str | None = None) -> tuple[Task, Plan]:
+        """The run that forgets, and its plan for those who stay."""
+        experiment, plan = self.experiment, self.plan
+        method = describe(self.unlearner)["name"]
+        clients = replace(experiment.clients, count=len(plan.clients) - len(self.gone))
+        rounds = self.run.round
+        if isinstance(self.unlearner, FineTune):
+            rounds = self.unlearner.rounds
+        if isinstance(self.unlearner, FedEraser):
+            fewer = tuple(min(count, self.unlearner.steps) for count in clients.searches)
+            clients, rounds = replace(clients, interactions=fewer), len(self.case.recorded(method))
+        title = f"{experiment.title or self.run.experiment}, unlearned"
+        changed = replace(experiment, clients=clients, rounds=rounds, record_every=0, start=None, title=title)
+        label = name or f"{self.run.experiment}-unlearned"
+        folder = out / label / method / self.parent.name
+        task = Task(folder, changed, label, method, {"method.name": method}, self.run.fold, self.run.seed)
+        return task, plan.without(self.leaving, changed, f"{label}/{method}/{self.parent.name}")
+
+    # What `coordinate` asks
+
+    @property
+    def start(self) -> Weights | None:
+        """What those who stay begin with; None: as the run did."""
+        return load_weights(self.parent).weights if isinstance(self.unlearner, FineTune) else None
+
+    def reshape(self, messages: Messages) -> Messages:
+        """FedEraser: the direction of what came, the length of what was sent back then."""
+        if not isinstance(self.unlearner, FedEraser):
+            return messages
+        ids, lengths = self._lengths[messages.round - 1]
+        known = {int(id): float(length) for id, length in zip(ids, lengths, strict=True)}
+        own = np.array([known.get(int(id), 0.0) for id in messages.ids])
+        searches = self.experiment.clients.searches
+        sizes = np.array([searches[int(id) % len(searches)] for id in messages.ids], dtype=np.int64)
+        return replace(messages, updates=rescaled(messages.updates, own), sizes=sizes)
+
+    @cached_property
+    def _lengths(self) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+        return [(ids.copy(), lengths.copy()) for _, ids, lengths in self.case.recorded("fed-eraser").lengths()]
+
+    def facts(self, folder: Path, rounds: int) -> dict[str, Any]:
+        return {
+            "parent": os.path.relpath(self.parent, folder),
+            "clients": list(self.gone),
+            "method": describe(self.unlearner),
+            "gone": list(self.gone),
+            "rounds_trained": self.run.round,
+            "last_round": rounds,
+        }
+
+    def write_receipt(self, folder: Path, plan: Plan, state: State, searches: NDArray[np.int64]) -> None:
+        """What was done, in words and figures, bound to both models."""
+        interactions = state.round * int(searches.sum())
+        unlearned = Unlearned(state, None, state.round, interactions, ((state.round, state.weights),))
+        self.issue(folder, unlearned)
+
+    def issue(self, folder: Path, unlearned: Unlearned) -> Receipt:
+        files = {"model.json": sha256(folder / "model.json"), "parent": sha256(self.parent / "model.json")}
+        paper = Receipt(
+            **receipt(self.case, self.unlearner, unlearned),
+            parent=os.path.relpath(self.parent, folder),
+            remains=tuple(what_remains(self.parent, self.gone)),
+            files=files,
+            issued=now(),
+            issuer=issuer(),
+            versions=versions(),
+        )
+        paper = replace(paper, summary=paper.sentence)
+        paper.write(folder)
+        return paper
+
+    def tell_those_who_left(self, send: Send, folder: Path) -> dict[str, str]:
+        """Give the receipt to the sites that leave, under the plan that they knew; of the others, why not."""
+        staying = {site.name: "stays" for site in self.plan.sites if site.name not in self.leaving}
+        hub = Hub(self.plan, send, PATIENCE, left_out=staying)
+        why = hub.greet_once(self.run.round)
+        content = {"model": b"", "card": b"", "receipt": (folder / Receipt.FILE).read_bytes()}
+        why |= hub.give(self.run.round, **content)
+        return {name: f"{reason}; hand over receipt.json" for name, reason in why.items()}
+
+
+def named(run: Path, sites: Sequence[str], unlearner: Unlearner) -> Departure:
+    """A request, with names that the run knows, of what can be done."""
+    found = Departure(Path(run), tuple(dict.fromkeys(sites)), unlearner)
+    for name in found.leaving:
+        found.plan.party(name)
+    found.check()
+    return found
+
+
+def remove(departure: Departure, out: Path, name: str | None = None, progress: Progress = quiet) -> Path:
+    """`fed-remove`: the model from recorded updates, by the coordinator alone; the new run folder."""
+    task, _ = departure.planned(out, name)
+    if task.folder.exists():
+        raise FileExistsError(f"{task.folder} is there already, and nothing is overwritten; use another --name")
+    experiment, run = departure.experiment, departure.run
+    ranker = experiment.learner.ranker
+    evaluator = Evaluator(judged(load_fold(experiment.data, run.fold), experiment.data), experiment.measures)
+    done = forget(departure.case, departure.unlearner, by_rounds(progress, task.label))
+    weights = done.unlearned.weights
+    with appearing(task.folder) as part, RunWriter(replace(task, folder=part)) as writer:
+        writer.begin(lambda models: evaluator(models, ranker), online=False)
+        for point in done.points:
+            writer.add(point.round, model=point.weights)
+        save_model(replace(load_weights(departure.parent), weights=weights), part / "model.json")
+        writer.finish(
+            done.unlearned.rounds,
+            queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
+            nothing=given_order(evaluator, experiment.data.given),
+            card=_card(run),
+            asked=done.unlearned.rounds,
+            data=run.data,
+            conventions=run.conventions,
+            unlearned=departure.facts(part, done.unlearned.rounds),
+        )
+        departure.issue(part, done.unlearned)
+    return task.folder
+
+
+def _card(run: Run) -> Card | None:
+    """That of the run before: whoever sees the new model learns at most what the coordinator could."""
+    had = run.card
+    return None if had is None else replace(had, not_covered=(*had.not_covered, NOBODY_ASKED))

@@ -1,0 +1,429 @@
+"""Killed at every write, full disks, damaged files, clocks that jump: nothing is lost, and nothing paid twice."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedrank import wire
+from fedrank.deploy import hub
+from fedrank.deploy.backup import backup, restore
+from fedrank.deploy.outbox import Outbox
+from fedrank.deploy.site import Site
+from fedrank.files import Locked
+from fedrank.protect import ledger
+from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
+from tests.deploy.trial import Trial, check_equal, spec_of, write_data
+
+# Files that a process had open when it was killed are closed by nobody.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+NEURAL = '[learner]\nname = "pdgd"\nranker = { name = "mlp", hidden = 3 }\n'
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Fate:
+    """Ends one thread at its k-th step towards the disk: nothing is written from then on. Or lets that step fail."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.at, self.steps, self.error, self.dead = 0, 0, None, False
+        self.thread: int | None = None
+        monkeypatch.setattr(os, "fsync", lambda handle: None)  # in the memory of the system all is safe from a kill
+        for name in ("fsync", "replace", "link", "mkdir"):
+            monkeypatch.setattr(os, name, self._guarded(getattr(os, name)))
+        monkeypatch.setattr(Path, "unlink", self._guarded(Path.unlink, counts=False))
+        monkeypatch.setattr(ledger, "_write", self._torn(ledger._write))
+
+    def _step(self) -> bool:
+        """Whether it ends here."""
+        if not self.at or threading.get_ident() != self.thread:
+            return False
+        self.steps += 1
+        return self.steps == self.at
+
+    def _end(self) -> None:
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+        self.dead = True
+        raise Killed
+
+    def _guarded(self, real, counts=True):
+        def guarded(*args, **kwargs):
+            if self.dead and threading.get_ident() == self.thread:
+                raise Killed
+            if counts and self._step():
+                self._end()
+            return real(*args, **kwargs)
+
+        return guarded
+
+    def _torn(self, real):
+        def torn(file, content):
+            if self._step():
+                real(file, bytes(content)[: len(content) // 2])
+                self._end()
+            real(file, content)
+
+        return torn
+
+    @contextmanager
+    def from_now_on(self, at: int, error: int | None = None):
+        self.at, self.steps, self.error, self.dead, self.thread = at, 0, error, False, threading.get_ident()
+        try:
+            yield
+        finally:
+            self.at, self.dead = 0, False
+
+
+@pytest.fixture
+def fate(monkeypatch):
+    monkeypatch.setattr(hub, "PAUSE", 0.01)
+    return Fate(monkeypatch)
+
+
+def recorded(trial, name: str) -> list[bytes]:
+    """What a site is asked in a whole run."""
+    requests = []
+
+    def listen(site, request, answer):
+        if site == name:
+            requests.append(request)
+        return answer() if callable(answer) else answer
+
+    assert trial.run(listen) == "finished"
+    return requests
+
+
+def fresh(folder: Path) -> None:
+    """A site's folder as it was before its first run."""
+    for name in ("outbox", "people", "models"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def killed_at(fate: Fate, folder: Path, requests: list[bytes], at: int) -> tuple[dict[bytes, set[bytes]], bool]:
+    """Ask a site that is killed once; all that left it by request, and whether it was killed."""
+    left: dict[bytes, set[bytes]] = {request: set() for request in requests}
+    site, killed, place = Site.open(folder), False, 0
+    try:
+        with fate.from_now_on(at):
+            while place < len(requests) and not killed:
+                try:
+                    left[requests[place]].add(site.answer(requests[place]))
+                    place += 1
+                except Killed:
+                    killed = True
+        if killed:
+            site.close()
+            site = Site.open(folder)
+            site.answer(requests[0])  # hello
+            place = max(place - 1, 0)  # what was sent may have been lost on the way
+        for request in requests[place:]:
+            left[request].add(site.answer(request))
+    finally:
+        site.close()
+    return left, killed
+
+
+@pytest.mark.parametrize("text", [LINEAR, NEURAL + '[local]\nname = "scaffold"\n'])
+def test_a_site_killed_at_every_write_sends_the_same_bytes(tmp_path, fate, text):
+    write_data(tmp_path)
+    trial = Trial(tmp_path, spec_of(tmp_path, text, rounds=3))
+    requests = recorded(trial, "site-1")
+    folder = trial.folders["site-1"]
+    rounds = [request for request in requests if wire.label_of(request).kind == "round"]
+    fresh(folder)
+    expected, _ = killed_at(fate, folder, requests, 0)
+    at, killed = 1, True
+    while killed:
+        fresh(folder)
+        found, killed = killed_at(fate, folder, requests, at)
+        assert {one: found[one] for one in rounds} == {one: expected[one] for one in rounds}, at
+        at += 1
+    assert at > 10
+
+
+def test_a_site_killed_at_every_write_is_charged_once_and_draws_one_noise(tmp_path, fate):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=3)
+    requests = recorded(trial, "clinic-b")
+    folder = trial.folders["clinic-b"]
+    rounds = [request for request in requests if wire.label_of(request).kind == "round"]
+    at, killed = 1, True
+    while killed:
+        fresh(folder)
+        found, killed = killed_at(fate, folder, requests, at)
+        for request in rounds:
+            assert len(found[request]) == 1, at
+            assert wire.label_of(next(iter(found[request]))).kind == "answers"
+        assert trial.paid("clinic-b") == 3, at
+        at += 1
+    assert at > 20
+
+
+class Mortal:
+    """A site that is killed once at a step of its own, and started again by somebody who looks after it."""
+
+    def __init__(self, fate: Fate, folder: Path, at: int) -> None:
+        self.fate, self.folder, self.at, self.killed = fate, folder, at, False
+        self.site = Site.open(folder)
+
+    def answer(self, content: bytes) -> bytes:
+        if self.killed:
+            return self.site.answer(content)
+        try:
+            with self.fate.from_now_on(self.at):
+                answer = self.site.answer(content)
+                self.at -= self.fate.steps
+                return answer
+        except Killed:
+            self.killed = True
+            self.site.close()
+            self.site = Site.open(self.folder)
+            raise TimeoutError("it was killed") from None
+
+
+def test_a_secure_sum_whose_site_is_killed_at_every_write_is_tried_again(tmp_path, fate):
+    """Each try draws anew and is paid for; the model is what the outboxes add up to."""
+    trial = RealTrial(tmp_path, LINEAR + SUM, rounds=1)
+    mechanism = trial.task.experiment.mechanism
+    at, killed, tried_again = 1, True, 0
+    while killed:
+        for folder in trial.folders.values():
+            fresh(folder)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        mortal = Mortal(fate, trial.folders["clinic-b"], at)
+        others = {name: Site.open(trial.folders[name]) for name in ("clinic-a", "clinic-c")}
+        try:
+            answering = {name: site.answer for name, site in others.items()} | {"clinic-b": mortal.answer}
+            assert trial.run_with(answering) == "finished", (trial.task.folder / "run.json").read_text()
+        finally:
+            mortal.site.close()
+            for site in others.values():
+                site.close()
+        killed, at = mortal.killed, at + 1
+        total = np.zeros(trial.plan.sent)
+        for round in (1,):
+            sent = [trial.outbox(name).get(round) for name in trial.names]
+            assert len({one.attempt for one in sent}) == 1
+            total += sum(np.frombuffer(one.values, "<i8") for one in sent) * mechanism.step(3) / 3
+        weights = json.loads((trial.task.folder / "model.json").read_text())["weights"]
+        assert np.allclose(weights, total, atol=1e-9)
+        card = json.loads((trial.task.folder / "privacy.json").read_text())
+        paid = [trial.paid(name) for name in trial.names]
+        files = [len(list(trial.outbox(name).folder.glob("0*"))) for name in trial.names]
+        assert files[0] == paid[0]
+        assert files[2] == paid[2]
+        assert paid[1] in (files[1], files[1] - 1)  # written, and killed before it was charged: it never left
+        assert card["participations_charged"] >= max(paid) >= 1
+        tried_again += max(paid) > 1
+    assert tried_again > 3
+
+
+def test_a_coordinator_killed_at_every_write_goes_on(tmp_path, fate):
+    write_data(tmp_path)
+    trial = Trial(tmp_path, spec_of(tmp_path, LINEAR, rounds=2))
+    simulated = trial.simulated()
+    at, killed = 1, True
+    while killed:
+        killed = False
+        shutil.rmtree(tmp_path / "sites-run", ignore_errors=True)
+        for folder in trial.folders.values():
+            fresh(folder)
+        with fate.from_now_on(at):
+            try:
+                trial.run()
+            except Killed:
+                killed = True
+        if killed:
+            assert trial.run() == "finished"
+        check_equal(trial.task.folder, simulated)
+        lines = (trial.task.folder / "sites.csv").read_text().splitlines()
+        assert lines[0] == "round,site,seconds,bytes_down,bytes_up,refused"
+        assert all(line.count(",") == 5 and line.endswith(",") for line in lines[1:]), lines
+        at += 1
+    assert at > 15
+
+
+def test_a_coordinator_of_a_secure_sum_killed_at_every_write_counts_every_try(tmp_path, fate):
+    trial = RealTrial(tmp_path, LINEAR + SUM, rounds=1)
+    at, killed, more = 1, True, 0
+    while killed:
+        killed = False
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        for folder in trial.folders.values():
+            fresh(folder)
+        with fate.from_now_on(at):
+            try:
+                trial.run()
+            except Killed:
+                killed = True
+        if killed:
+            assert trial.run() == "finished"
+        card = json.loads((trial.task.folder / "privacy.json").read_text())
+        assert card["participations_charged"] >= max(trial.paid(name) for name in trial.names) >= 1, at
+        more += card["participations_charged"] > 1
+        at += 1
+    assert more > 1
+
+
+@pytest.mark.parametrize(
+    ("error", "word"), [(errno.ENOSPC, b"disk of this site is full"), (errno.EROFS, b"cannot write")]
+)
+def test_a_disk_that_takes_nothing_lets_nothing_leave(tmp_path, fate, error, word):
+    """And when there is room again the site goes on, with the same noise and no second charge."""
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
+    requests = recorded(trial, "clinic-b")
+    folder = trial.folders["clinic-b"]
+    at, reached, refusals = 1, True, 0
+    while reached:
+        fresh(folder)
+        left: dict[bytes, list[bytes]] = {request: [] for request in requests}
+        with Site.open(folder) as site, fate.from_now_on(at, error):
+            for request in requests:
+                answer = site.answer(request)
+                if wire.label_of(answer).kind == "refused":
+                    assert word in answer, answer
+                    refusals += 1
+                    site.answer(requests[0])  # hello
+                    answer = site.answer(request)
+                left[request] += [answer, site.answer(request)]
+            reached = fate.steps >= at
+        for request, answers in left.items():
+            if wire.label_of(request).kind == "round":
+                assert wire.label_of(answers[0]).kind == "answers", answers
+                assert answers[0] == answers[1]
+        assert trial.paid("clinic-b") == 2, at
+        at += 1
+    assert refusals > 10
+
+
+def test_a_damaged_ledger_lets_nothing_leave(tmp_path):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
+    requests = recorded(trial, "clinic-b")
+    path = next(trial.folders["clinic-b"].glob("people/*/ledger/participants.log"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with Site.open(trial.folders["clinic-b"]) as site:
+        for request in requests:
+            answer = site.answer(request)
+            assert wire.label_of(answer).kind == "refused"
+            assert b"ledger of this site cannot be trusted" in answer or b"say hello first" in answer
+            assert str(tmp_path).encode() not in answer
+    assert "participants.log" in (trial.folders["clinic-b"] / "site.log").read_text()
+
+
+def test_a_damaged_outbox_is_named_and_not_replaced(tmp_path):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
+    requests = recorded(trial, "clinic-b")
+    [first, _] = [request for request in requests if wire.label_of(request).kind == "round"]
+    path = sorted(trial.outbox("clinic-b").folder.iterdir())[0]
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    with Site.open(trial.folders["clinic-b"]) as site:
+        assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+        answer = site.answer(first)
+    assert b"what this site sent before cannot be read" in answer
+    assert path.read_bytes() == bytes(content)
+    assert path.name in (trial.folders["clinic-b"] / "site.log").read_text()
+
+
+def test_a_lost_outbox_is_no_way_to_a_second_noise(tmp_path):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=3)
+    requests = recorded(trial, "clinic-b")
+    rounds = [request for request in requests if wire.label_of(request).kind == "round"]
+    shutil.rmtree(trial.outbox("clinic-b").folder)
+    with Site.open(trial.folders["clinic-b"]) as site:
+        assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+        for request in rounds:
+            assert b"what was sent for it is gone" in site.answer(request)
+    assert trial.paid("clinic-b") == 3
+
+
+def test_a_second_site_is_told_who_holds_the_lock(tmp_path):
+    trial = RealTrial(tmp_path)
+    with (
+        Site.open(trial.folders["clinic-a"]),
+        pytest.raises(Locked, match=f"site 'clinic-a' is being worked on by process {os.getpid()}"),
+    ):
+        Site.open(trial.folders["clinic-a"])
+
+
+def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
+    write_data(tmp_path)
+    trial = Trial(tmp_path, spec_of(tmp_path, LINEAR, rounds=3))
+    simulated = trial.simulated()
+    clock = iter(range(2_000_000_000, 0, -86_400))
+    monkeypatch.setattr("time.time", lambda: float(next(clock)))
+    assert trial.run() == "finished"
+    check_equal(trial.task.folder, simulated)
+
+
+def test_torn_books_of_a_coordinator_are_mended(tmp_path):
+    write_data(tmp_path)
+    trial = Trial(tmp_path, spec_of(tmp_path, LINEAR, rounds=4))
+    seen = []
+    trial.run(lambda site, request, answer: seen.append(site) or answer, stop=lambda: len(seen) > 8)
+    path = trial.task.folder / "sites.csv"
+    path.write_text(path.read_text() + "2,site-0,0.0")
+    assert trial.run() == "finished"
+    assert all(line.count(",") == 5 for line in path.read_text().splitlines())
+
+
+def test_attempts_that_cannot_be_read_are_named(tmp_path):
+    trial = RealTrial(tmp_path, LINEAR + SUM, rounds=2)
+    trial.task.folder.mkdir(parents=True)
+    (trial.task.folder / "attempts.json").write_text('{"1": "x"}')
+    assert trial.run() == "failed"
+    assert "attempts.json" in (trial.task.folder / "run.json").read_text()
+
+
+def test_an_outbox_reads_what_it_wrote(tmp_path):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
+    assert trial.run() == "finished"
+    again = Outbox(trial.outbox("clinic-a").folder, trial.plan.run)
+    assert (len(again), again.last) == (2, 2)
+    assert again.get(1).answer == trial.outbox("clinic-a").get(1).answer
+
+
+def test_a_site_that_came_back_from_a_backup_answers_no_round_anew(tmp_path):
+    """What it sent since is not known any more: rounds that are over count as charged, and it goes on after them."""
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=6)
+    folder = trial.folders["clinic-b"]
+    shutil.copy(folder / "train.txt", tmp_path / "clinic-b.txt")  # data are backed up by whoever has them
+
+    def until(last: int) -> None:
+        over = []
+
+        def listen(name, request, answer):
+            over.append(wire.label_of(request).round > last)
+            if over[-1]:
+                raise TimeoutError("not yet")
+            return answer()
+
+        assert trial.run(listen, stop=lambda: any(over)) == "interrupted"
+
+    until(2)
+    backup(folder, tmp_path / "backup")
+    until(4)
+    sent = {round: trial.outbox("clinic-b").get(round).answer for round in (1, 2, 3, 4)}
+    shutil.rmtree(folder)
+    restore(tmp_path / "backup", folder)
+    shutil.copy(tmp_path / "clinic-b.txt", folder / "train.txt")
+    assert trial.run() == "finished"
+    outbox = trial.outbox("clinic-b")
+    assert {round: outbox.get(round) is not None for round in range(1, 7)} == {
+        1: True, 2: True, 3: False, 4: False, 5: True, 6: True,
+    }  # fmt: skip
+    assert outbox.get(2).answer == sent[2]
+    assert trial.paid("clinic-b") == 7  # six rounds, and the fifth once more, of which something may have left

@@ -1,0 +1,282 @@
+"""Kits of the engine: keys that never leave, requests that are refused, certificates that are looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import zipfile
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+pytest.importorskip("nvflare", reason="kits need the extra fedrank[deploy]")
+
+from fedrank.deploy import flare_kit as kits
+from fedrank.deploy.flare_certificates import KitError, certificate_facts, kit_problems
+from fedrank.deploy.flare_commands import engine_commands
+from fedrank.deploy.flare_hardening import EXECUTOR, LARGEST_MESSAGE, RIGHTS, ROLES
+from fedrank.deploy.flare_processes import look_before, serve
+from fedrank.deploy.identity import IDENTITY
+from fedrank.deploy.settings import FederationFile, Person, SiteEntry, read_site
+from fedrank.spec.experiment import SpecError
+
+PRIVATE = b"PRIVATE KEY"
+ANNA = Person("anna@clinic.org", "clinic", "member")
+
+
+def made(folder, name="clinics", sites=2):
+    entries = tuple(SiteEntry(f"clinic-{id}", f"Clinic_{id}", id) for id in range(sites))
+    return kits.init(folder, FederationFile(name, "localhost", 8002, entries, (ANNA,)), 'name = "clinics"\n')
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A federation with two sites, the first of which has joined, the second asked; nobody changes it."""
+    root = tmp_path_factory.mktemp("kits")
+    with engine_commands(root):
+        founded = made(root / "hub")
+        first, second = (kits.request(path, root / path.stem) for path in founded.invitations)
+        applicant = kits.approve(first, founded.home)
+        signed = kits.sign(applicant, founded.home)
+        inside = sorted(path.name for path in (root / "clinic-0" / "request").iterdir())
+        kits.join(signed, root / "clinic-0", founded.fingerprint)
+    return root, founded, {"first": first, "second": second, "signed": signed, "applicant": applicant, "inside": inside}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Another federation of three sites with the same names, which have all asked to join."""
+    root = tmp_path_factory.mktemp("elsewhere")
+    with engine_commands(root):
+        founded = made(root / "hub", sites=3)
+        asked = [kits.request(path, root / path.stem) for path in founded.invitations]
+    return root, founded, asked
+
+
+@pytest.fixture
+def copied(begun, tmp_path):
+    """The same, to be changed."""
+    root, founded, files = begun
+    shutil.copytree(root, tmp_path / "copy")
+    moved = {
+        name: tmp_path / "copy" / path.relative_to(root) for name, path in files.items() if hasattr(path, "parent")
+    }
+    return tmp_path / "copy", founded, moved
+
+
+def everything_in(path):
+    """The bytes of a zip file's members, and of those that are zip files themselves."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            yield content
+            if name.endswith(".zip"):
+                inner = path.with_name("inner.zip")
+                inner.write_bytes(content)
+                yield from everything_in(inner)
+                inner.unlink()
+
+
+def test_keys_are_made_where_they_stay(begun):
+    root, _, files = begun
+    assert "clinic-0.key" in files["inside"]
+    for path in (files["first"], files["second"], files["signed"]):
+        assert not any(PRIVATE in content for content in everything_in(path))
+    secret = (root / "clinic-0" / IDENTITY).read_text().split()[1]
+    site_key = (root / "clinic-0" / "kit" / "startup" / "client.key").read_bytes()
+    for path in (root / "hub").rglob("*"):
+        if path.is_file():
+            assert site_key not in path.read_bytes()
+            assert secret.encode() not in path.read_bytes()
+    assert [path for path in (root / "clinic-0").rglob("*.key") if "kit" not in path.parts] == [
+        root / "clinic-0" / IDENTITY
+    ]
+
+
+def test_what_a_coordinator_sees_and_keeps(begun):
+    _, founded, files = begun
+    applicant = files["applicant"]
+    assert (applicant.name, applicant.organisation, applicant.id) == ("clinic-0", "Clinic_0", 0)
+    assert applicant.fingerprint.startswith("SHA256:")
+    members = kits.read_members(founded.home)
+    assert [(member.state, member.id) for member in members.values()] == [("joined", 0), ("invited", 1)]
+    assert members["clinic-0"].identity == applicant.identity
+    (line,) = (founded.home / kits.RECORDS).read_text().splitlines()
+    assert json.loads(line)["what"] == "approve"
+    assert (founded.home / "people" / ANNA.name / "startup" / "client.key").exists()
+
+
+def test_a_site_folder_is_for_its_owner_and_can_be_filled_in(begun):
+    root, _, _ = begun
+    site = root / "clinic-0"
+    for path in (site, *site.rglob("*")):
+        if not path.name.endswith((".request.zip",)):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    with pytest.raises(SpecError, match="letor"):  # nothing else is missing
+        read_site(site)
+    facts = certificate_facts(site / "kit")
+    assert (facts.subject, facts.organisation, facts.host, facts.port) == ("clinic-0", "Clinic_0", "localhost", 8002)
+    assert facts.days_left() > 1000
+    look_before(site)
+
+
+def test_a_site_is_closed(begun):
+    root, _, _ = begun
+    local = root / "clinic-0" / "kit" / "local"
+    resources = json.loads((local / "resources.json").read_text())
+    assert resources["class_allow_list"] == [EXECUTOR]
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["allow_log_streaming"] is False
+    assert "log" not in "".join(one["id"] for one in resources["components"])
+    rights = json.loads((local / "authorization.json").read_text())["permissions"]
+    assert set(rights) == set(ROLES)
+    for role, allowed in rights.items():
+        assert set(allowed) == set(RIGHTS)
+        assert {right for right, who in allowed.items() if who != "none"} <= {"submit_job"}, role
+    limits = json.loads((local / "comm_config.json").read_text())
+    assert limits["streaming_max_blob_size"] == LARGEST_MESSAGE
+    assert not list((root / "clinic-0" / "kit").rglob("*.sh"))
+    server = json.loads((root / "hub" / "kit" / "local" / "resources.json").read_text())
+    assert "/tmp/nvflare" not in json.dumps(server)
+
+
+def test_strangers_and_second_requests_are_refused(copied, elsewhere):
+    root, _, files = copied
+    stranger = elsewhere[2][2]
+    with pytest.raises(ValueError, match="no site 'clinic-2' was invited"):
+        kits.approve(stranger, root / "hub")
+    with pytest.raises(ValueError, match="has joined already"):
+        kits.approve(files["first"], root / "hub")
+    kits.expel(root / "hub", "clinic-1", why="test")
+    with pytest.raises(ValueError, match="has been expelled"):
+        kits.approve(files["second"], root / "hub")
+    with pytest.raises(ValueError, match="expelled already"):
+        kits.leave(root / "hub", "clinic-1")
+    disabled = json.loads((root / "hub" / "kit" / "disabled_clients.json").read_text())
+    assert disabled == {"disabled_clients": ["clinic-1"]}
+
+
+def test_a_request_for_another_name_is_refused(copied, elsewhere):
+    """Signed by the site that was invited, with a certificate's request of another name in it."""
+    root = copied[0]
+    site = root / "clinic-1"
+    invited = kits.Invitation.read(site / kits.INVITATION)
+    borrowed = (elsewhere[0] / "clinic-0" / "request" / "clinic-0.request.zip").read_bytes()
+    forged = kits._packed(site, invited, borrowed, renewal=False)
+    with pytest.raises(ValueError, match="for a certificate of 'clinic-0'"):
+        kits.approve(forged, root / "hub")
+
+
+@pytest.mark.parametrize("member", [kits.CERTIFICATE, kits.APPLICATION, kits.SIGNATURE])
+def test_a_request_that_was_changed_is_refused(copied, tmp_path, member):
+    _, founded, files = copied
+    changed = tmp_path / "changed.zip"
+    with zipfile.ZipFile(files["second"]) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, content if name != member else content.replace(content[-9:-7], b"00"))
+    with pytest.raises(ValueError, match=r"changed\.zip"):
+        kits.approve(changed, founded.home)
+
+
+def test_what_is_no_request_is_refused(begun, tmp_path):
+    _, founded, _ = begun
+    (tmp_path / "text.zip").write_text("hello")
+    with pytest.raises(ValueError, match="is no request"):
+        kits.approve(tmp_path / "text.zip", founded.home)
+
+
+def test_somebody_elses_federation(copied, elsewhere):
+    root, founded, _ = copied
+    there, other, asked = elsewhere
+    signed = kits.sign(kits.approve(asked[1], other.home), other.home)
+    for folder, told in (
+        (there / "clinic-1", founded.fingerprint),
+        (there / "clinic-1", "SHA256:00"),
+        (root / "clinic-1", other.fingerprint),  # whose invitation names another CA
+    ):
+        with pytest.raises(ValueError, match="somebody else's federation"):
+            kits.join(signed, folder, told)
+        assert not (folder / "kit").exists()
+
+
+def test_joining_needs_the_key_of_the_request(begun, tmp_path):
+    _, founded, files = begun
+    with pytest.raises(FileNotFoundError, match="the key of this certificate"):
+        kits.join(files["signed"], tmp_path, founded.fingerprint)
+
+
+def test_a_second_beginning_is_refused(begun):
+    root, founded, _ = begun
+    with pytest.raises(FileExistsError, match="shut out every site"):
+        made(founded.home)
+    with pytest.raises(FileExistsError, match="has joined already"):
+        kits.request(founded.invitations[0], root / "clinic-0")
+    with pytest.raises(FileExistsError, match="keys were made already"):
+        kits.request(founded.invitations[1], root / "clinic-1")
+
+
+def test_one_more_site(copied):
+    root, _, _ = copied
+    with pytest.raises(ValueError, match="name 'Clinic-0' is that of"):
+        kits.invite(root / "hub", SiteEntry("Clinic-0", "Other", 7))
+    with pytest.raises(ValueError, match="id 1 is that of"):
+        kits.invite(root / "hub", SiteEntry("clinic-7", "Other", 1))
+    invited = kits.Invitation.read(kits.invite(root / "hub", SiteEntry("clinic-7", "Other", 7)))
+    assert (invited.name, invited.id, invited.host, invited.port) == ("clinic-7", 7, "localhost", 8002)
+    assert invited.fingerprint == kits.ca_fingerprint(root / "hub")
+
+
+def test_a_renewal_exchanges_the_key_and_needs_the_same_identity(copied):
+    root, founded, _ = copied
+    site = root / "clinic-0"
+    before = certificate_facts(site / "kit").fingerprint
+    with engine_commands(root):
+        asked = kits.renew(site)
+        applicant = kits.approve(asked, root / "hub")
+        assert applicant.renewal
+        kits.join(kits.sign(applicant, root / "hub"), site, founded.fingerprint)
+        assert certificate_facts(site / "kit").fingerprint != before
+        assert not kit_problems(site / "kit", founded.fingerprint, "clinic-0")
+        (site / IDENTITY).unlink()
+        kits.new_identity(site)
+        with pytest.raises(ValueError, match="not signed with the key by which"):
+            kits.approve(kits.renew(site), root / "hub")
+        server = certificate_facts(root / "hub" / "kit").fingerprint
+        kits.renew(root / "hub")
+        assert certificate_facts(root / "hub" / "kit").fingerprint != server
+        assert not kit_problems(root / "hub" / "kit", founded.fingerprint, "localhost")
+    records = [json.loads(line)["what"] for line in (root / "hub" / kits.RECORDS).read_text().splitlines()]
+    assert records == ["approve", "renew", "renew", "renew"]
+
+
+def test_certificates_are_looked_at_before_anything_starts(copied):
+    root, founded, _ = copied
+    site, startup = root / "clinic-0", root / "clinic-0" / "kit" / "startup"
+    now = datetime.now(UTC)
+
+    def problems(**more):
+        return "\n".join(map(str, kit_problems(site / "kit", founded.fingerprint, "clinic-0", **more)))
+
+    assert problems() == ""
+    assert "was valid until" in problems(now=now + timedelta(days=2000))
+    assert "set the clock" in problems(now=now - timedelta(days=2))
+    assert "begin anew" in problems(now=now + timedelta(days=4000))
+    assert "not of 'clinic-9'" in "".join(map(str, kit_problems(site / "kit", name="clinic-9")))
+    os.chmod(startup / "client.key", 0o644)
+    assert "can be read by others" in problems()
+    shutil.copy(root / "hub" / "admin" / "startup" / "client.key", startup / "client.key")
+    assert "is not the key of client.crt" in problems()
+    with pytest.raises(KitError, match=r"is not the key of client\.crt"):
+        serve(site)
+    (startup / "client.key").unlink()
+    assert "cannot be read" in problems()
+
+
+def test_a_wrong_ca_is_named_before_a_process_would_try_for_ever(copied, elsewhere):
+    root = copied[0]
+    shutil.copy(elsewhere[1].home / "ca" / "rootCA.pem", root / "clinic-0" / "kit" / "startup" / "rootCA.pem")
+    with pytest.raises(KitError, match=r"(?s)somebody else's federation.*was not issued by the CA beside it"):
+        serve(root / "clinic-0")
