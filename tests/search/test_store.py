@@ -65,6 +65,9 @@ def test_a_root_that_is_away_keeps_its_documents(tmp_path):
         done = client.index()
         assert (done.documents, done.removed) == (3, 0)
         assert done.skipped == {"root is not there": 1}
+        (tmp_path / "documents").symlink_to(tmp_path / "documents")  # a link to itself cannot be read at all
+        done = client.index()
+        assert (done.documents, done.removed, done.skipped) == (3, 0, {"root cannot be read": 1})
 
 
 def test_a_folder_in_a_folder_is_read_once(tmp_path):

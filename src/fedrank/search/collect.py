@@ -140,8 +140,9 @@ class Collector:
                 if path != found.path:
                     with self.turn, self.store.writing():
                         self.store.db.execute("UPDATE files SET path = ? WHERE id = ?", (found.path, id))
-        except FileNotFoundError:  # the root itself: its documents stay, since a drive may only be away
-            passed["root is not there"] += 1
+        except OSError as problem:  # of the root itself: its documents stay, since a drive may only be away
+            gone = isinstance(problem, FileNotFoundError)
+            passed["root is not there" if gone else "root cannot be read"] += 1
             seen |= known.keys()
         self._flush()
         with self.turn, self.store.writing():
