@@ -3,8 +3,8 @@
     python benchmarks/live_quality.py [--splits 1 2 3 4 5] [--only clients newcomer confirm] [--rate 0.03]
         [--check]
 
-Needs the text collections below FEDRANK_DATA; about three minutes of one core. nDCG@10 over all relevant documents that a
-searcher has: those that are not among the best 100 of BM25 count in the ideal, and a query that finds none counts 0.
+Needs the text collections below FEDRANK_DATA; about three minutes of one core. nDCG@10 over all relevant documents that
+a searcher has: those that are not among the best 100 of BM25 count in the ideal, and a query that finds none counts 0.
 Differences to BM25 with 95 % intervals over queries, each the mean over splits; online over splits.
 
 clients: each has one topic of the collection, its own idf and its own queries, half to learn and half to test; 300

@@ -29,7 +29,9 @@ def write_documents(folder: Path, count: int = 40) -> Path:
     for n in range(count):
         one, two = FRUIT[n % 10], FRUIT[(3 * n + 1) % 10]
         text = f"The orchard grows {one} and {two}. " * (1 + n % 4) + f"Row {n} has water and shade. " * (n % 3)
-        (folder / f"row{n:03}.txt").write_text(text)
+        path = folder / f"row{n:03}.txt"
+        if not path.exists():  # written again it would have another date, and be another document
+            path.write_text(text)
     return folder
 
 

@@ -65,6 +65,24 @@ def test_a_root_that_is_away_keeps_its_documents(tmp_path):
         done = client.index()
         assert (done.documents, done.removed) == (3, 0)
         assert done.skipped == {"root is not there": 1}
+        (tmp_path / "documents").symlink_to(tmp_path / "documents")  # a link to itself cannot be read at all
+        done = client.index()
+        assert (done.documents, done.removed, done.skipped) == (3, 0, {"root cannot be read": 1})
+
+
+def test_a_folder_in_a_folder_is_read_once(tmp_path):
+    outer = write_documents(tmp_path / "outer", 3)
+    inner = write_documents(outer / "inner", 2)
+    hidden = write_documents(outer / ".hidden", 4)
+    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+        assert client.index([inner]).documents == 2
+        ids = {result.id for result in client.search("orchard").results}
+        assert client.index([outer]).documents == 5
+        assert ids < {result.id for result in client.search("orchard").results}
+        assert client.index([outer / "inner", outer / "row000.txt"]).documents == 5
+        assert client.index([hidden]).documents == 9
+        assert client.roots == [inner, outer, hidden]
+        check_agreement(client)
 
 
 def test_a_path_that_is_not_there_is_one_line(tmp_path):

@@ -240,7 +240,7 @@ def test_marked_words_are_escaped_and_odd_spans_left_out() -> None:
         *("/documents/0", "/documents/-1", "/documents/" + "9" * 21, "/documents/99999", "/documents/1?part=0"),
         *("/documents/1?part=9", "/documents/1?part=x", "/results/1?page=0", "/results/1?page=" + "9" * 21),
         *("/results/1?page=-1", "/results/..%2f..%2fetc%2fpasswd", "/..%2f..%2fetc/passwd"),
-        *("/pages/style.css", "/style.css%00", "/status/", "/enter/a/b", "/%ff%fe", "/%7f"),
+        *("/pages/style.css", "/results/" + "9" * 5000, "/style.css%00", "/status/", "/enter/a/b", "/%ff%fe", "/%7f"),
     ],
 )  # fmt: skip
 def test_no_such_address_is_404(page: ServedPage, browser: httpx.Client, path: str) -> None:

@@ -183,29 +183,27 @@ def match_features(row, asked, number, idf, total, rarest, words, title, length,
 
 
 @compiled()
-def expansion(weights, own, keys, asked, total, extra):
+def expansion(weights, own, terms, used, asked, total, extra):
     """Choose the heaviest terms of the best documents but one, and share half the query's weight among them.
 
-    `weights` [places, best] are unit vectors of the best documents, `own` the one to leave out (-1: none). Terms of
-    the query are left out; of equally heavy ones the smaller hash comes first.
+    `weights` [places, best] are unit vectors of the best documents, `own` the one to leave out (-1: none), `used` the
+    places that hold a term. Terms of the query are left out; of equally heavy ones the smaller hash comes first.
     """
-    extra[:] = 0.0
     chosen = np.full(HEAVIEST, -1, np.int64)
     heavy = np.zeros(HEAVIEST)
-    for place in range(len(keys)):
-        if keys[place] == NONE:
-            continue
+    for place in used:
+        extra[place] = 0.0
         weight = 0.0
         for b in range(weights.shape[1]):
             if b != own:
                 weight += weights[place, b]
-        if weight <= 0.0 or weight < heavy[HEAVIEST - 1] or asked[place_of(asked, keys[place])] != NONE:
+        if weight <= 0.0 or weight < heavy[HEAVIEST - 1] or asked[place_of(asked, terms[place])] != NONE:
             continue
         at = HEAVIEST
         while at > 0 and (
             chosen[at - 1] < 0
             or weight > heavy[at - 1]
-            or (weight == heavy[at - 1] and keys[place] < keys[chosen[at - 1]])
+            or (weight == heavy[at - 1] and terms[place] < terms[chosen[at - 1]])
         ):
             at -= 1
         if at < HEAVIEST:
@@ -234,6 +232,8 @@ def feedback_features(out, bm25, asked, total, words, offsets, frequencies, docu
         logs[tf] = log1p(np.float64(tf))
     terms = table_of(offsets[best] + 1)
     weights = np.zeros((len(terms), best))
+    used = np.empty(offsets[best], np.int64)
+    distinct_terms = 0
     for d in range(best):
         distinct = count_words(words[offsets[d] : offsets[d + 1]], keys, places, counts)
         length = 0.0
@@ -242,20 +242,25 @@ def feedback_features(out, bm25, asked, total, words, offsets, frequencies, docu
             weight = logs[counts[place]] * rarity(frequencies, documents, keys[place])
             length += weight * weight
             at = place_of(terms, keys[place])
-            terms[at] = keys[place]
+            if terms[at] == NONE:
+                terms[at] = keys[place]
+                used[distinct_terms] = at
+                distinct_terms += 1
             weights[at, d] = weight
             keys[place] = NONE
         if length > 0.0:
-            weights[:, d] /= math.sqrt(length)
+            for at in used[:distinct_terms]:
+                weights[at, d] /= math.sqrt(length)
+    used = used[:distinct_terms]
     extra = np.zeros(len(terms))
     around = np.zeros(len(terms))  # sum of the best documents but the one in question
     norm = 0.0
     for d in range(count):
         if d <= best:  # the last time for all that follow
             own = d if d < best else -1
-            expansion(weights, own, terms, asked, total, extra)
+            expansion(weights, own, terms, used, asked, total, extra)
             norm = 0.0
-            for at in range(len(terms)):
+            for at in used:
                 around[at] = 0.0
                 for b in range(best):
                     if b != own:

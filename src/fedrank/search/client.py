@@ -624,8 +624,9 @@ class SearchClient:
         """Delete rows: searches with this text; a document and every click on it; all searches since a moment
         (seconds since 1970); or everything, documents and model included. Exactly one of the four.
 
-        A document is not indexed again. What the model learned stays in its weights, except with `everything`;
-        `learn_setting("reset")` removes it. The list of what left this device stays always.
+        A document is not indexed again; the engine drops its hashed words when it merges its files next. What the model
+        learned stays in its weights, except with `everything`; `learn_setting("reset")` removes it. The list of what
+        left this device stays always.
         """
         if sum((query is not None, document is not None, since is not None, everything)) != 1:
             raise SearchError("say what to forget: a query, a document, a moment, or everything; exactly one of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -16,7 +17,7 @@ from fedrank.data.live_features import FeatureSet
 from fedrank.progress import Progress
 from fedrank.search.answers import SearchError
 from fedrank.search.readers import Piece, Unreadable, clean
-from fedrank.search.sources import FoundFile, Left, walk
+from fedrank.search.sources import FoundFile, Left, is_passed_over, walk
 from fedrank.search.store import NewDocument, Store
 
 BATCH = 1_000  # documents in one transaction
@@ -51,11 +52,19 @@ def remember_roots(store: Store, paths: Iterable[str | os.PathLike[str]], format
     for path in resolved:
         if not path.exists():
             raise SearchError(f"{path} is not there, so nothing was indexed; check its name")
+    folders = [] if format else [root.path for root in roots_of(store) if not root.format and root.path.is_dir()]
     with store.writing():
-        store.db.executemany(
-            "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)",
-            ((os.fsencode(path), format) for path in resolved),
-        )
+        for path in sorted(resolved):
+            if not any(_is_walked(path, folder) for folder in folders):
+                store.db.execute(
+                    "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)", (os.fsencode(path), format)
+                )
+                folders += [path] * (not format and path.is_dir())
+
+
+def _is_walked(path: Path, folder: Path) -> bool:
+    """Whether a walk of the folder comes by this path."""
+    return path.is_relative_to(folder) and not any(map(is_passed_over, path.relative_to(folder).parts))
 
 
 def roots_of(store: Store) -> list[Root]:
@@ -94,10 +103,12 @@ class Collector:
         self._waiting = self._characters = 0  # documents in them
         self._told = 0.0
         self._some_are_forgotten = store.count("SELECT count(*) FROM left_out") > 0
-        facts = os.stat(store.folder)
-        self._own = {(facts.st_dev, facts.st_ino)}
+        self._avoid = {_place(store.folder): "fedrank's own"}
 
     def collect(self, roots: Sequence[Root]) -> Collected:
+        for root in roots:  # one that lies below another is not read twice
+            with contextlib.suppress(OSError):
+                self._avoid.setdefault(_place(root.path), "indexed by itself")
         for root in roots:
             self._collect_root(root)
         self._flush()
@@ -114,7 +125,7 @@ class Collector:
         seen: set[bytes] = set()
         passed: Counter[str] = Counter()
         try:
-            for found in walk(root.path, self._own):
+            for found in walk(root.path, self._avoid):
                 if isinstance(found, Left):
                     passed[found.reason] += 1
                     continue
@@ -129,8 +140,9 @@ class Collector:
                 if path != found.path:
                     with self.turn, self.store.writing():
                         self.store.db.execute("UPDATE files SET path = ? WHERE id = ?", (found.path, id))
-        except FileNotFoundError:  # the root itself: its documents stay, since a drive may only be away
-            passed["root is not there"] += 1
+        except OSError as problem:  # of the root itself: its documents stay, since a drive may only be away
+            gone = isinstance(problem, FileNotFoundError)
+            passed["root is not there" if gone else "root cannot be read"] += 1
             seen |= known.keys()
         self._flush()
         with self.turn, self.store.writing():
@@ -244,6 +256,11 @@ class Collector:
             self._told = now
             done = self.counts.added + self.counts.changed + self._waiting
             self.progress(str(root.path), done, float("inf"), f"{self.counts.files:,} files, {done:,} documents read")
+
+
+def _place(path: Path) -> tuple[int, int]:
+    facts = os.stat(path)
+    return facts.st_dev, facts.st_ino
 
 
 def forgotten_name(root: bytes, key: bytes, part: str) -> bytes:

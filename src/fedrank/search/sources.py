@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from fedrank.search.readers import Piece, Unreadable, clean, format_of, read_pieces
 
@@ -22,6 +23,11 @@ _MAILDIR = {"cur", "new", "tmp"}
 _HAS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = _READ | getattr(os, "O_DIRECTORY", 0)
+
+
+def is_passed_over(name: str) -> bool:
+    """Whether a folder of this name is not looked into."""
+    return name.startswith(".") or name in SKIPPED_FOLDERS
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,11 @@ class FoundFile:
             yield Unreadable("broken")
 
 
-def walk(root: Path, avoid: Collection[tuple[int, int]] = ()) -> Iterator[FoundFile | Left]:
-    """All files of a root that might be documents, in the order of their names; `avoid` are folders by (device, inode).
+Avoided = Mapping[tuple[int, int], str]  # folders and files that are passed over by (device, inode), and why
 
-    A root may be a single file.
-    """
+
+def walk(root: Path, avoid: Avoided = MappingProxyType({})) -> Iterator[FoundFile | Left]:
+    """All files of a root that might be documents, in the order of their names. A root may be a single file."""
     facts = os.stat(root)  # a root may be a link: it was given by the person
     if stat.S_ISREG(facts.st_mode):
         yield FoundFile(b"", b"", facts.st_size, facts.st_mtime_ns, False, None, str(root.resolve()))
@@ -100,7 +106,7 @@ def walk(root: Path, avoid: Collection[tuple[int, int]] = ()) -> Iterator[FoundF
 
 
 def _folder(
-    handle: int | None, full: str, path: bytes, depth: int, avoid: Collection[tuple[int, int]], of_maildir: bool
+    handle: int | None, full: str, path: bytes, depth: int, avoid: Avoided, of_maildir: bool
 ) -> Iterator[FoundFile | Left]:
     try:
         with os.scandir(full if handle is None else handle) as listing:
@@ -119,6 +125,8 @@ def _folder(
             continue
         if stat.S_ISLNK(facts.st_mode):
             yield Left(below, "link")
+        elif (facts.st_dev, facts.st_ino) in avoid:
+            yield Left(below, avoid[facts.st_dev, facts.st_ino])
         elif stat.S_ISREG(facts.st_mode):
             if entry.name.startswith(".") or maildir or (of_maildir and entry.name.startswith("dovecot")):
                 yield Left(below, "hidden")
@@ -129,11 +137,9 @@ def _folder(
             yield FoundFile(known_by, below, facts.st_size, facts.st_mtime_ns, of_maildir, handle, where)
         elif not stat.S_ISDIR(facts.st_mode):
             yield Left(below, "no file")
-        elif (facts.st_dev, facts.st_ino) in avoid:
-            yield Left(below, "fedrank's own")
         elif maildir and entry.name == "tmp":
             continue
-        elif (entry.name.startswith(".") and not maildir) or entry.name in SKIPPED_FOLDERS:
+        elif is_passed_over(entry.name) and not maildir:
             yield Left(below, "hidden")
         elif depth >= DEEPEST:
             yield Left(below, "too deep")

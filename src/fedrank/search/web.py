@@ -221,8 +221,7 @@ def _status(served: Served, request: Request) -> Response:
     _no_head(request)
     status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
-    span = [value for one in changed for value in (one.start, one.now)]
-    return _html("status.html", status=status, changed=changed, span=span, note=_note(request))
+    return _html("status.html", status=status, changed=changed, note=_note(request))
 
 
 def _learn(served: Served, request: Request, form: Form) -> Response:
