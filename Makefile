@@ -25,9 +25,12 @@ check: $(READY)  ## style and types
 docs: $(READY)  ## the documentation as a web site: site/index.html
 	$(BIN)/mkdocs build --strict
 
-chaos: $(READY)  ## some minutes: every reader of files meets 5,000 mutated ones, and none may crash, hang or lie
+chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a federation that is killed, and one on bad lines
 	$(BIN)/python -m tests.fuzz --count 5000
 	$(BIN)/python -m tests.search.kills --count 50
+	$(BIN)/python -m tests.deploy.chaos --kills 50
+	$(BIN)/python -m tests.deploy.chaos --kills 50 --sum
+	$(BIN)/python -m tests.deploy.hard_links
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
 	$(BIN)/python benchmarks/fpdgd.py

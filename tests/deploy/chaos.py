@@ -75,8 +75,9 @@ def processes(folder: Path) -> dict[int, str]:
 
 
 def kind_of(command: str) -> str:
-    kinds = {"tests.deploy.chaos": "the command", "server_train": "the server", "client_train": "a site"}
-    kinds |= {"runner_process": "the server's job", "worker_process": "a site's job", "session": "the session"}
+    kinds = {"tests.deploy.chaos": "the command", "tests.deploy.slow_link": "the line"}
+    kinds |= {"runner_process": "the server's job", "worker_process": "a site's job", "flare_session": "the session"}
+    kinds |= {"/hub/kit": "the server", "/kit": "a site"}
     return next((kind for word, kind in kinds.items() if word in command), command[:160])
 
 

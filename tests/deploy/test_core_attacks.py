@@ -436,6 +436,20 @@ def test_facts_that_are_none_are_refused(trial, facts, word):
     assert word in told["clinic-a"]
 
 
+def test_who_is_slow_is_named_while_the_hub_still_waits(trial, monkeypatch):
+    monkeypatch.setattr(hubs, "SLOW", 0.01)
+    told = {}
+    hub = Hub(
+        trial.plan,
+        lambda name, content, patience: Future(),
+        waiting=lambda round, why: told.update(why),
+        stop=lambda: bool(told),
+    )
+    with pytest.raises(Stopped):
+        hub.hello()
+    assert told == dict.fromkeys([site.name for site in trial.plan.sites], "no answer for 0 s")
+
+
 @pytest.mark.parametrize(
     "changes", [{"features": "5"}, {"features": 10**400}, {"version": None}, {"normalised": []}, {}]
 )

@@ -20,6 +20,7 @@ pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
 
 import psutil
 
+from fedrank.deploy import flare_processes, flare_session
 from fedrank.deploy.flare_active import Active
 from fedrank.deploy.flare_hardening import RIGHTS, ROLES
 from fedrank.deploy.flare_jobs import Chain, Job
@@ -317,7 +318,7 @@ def test_every_kind_of_process_is_killed_and_back_at_work(federation):
     words: list[str] = []
     jobs_seen: set[psutil.Process] = set()
     with Coordinator(home) as server:
-        folder, jobs = chain(federation, server, "kills", rounds=1_000_000, pause=0.05, patience=5.0)
+        folder, jobs = chain(federation, server, "kills", rounds=1_000_000, pause=0.01, patience=60.0)
         following = threading.Thread(target=jobs.follow, kwargs={"stop": over.is_set, "say": words.append})
         following.start()
         try:
@@ -374,6 +375,46 @@ def test_who_looks_after_a_process_is_killed_and_nothing_is_left_running(tmp_pat
         (site / "engine.pid").unlink(missing_ok=True)
     assert not stop_serving(site)
     assert "Restart=always" in unit(site)
+
+
+@pytest.mark.parametrize("name", ["startup/client.crt", "startup/server.crt", "disabled_clients.json"])
+def test_a_process_is_started_again_when_its_kit_changes(tmp_path, monkeypatch, name):
+    """A certificate that is renewed and a site that is shut out count at once."""
+    changes, sleeper = tmp_path / "kit" / name, tmp_path / "sleeper"
+    changes.parent.mkdir(parents=True)
+    changes.write_text("old")
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o700)
+    monkeypatch.setattr(flare_processes.sys, "executable", str(sleeper))
+    running, stop, words = flare_processes.Running(tmp_path), threading.Event(), []
+    watching = threading.Thread(target=flare_processes._keep_running, args=(running, words.append, stop))
+    watching.start()
+    try:
+        wait_for(lambda: running.starts == 1, 10)
+        before = running.pid
+        time.sleep(2 * flare_processes.WATCH)
+        assert running.starts == 1
+        changes.write_text("new")
+        wait_for(lambda: running.starts == 2, 10)
+    finally:
+        stop.set()
+        watching.join()
+        running.stop()
+    assert not psutil.pid_exists(before)
+    assert "the kit has changed" in words[1]
+
+
+def test_a_session_that_was_asked_much_is_made_anew(federation, monkeypatch):
+    monkeypatch.setattr(flare_session, "MOST_QUESTIONS", 3)
+    with Coordinator(federation.home) as server:
+        assert server.connect()
+        first = server._child
+        for _ in range(2):
+            server.connected()
+        with pytest.raises((NotAllowed, Away), match="nothing-of-the-kind"):
+            server.state("nothing-of-the-kind")
+        assert server._child is not first
+        assert server.connected() == set(SITES)
 
 
 def test_a_second_start_says_who_holds_the_lock(federation):

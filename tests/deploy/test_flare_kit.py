@@ -245,7 +245,9 @@ def test_a_renewal_exchanges_the_key_and_needs_the_same_identity(copied):
         with pytest.raises(ValueError, match="not signed with the key by which"):
             kits.approve(kits.renew(site), root / "hub")
         server = certificate_facts(root / "hub" / "kit").fingerprint
+        key = (root / "hub/kit/startup/server.key").read_bytes()
         kits.renew(root / "hub")
+        assert (root / "hub/kit/startup/server.key").read_bytes() == key, "sites that run would not be known any more"
         assert certificate_facts(root / "hub" / "kit").fingerprint != server
         assert not kit_problems(root / "hub" / "kit", founded.fingerprint, "localhost")
     records = [json.loads(line)["what"] for line in (root / "hub" / kits.RECORDS).read_text().splitlines()]

@@ -143,7 +143,7 @@ def renew(home: Home = Path()) -> None:
     path = renew(home)
     console = new_console()
     if path.is_dir():
-        say(console, f"Renewed: {path}; it counts from the next `fedrank deploy start` on")
+        say(console, f"Renewed: {path}; a server that runs is started again with it")
     else:
         say(console, f"Send: {path}; then join what comes back, as the first time")
 
@@ -158,7 +158,7 @@ def expel(
     if not yes:
         typer.confirm(f"Shut out {name}? It cannot come back under this name.", abort=True)
     member = expel(home, name, because)
-    say(new_console(), f"{member.name} is {member.state}. Restart the server: fedrank deploy start --home {home}")
+    say(new_console(), f"{member.name} is {member.state}. A server that runs is started again, and lets it in no more.")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy readmit clinic-c clinics/runs/my/only/fold-1-seed-1")

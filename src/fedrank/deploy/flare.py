@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,17 @@ if TYPE_CHECKING:
     from fedrank.deploy.site import Site
     from fedrank.run.writer import News
 
-TOPIC, LOG = "fedrank", "site.log"
-REQUEST, ANSWER, REASON = "request", "answer", "reason"
+TOPIC, ALIVE, LOG = "fedrank", "fedrank-alive", "site.log"
+REQUEST, ANSWER, REASON, WORKS = "request", "answer", "reason", "works"
 BUSY = 20.0  # seconds to wait for a site's lock: a job that was aborted ends slowly
 AGAIN = 5.0  # seconds after which a site that could not be opened is tried again
 BEGINNING = 30.0  # seconds that sites have to come up after a job began
 GONE = 1.0  # seconds for which a site that was heard before may be unreachable
 RETRY = 0.1  # seconds
+PROBE = 2.0  # seconds after which a site that has not answered is asked whether it is there and works
+DEAD = 5.0  # seconds without a way to a site after which nobody waits for its answer
+LOST = 10.0  # seconds, at least, in which a site does nothing, after which its answer was lost on the way
+SLOWEST = 20_000  # bytes a second of a line, on which a long message takes its time
 OVERHEAD = 1 << 16  # bytes that the engine adds to a message, at most
 _MOST = f"{LARGEST_MESSAGE >> 20} MiB"
 
@@ -50,17 +54,20 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         end_with_parent()
-        self._turn = threading.Lock()
+        self._turn, self._counting = threading.Lock(), threading.Lock()
         self._site: Site | None = None
         self._tried = 0.0
         self._reason = ""
+        self._working = 0  # requests
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             # A problem here would be swallowed, and the site silent: so it is kept, and told to whoever asks.
             self._folder = home_of(fl_ctx)
             self._open(BUSY)
-            fl_ctx.get_engine().register_aux_message_handler(topic=TOPIC, message_handle_func=self._answer)
+            engine = fl_ctx.get_engine()
+            engine.register_aux_message_handler(topic=ALIVE, message_handle_func=self._alive)
+            engine.register_aux_message_handler(topic=TOPIC, message_handle_func=self._answer_counted)
         elif event_type == EventType.END_RUN:
             with self._turn:
                 site, self._site = self._site, None
@@ -95,6 +102,20 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         """The whole problem is for the site's own log; others learn its kind."""
         self._reason = f"the site cannot be opened ({kind}); its administrator finds why in site.log"
         private_line(self._folder / LOG, f"the site cannot be opened: {type(problem).__name__}: {problem}")
+
+    def _alive(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        reply = make_reply(ReturnCode.OK)
+        reply[WORKS] = self._working > 0
+        return reply
+
+    def _answer_counted(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        with self._counting:
+            self._working += 1
+        try:
+            return self._answer(topic, request, fl_ctx)
+        finally:
+            with self._counting:
+                self._working -= 1
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         with self._turn:
@@ -180,10 +201,7 @@ class HubController(Controller):  # type: ignore[misc]
             message = Shareable()
             message[REQUEST] = request
             left = max(patience - (time.monotonic() - began), RETRY)
-            with self._engine.new_context() as fl_ctx:
-                replies = self._engine.send_aux_request([site], TOPIC, message, left, fl_ctx, optional=True) or {}
-            reply = replies.get(site)
-            code = ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
+            reply, code = self._watched(site, message, left, LOST + len(request) / SLOWEST)
             if reply is not None and code == ReturnCode.OK:
                 self._heard.add(site)
                 self._missed.pop(site, None)
@@ -201,6 +219,39 @@ class HubController(Controller):  # type: ignore[misc]
                 self._missed[site] = self._missed.get(site, (began, now))[0], now
                 raise Silent(f"{site} cannot be reached ({code})")
             time.sleep(RETRY)
+
+    def _watched(self, site: str, message: Shareable, patience: float, lost: float) -> tuple[Shareable | None, str]:
+        """A reply and its code. The engine does not tell that a site died meanwhile, or that its reply was lost.
+
+        So the site is asked whether it is there, and whether it works: one that does nothing for `lost` seconds has
+        answered, or was never asked.
+        """
+        asked: Future[tuple[Shareable | None, str]] = Future()
+        threading.Thread(
+            target=lambda: asked.set_result(self._request(site, TOPIC, message, patience)), daemon=True
+        ).start()
+        there = busy = time.monotonic()
+        while not wait([asked], timeout=PROBE).done:
+            reply, code = self._request(site, ALIVE, Shareable(), PROBE)
+            now = time.monotonic()
+            if reply is not None and code != ReturnCode.COMMUNICATION_ERROR:  # a time-out, too: a line may be slow
+                there = now
+            if reply is None or code != ReturnCode.OK or reply.get(WORKS):
+                busy = now
+            if now - there > DEAD and not asked.done():
+                return None, code
+            if now - busy > lost and not asked.done():
+                return None, ReturnCode.TIMEOUT
+        return asked.result()
+
+    def _request(self, site: str, topic: str, message: Shareable, patience: float) -> tuple[Shareable | None, str]:
+        try:
+            with self._engine.new_context() as fl_ctx:
+                replies = self._engine.send_aux_request([site], topic, message, patience, fl_ctx, optional=True) or {}
+        except Exception as problem:  # of the engine, when it ends
+            return None, type(problem).__name__
+        reply = replies.get(site)
+        return reply, ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
 
     def _lost(self) -> list[str]:
         """Sites that could not be reached again and again; one message may be lost, or refused."""

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -355,12 +355,34 @@ def _settled(made: Path, place: Path) -> Path:
 
 
 def _renew_own(home: Path) -> Path:
-    kinds = {KIT: {"type": "server"}, ADMIN: {"type": "admin", "role": "lead"}}
-    for place, kind in kinds.items():
-        facts = certificate_facts(home / place)
-        _own_kits(home, [(place, {"name": facts.subject, "org": facts.organisation} | kind)])
-        _record(home, "renew", facts.subject)
+    facts = certificate_facts(home / ADMIN)
+    participant = {"name": facts.subject, "org": facts.organisation, "type": "admin", "role": "lead"}
+    _own_kits(home, [(ADMIN, participant)])
+    _record(home, "renew", facts.subject)
+    _prolong(home)
+    _record(home, "renew", certificate_facts(home / KIT).subject)
     return home
+
+
+def _prolong(home: Path) -> None:
+    """A new certificate of the server for the key that it has.
+
+    The server signs with that key what its sites show at every heartbeat. With another one it would know none of them,
+    and they would not come back before each was started anew.
+    """
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+    from cryptography.x509 import CertificateBuilder, random_serial_number
+
+    path = home / KIT / "startup" / "server.crt"
+    old, root = _load(path.read_bytes()), _load((home / CA / ROOT).read_bytes())
+    until = min(datetime.now(UTC) + timedelta(days=DAYS), root.not_valid_after_utc)
+    made = CertificateBuilder(old.issuer, old.subject, old.public_key(), random_serial_number())
+    made = made.not_valid_before(old.not_valid_before_utc).not_valid_after(until)
+    for one in old.extensions:
+        made = made.add_extension(one.value, one.critical)
+    signing: Any = load_pem_private_key((home / CA / "rootCA.key").read_bytes(), None)
+    write_whole(path, made.sign(signing, SHA256()).public_bytes(Encoding.PEM), private=True)
 
 
 def _exchange(made: Path, kit: Path) -> None:
