@@ -111,7 +111,9 @@ def in_step(apart, federation, crowd, rounds=ROUNDS):
     """(models after every round, what clients keep), by processes."""
     features = crowd.data.features.shape[1]
     sent = federation.sent(federation.learner.ranker.size(features))
-    asked = [taking_part(len(crowd), federation.participation, SEED, number).tolist() for number in range(1, rounds + 1)]
+    asked = [
+        taking_part(len(crowd), federation.participation, SEED, number).tolist() for number in range(1, rounds + 1)
+    ]
     task, keyed = task_of(federation)
     clients = []
     for row in range(CLIENTS):
