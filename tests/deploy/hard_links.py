@@ -100,7 +100,9 @@ def watched(federation: LocalFederation, trial: Trial, look: Callable[[Deploymen
         work = threads.submit(run_deployed, federation.home, trial.task, trial.plan, stop=over.is_set, say=say)
         try:
             while not work.done():
-                look(status(federation.home), time.monotonic() - began)
+                found = status(federation.home)
+                if found.folder == str(trial.task.folder):  # before, it is of the last run
+                    look(found, time.monotonic() - began)
                 time.sleep(0.5)
         finally:
             over.set()

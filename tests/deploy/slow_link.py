@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from fedrank.deploy.flare_local import free_port
+from fedrank.deploy.flare_processes import end_with_parent
 from fedrank.files import parse_json, write_whole
 
 SEGMENT = 1448  # bytes, as on most networks
@@ -227,4 +228,5 @@ def reachable(host: str, port: int) -> bool:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     asyncio.run(Forwarder(Path(sys.argv[1]), Path(sys.argv[2])).run())

@@ -56,8 +56,7 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
                     is_varied = "is varied" if other == key else f"{other} is varied as a whole"
                     remedy = f"set vary.{other}=[...] instead"
                     raise ValueError(f"{key}: {is_varied}, so setting it would change nothing; {remedy}")
-            varied = keys[0] == "vary" and len(keys) > 1  # in [vary], dotted keys are single keys
-            put(tables, ["vary", ".".join(keys[1:])] if varied else keys, value)
+            put(tables, _as_written(tables, keys), value)
         if any(keys[0] in ("vary", "measures") and isinstance(value, list) for keys, value in changes):
             _leave_out(tables)
         _check_reach(tables, changes)
@@ -68,6 +67,17 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
     except ValueError as problem:
         set_ = {".".join(keys): value for keys, value in changes}
         raise SpecError([advised(line, set_) for line in str(problem).splitlines()], str(source)) from None
+
+
+def _as_written(tables: TomlTable, keys: list[str]) -> list[str]:
+    """Where a key stands: in [vary], and often in variants, dotted keys are single keys."""
+    if keys[0] == "vary" and len(keys) > 1:
+        return ["vary", ".".join(keys[1:])]
+    variants = tables.get("variants")
+    variant = variants.get(keys[1]) if keys[0] == "variants" and isinstance(variants, dict) and len(keys) > 2 else None
+    if isinstance(variant, dict) and ".".join(keys[2:]) in variant:
+        return [*keys[:2], ".".join(keys[2:])]
+    return keys
 
 
 def read_experiment(source: str | Path, overrides: Sequence[str] = (), trust: bool = True) -> Grid[FederatedExperiment]:
