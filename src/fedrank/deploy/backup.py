@@ -30,12 +30,12 @@ from pathlib import Path, PurePosixPath
 
 from fedrank.deploy.archive import Contents, private_parents, read_archive, write_archive
 from fedrank.deploy.identity import IDENTITY
+from fedrank.deploy.outbox import OUTBOX
 from fedrank.files import is_locked, locked, opened, parse_json, private_folder, sync, write_whole, writing
 from fedrank.protect.ledger import CHANGED, CHARGED, PARTICIPANTS, Charges, LedgerError
 from fedrank.protect.population import LEDGER, PEOPLE, TERMS, LedgerTerms, now
 
 RESTORED = "restored.json"
-OUTBOX = "outbox"
 SKETCHES = "silo"  # of own documents, with a ledger of another kind: charges.log
 LOCKS = ("lock", "start.lock", "run.lock", "folder.lock")  # of whoever works in a folder
 _SEGMENT = re.compile(r"[A-Za-z0-9_@%+-][A-Za-z0-9_.@%+-]{0,127}")

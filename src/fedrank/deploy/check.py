@@ -16,8 +16,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, Protocol
 
+from fedrank.data.recorded import RecordedFolder
 from fedrank.deploy.consent import ACCEPTED, said_of
-from fedrank.deploy.holdings import SiteShare, differences, load_share
+from fedrank.deploy.holdings import SiteShare, describe, differences, differences_of_recorded, load_share
 from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, read_federation, read_site
@@ -182,7 +183,7 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
         lines.append(CheckLine("policy", "wrong", told(problem), f"mend {SITE}"))
         return [*lines, _disk(folder, looks, 0)]
     share, line = _data(settings)
-    lines += [line, *_features(share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
+    lines += [line, *_features(settings, share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
     kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
     return [*lines, _disk(folder, looks, kept)]
 
@@ -286,6 +287,8 @@ def _folder(folder: Path) -> CheckLine:
 def _data(settings: SiteSettings) -> tuple[SiteShare | None, CheckLine]:
     if settings.simulated:
         return None, CheckLine("data", "fine", "people are simulated")
+    if settings.data.impressions is not None:
+        return None, _recorded(settings.data.impressions)
     if not settings.data.learns:
         return None, CheckLine("data", "fine", f"documents alone, for sketches: {settings.data.documents}")
     try:
@@ -301,17 +304,36 @@ def _data(settings: SiteSettings) -> tuple[SiteShare | None, CheckLine]:
     return share, CheckLine("data", "fine", said)
 
 
-def _features(share: SiteShare | None, plan: Plan | None) -> Iterable[CheckLine]:
-    if share is None:
+def _recorded(folder: str) -> CheckLine:
+    try:
+        lists = RecordedFolder(folder)
+        there = lists.numbers()
+        for number in there:
+            lists.get(number)
+    except (ValueError, OSError) as problem:
+        return CheckLine("data", "wrong", told(problem), "nothing is learnt until it is gone")
+    return CheckLine("data", "fine", f"{len(there):,} recorded searches of one person")
+
+
+def _features(settings: SiteSettings, share: SiteShare | None, plan: Plan | None) -> Iterable[CheckLine]:
+    recorded = settings.data.impressions is not None
+    if share is None and not recorded:
         yield CheckLine("features", "unknown", "no data to look at")
         return
-    found = [] if plan is None or plan.simulated else differences(share, plan)
+    found = []
+    if plan is not None and not plan.simulated:
+        found = differences_of_recorded(plan) if share is None else differences(share, plan)
     for line in found:
         said, _, remedy = line.partition("; ")
         yield CheckLine("features", "wrong", said, remedy)
     if not found:
-        names = names_digest(share.train.feature_names)
-        said = f"{share.train.features.shape[1]} features, normalised: {share.train.normalised}"
+        if share is None:
+            facts = describe(settings.data)
+            width, names, normalised = facts.features, facts.names_digest, facts.normalised
+        else:
+            width, names = share.train.features.shape[1], names_digest(share.train.feature_names)
+            normalised = share.train.normalised
+        said = f"{width} features, normalised: {normalised}"
         said += f", names {names[:12]}" if names else ", without names"
         yield CheckLine("features", "fine", said + (", as the plan says" if plan is not None else ""))
 

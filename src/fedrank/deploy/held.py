@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.live_features import LIVE_1
 from fedrank.data.ranking import RankingData
+from fedrank.data.recorded import RecordedFolder, RecordedImpressions, RecordError
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.settings import SiteSettings
+from fedrank.rank.learners import Pdgd
 from fedrank.run.data import clients_of, load_fold
 from fedrank.types import Crowd
+from fedrank.wire import Refused
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,59 @@ class SiteHolding:
         return np.unique(self.ledger_rows[np.isin(whose, ids)])
 
 
+@dataclass(frozen=True)
+class RecordedHolding:
+    """The recorded searches of one person, who is the site: each is learnt from once, over all runs."""
+
+    folder: RecordedFolder
+    searches: int  # of a round
+    learner: Pdgd
+    used: set[int]  # grows with every round
+
+    people = 1
+    ledger_rows = np.zeros(1, dtype=np.int64)
+    test = None
+
+    def rows(self, ids: list[int]) -> NDArray[np.int64]:
+        return self.ledger_rows
+
+    def next(self, before: Sequence[int] = ()) -> tuple[int, ...]:
+        """Numbers of the searches of a round; of a further attempt those of the one `before`, where they are there."""
+        there = self.folder.numbers()
+        again, fresh = set(before).intersection(there), [number for number in there if number not in self.used]
+        taken = [*sorted(again), *fresh][: self.searches]
+        if len(taken) < self.searches:
+            raise NotYet(f"waits: {len(taken)} of {self.searches} searches", self.searches)
+        return tuple(taken)
+
+    def impressions(self, numbers: Sequence[int]) -> RecordedImpressions:
+        """What was recorded under these numbers."""
+        lists, learner = [], self.learner
+        for number in numbers:
+            one = self.folder.get(number)
+            if one.version != LIVE_1.version or one.impression.features.shape[1] != len(LIVE_1.names):
+                raise RecordError(
+                    f"list {number} of {self.folder.folder} has {one.impression.features.shape[1]} features "
+                    f"{one.version!r}, and the model those of {LIVE_1.version!r}; remove it"
+                )
+            if (one.temperature, one.keep) != (learner.temperature, learner.keep):
+                raise Refused(
+                    f"lists here were drawn with temperature {one.temperature:g} and keep {one.keep:g}, and the plan "
+                    f"learns as if with {learner.temperature:g} and {learner.keep:g}, which would be biased; plan with "
+                    "those"
+                )
+            lists.append(one)
+        return RecordedImpressions(tuple(lists))
+
+
+class NotYet(Refused):
+    """A round that a person has not searched enough for. How much they searched is told to nobody."""
+
+    def __init__(self, said: str, searches: int) -> None:
+        super().__init__(said)
+        self.leaving = f"waits: fewer than {searches} searches since the last round"
+
+
 def facts_of(settings: SiteSettings, plan: Plan) -> tuple[dict[str, Any], bytes]:
     """What must be the same at all sites, and the digest of this site's own data; none where people are simulated."""
     if plan.simulated:
@@ -48,7 +106,7 @@ def facts_of(settings: SiteSettings, plan: Plan) -> tuple[dict[str, Any], bytes]
     return facts, bytes.fromhex(found.digest)
 
 
-def open_held(folder: Path, settings: SiteSettings, plan: Plan) -> SiteHolding:
+def open_held(folder: Path, settings: SiteSettings, plan: Plan) -> SiteHolding | RecordedHolding:
     """The clients of a site; in a trial from the spec, which was written on this machine."""
     if plan.simulated:
         everybody = clients_of(plan.experiment, plan.fold, plan.seed)
@@ -56,6 +114,9 @@ def open_held(folder: Path, settings: SiteSettings, plan: Plan) -> SiteHolding:
         crowd = everybody.rows(np.flatnonzero(own))
         count = len(crowd if crowd.people is None else crowd.people)
         return SiteHolding(crowd, count, np.arange(count))
-    from fedrank.deploy.holdings import open_holdings
+    from fedrank.deploy.holdings import open_holdings, open_recorded
+
+    if settings.data.impressions is not None:
+        return open_recorded(folder, settings, plan)
 
     return open_holdings(folder, settings, plan)

@@ -18,11 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.letor import read_comments, read_letor
+from fedrank.data.live_features import LIVE_1
 from fedrank.data.log_fold import log_part
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
-from fedrank.deploy.held import SiteHolding
+from fedrank.data.recorded import RecordedFolder
+from fedrank.deploy.held import RecordedHolding, SiteHolding
+from fedrank.deploy.outbox import OUTBOX, used_searches
 from fedrank.deploy.plan import names_digest
+from fedrank.deploy.settings import searches_of
 from fedrank.federate.clients import make_clients
 from fedrank.rank.learners import Pdgd
 from fedrank.types import Crowd, has
@@ -65,6 +69,17 @@ class SiteShare:
         return HoldingFacts(train.features.shape[1], names, train.normalised, _digest(self), train.queries, self.people)
 
 
+# Searches come and go while a run goes on: what must not change is what their features mean.
+_FACTS_OF_RECORDED = HoldingFacts(
+    features=len(LIVE_1.names),
+    names_digest=names_digest(LIVE_1.names),
+    normalised="none",
+    digest=hashlib.sha256(f"recorded {LIVE_1.version}".encode()).hexdigest(),
+    queries=0,
+    people=1,
+)
+
+
 def load_share(data: SiteData) -> SiteShare:
     """All that a site has to learn from, and to measure by."""
     if data.letor is not None:
@@ -82,6 +97,8 @@ def load_share(data: SiteData) -> SiteShare:
 
 def describe(data: SiteData) -> HoldingFacts:
     """What may be said of a site's data."""
+    if data.impressions is not None:
+        return _FACTS_OF_RECORDED
     return load_share(data).facts()
 
 
@@ -100,6 +117,17 @@ def open_holdings(folder: Path, settings: SiteSettings, plan: Plan) -> SiteHoldi
     )
 
 
+def open_recorded(folder: Path, settings: SiteSettings, plan: Plan) -> RecordedHolding:
+    """The recorded searches of a site for a plan."""
+    if found := settings.objections(plan):
+        raise ValueError("\n".join(found))
+    learner = plan.experiment.learner
+    assert isinstance(learner, Pdgd)
+    assert settings.data.impressions is not None
+    searches = RecordedFolder(settings.data.impressions)
+    return RecordedHolding(searches, searches_of(plan, settings.id), learner, used_searches(folder / OUTBOX))
+
+
 def crowd_of(share: SiteShare, plan: Plan, id: int) -> Crowd:
     """A table of one client, this site, with its people where the plan protects each of them.
 
@@ -110,10 +138,7 @@ def crowd_of(share: SiteShare, plan: Plan, id: int) -> Crowd:
         raise ValueError("\n".join(found))
     clients = experiment.clients
     crowd = make_clients(
-        share.train,
-        1,
-        user=clients.users[id % len(clients.users)],
-        interactions=clients.searches[id % len(clients.searches)],
+        share.train, 1, user=clients.users[id % len(clients.users)], interactions=searches_of(plan, id)
     )
     crowd = replace(crowd, ids=np.array([id], dtype=np.int64))
     if clients.people == 1 and not has(experiment.mechanism, "people"):
@@ -124,7 +149,23 @@ def crowd_of(share: SiteShare, plan: Plan, id: int) -> Crowd:
 def differences(share: SiteShare, plan: Plan) -> list[str]:
     """Where a site's data do not fit a plan, each with both values."""
     train = share.train
-    width, names = train.features.shape[1], names_digest(train.feature_names)
+    found = _other_features(train.features.shape[1], names_digest(train.feature_names), train.normalised, plan)
+    learner = getattr(plan.question, "learner", None)  # forests have none
+    if isinstance(learner, Pdgd) and learner.lists == "logged" and not len(train.who):
+        found.append(
+            'learner.lists: the plan has "logged", and this site has no log of what was shown; set data.log, or plan '
+            'with "drawn"'
+        )
+    return found
+
+
+def differences_of_recorded(plan: Plan) -> list[str]:
+    """The same of recorded searches, which all have the same features."""
+    facts = _FACTS_OF_RECORDED
+    return _other_features(facts.features, facts.names_digest, facts.normalised, plan)
+
+
+def _other_features(width: int, names: str, normalised: str, plan: Plan) -> list[str]:
     found = []
     if width != plan.features:
         found.append(
@@ -141,16 +182,10 @@ def differences(share: SiteShare, plan: Plan) -> list[str]:
             f"feature names: those of this site have the digest {names or 'none'}, those of the plan "
             f"{plan.feature_names or 'none'}; {remedy}"
         )
-    if train.normalised != plan.normalised:
+    if normalised != plan.normalised:
         found.append(
-            f'normalisation: this site has "{train.normalised}", the plan "{plan.normalised}"; set data.normalise in '
+            f'normalisation: this site has "{normalised}", the plan "{plan.normalised}"; set data.normalise in '
             "site.toml, or plan with another"
-        )
-    learner = getattr(plan.question, "learner", None)  # forests have none
-    if isinstance(learner, Pdgd) and learner.lists == "logged" and not len(train.who):
-        found.append(
-            'learner.lists: the plan has "logged", and this site has no log of what was shown; set data.log, or plan '
-            'with "drawn"'
         )
     return found
 

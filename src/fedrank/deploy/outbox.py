@@ -1,12 +1,14 @@
 """What a site sent, round by round: on the disk before it leaves, and the same again when it is asked again.
 
-A file for each round holds the answer, by which call it was asked for, and what the site's clients kept afterwards. For
-a round of a secure sum it holds the numbers under the masks instead: those are never sent again, since the same numbers
-under other masks could be told apart.
+A file for each round holds the answer, by which call it was asked for, what the site's clients kept afterwards, and
+which recorded searches were learnt from, so that none is used twice. For a round of a secure sum it holds the numbers
+under the masks instead of the answer: those are never sent again, since the same numbers under other masks could be
+told apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 from fedrank import wire
 from fedrank.files import private_folder, told, write_whole
 from fedrank.wire import Label, Part
+
+OUTBOX = "outbox"  # the folder of a site in which each run has its own
 
 
 class OutboxError(RuntimeError):
@@ -33,6 +37,7 @@ class Sent:
     values: bytes  # numbers under the masks of a secure sum, one client after the other
     memory: NDArray[np.float64]  # what clients keep from now on, one after the other
     data: bytes = b""  # digest of the data that were learnt from; empty where people are simulated
+    used: tuple[int, ...] = ()  # numbers of the recorded searches that were learnt from
 
 
 class Outbox:
@@ -62,14 +67,23 @@ class Outbox:
         attempt = self._files[round]
         if self._last is not None and (self._last.round, self._last.attempt) == (round, attempt):
             return self._last
-        path = self._path(round, attempt)
+        return self._read(self._path(round, attempt), round, attempt)
+
+    def every(self) -> Iterator[Sent]:
+        """All that was sent, every attempt of it."""
+        for path in sorted(self.folder.iterdir()):
+            round, _, attempt = path.name.partition("-")
+            if round.isdigit() and attempt.isdigit():
+                yield self._read(path, int(round), int(attempt))
+
+    def _read(self, path: Path, round: int, attempt: int) -> Sent:
         try:
             content = path.read_bytes()
         except OSError as problem:
             raise OutboxError(f"{told(problem)}, so that nobody knows what was sent") from None
         size = len(content)
         parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
-        parts["data"] = Part("|S", 32)
+        parts |= {"data": Part("|S", 32), "used": Part("|S", size)}
         try:
             _, found = wire.unpack(content, Label("sent", self.run, round, attempt), parts)
         except wire.Refused as problem:
@@ -77,12 +91,13 @@ class Outbox:
                 f"{path} is damaged ({problem}), so that nobody knows what was sent; restore it from a backup"
             ) from None
         memory = np.frombuffer(found["memory"], "<f8").astype(np.float64)
-        return Sent(round, attempt, found["call"], found["answer"], found["values"], memory, found["data"])
+        used = tuple(np.frombuffer(found["used"], "<i8").tolist())
+        return Sent(round, attempt, found["call"], found["answer"], found["values"], memory, found["data"], used)
 
     def put(self, sent: Sent) -> None:
         """Write what is about to leave."""
         parts = {"call": sent.call, "answer": sent.answer, "values": sent.values, "memory": sent.memory.tobytes()}
-        parts["data"] = sent.data
+        parts |= {"data": sent.data, "used": np.array(sent.used, "<i8").tobytes()}
         content = wire.pack(Label("sent", self.run, sent.round, sent.attempt), parts)
         write_whole(self._path(sent.round, sent.attempt), content, private=True)
         self._files[sent.round], self._last = sent.attempt, sent
@@ -95,3 +110,17 @@ class Outbox:
 
     def _path(self, round: int, attempt: int) -> Path:
         return self.folder / f"{round:08d}-{attempt:04d}"
+
+
+def used_searches(folder: Path) -> set[int]:
+    """Recorded searches from which the runs of a folder of outboxes have learnt."""
+    found: set[int] = set()
+    for outbox in sorted(Path(folder).glob("*/")):
+        first = next((path for path in outbox.iterdir() if path.name.replace("-", "").isdigit()), None)
+        if first is not None:
+            try:
+                run = wire.label_of(first.read_bytes()).run
+            except wire.Refused as problem:
+                raise OutboxError(f"{first} is damaged ({problem}); restore it from a backup") from None
+            found.update(number for sent in Outbox(outbox, run).every() for number in sent.used)
+    return found

@@ -18,7 +18,7 @@ from fedrank.files import opened, write_whole
 from fedrank.names import nearest
 from fedrank.protect.mechanisms import PLACES, AtServer, SecureSum
 from fedrank.protect.promises import Promise, up
-from fedrank.rank.learners import LEARNERS
+from fedrank.rank.learners import LEARNERS, Pdgd
 from fedrank.rank.measures import measure
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.families import SpecSection, name_of, read_fields
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 LARGEST_ID = (1 << 31) - 1
+FEWEST_SEARCHES = 30  # behind an update of one person
 EVERY_LEARNER = (*LEARNERS, *BOOSTERS, "cross-silo")  # forests are listed by their booster
 EVERY_PLACE = tuple(PLACES)
 USUAL_PLACES = ("client", "secure-sum")  # who adds noise; "server" would see updates without it
@@ -134,10 +135,11 @@ class FederationFile(SpecSection):
 
 @dataclass(frozen=True)
 class SiteData(SpecSection):
-    """What a site has: judged queries, a search log, or documents. It never leaves the site."""
+    """What a site has: judged queries, a search log, recorded searches, or documents. It never leaves the site."""
 
     letor: str | None = None  # file with features and grades
     log: str | None = None  # folder of `fedrank logs build`: logged lists and clicks
+    impressions: str | None = None  # folder of lists that one person was shown, with clicks; see `data/recorded.py`
     documents: str | None = None  # for sketches: .jsonl or .tsv with id, title and text
     features: Positive | None = None  # of a LETOR file: how many there are; None: the highest index counts
     names: str | None = None  # of a LETOR file: a file with the name of each feature, one a line
@@ -155,14 +157,16 @@ class SiteData(SpecSection):
 
     @property
     def learns(self) -> bool:
-        """Whether there is something to learn from."""
+        """Whether there are queries to learn from again and again; recorded searches are learnt from once."""
         return self.letor is not None or self.log is not None
 
     def problems(self) -> list[str]:
         found = []
-        given = [name for name in ("letor", "log", "documents") if getattr(self, name) is not None]
-        if self.letor is not None and self.log is not None:
-            found.append("data: has both letor and log, and nobody could say which counts; leave out one of them")
+        given = [name for name in ("letor", "log", "impressions", "documents") if getattr(self, name) is not None]
+        to_learn_from = [name for name in given if name != "documents"]
+        if len(to_learn_from) > 1:
+            both = " and ".join(to_learn_from)
+            found.append(f"data: has both {both}, and nobody could say which counts; leave out one of them")
         if self.normalise == "global":
             found.append(
                 'data.normalise: "global" needs the smallest and largest values of all sites, which would tell them; '
@@ -185,8 +189,9 @@ class SiteData(SpecSection):
                     )
         for name in given:
             path = Path(getattr(self, name))
-            if not (path.is_dir() if name == "log" else path.is_file()):
-                what = "folder" if name == "log" else "file"
+            is_folder = name in ("log", "impressions")
+            if not (path.is_dir() if is_folder else path.is_file()):
+                what = "folder" if is_folder else "file"
                 found.append(f"data.{name}: no {what} {path}; mend the path, which is seen from the folder of {SITE}")
         if self.names is not None and not Path(self.names).is_file():
             found.append(f"data.names: no file {self.names}; mend the path, or leave it out")
@@ -379,9 +384,15 @@ class SiteSettings(SpecSection):
     simulated: bool = False  # a trial on one machine, which simulates the people of a spec
 
     def problems(self) -> list[str]:
-        if self.simulated or self.data.learns or self.data.documents is not None:
+        data = self.data
+        if data.impressions is not None and self.policy.unit != "site":
+            return [
+                f'policy.unit: "{self.policy.unit}" is for sites with several people, and data.impressions are of one; '
+                'write unit = "site"'
+            ]
+        if self.simulated or data.learns or data.impressions is not None or data.documents is not None:
             return []
-        return ["data: says nothing of what there is; set letor, log or documents"]
+        return ["data: says nothing of what there is; set letor, log, impressions or documents"]
 
     def objections(self, plan: Plan) -> list[str]:
         """Why this site does not take part in a plan; nothing: it does, if it is accepted."""
@@ -406,7 +417,35 @@ class SiteSettings(SpecSection):
                 f"sites: the plan gives {self.name!r} the id {ids}, and {SITE} has id = {self.id}, by which it is "
                 "charged; ask the coordinator"
             )
+        if self.data.impressions is not None:
+            found += self._objections_of_a_person(plan)
         return found + self.policy.objections(plan)
+
+    def _objections_of_a_person(self, plan: Plan) -> list[str]:
+        """Why somebody whose own searches are recorded takes no part in a plan."""
+        if plan.forests is not None or plan.silos is not None:
+            return ["kind: this site has recorded searches, from which clicks are learnt; plan with the learner pdgd"]
+        experiment, found = plan.experiment, []
+        learner, people = experiment.learner, experiment.clients.people
+        if not isinstance(learner, Pdgd) or learner.lists != "drawn":
+            found.append(
+                f"learner: {name_of(learner)!r} cannot learn from lists that a model drew before; plan with pdgd and "
+                'lists = "drawn"'
+            )
+        if people > 1:
+            found.append(f"clients.people: {people} at each site, and this site is one person; plan with 1")
+        if (searches := searches_of(plan, self.id)) < FEWEST_SEARCHES:
+            found.append(
+                f"clients.interactions: an update of {searches} searches tells much of each, and this site sends none "
+                f"of fewer than {FEWEST_SEARCHES}; plan with more, in fewer rounds"
+            )
+        return found
+
+
+def searches_of(plan: Plan, id: int) -> int:
+    """From how many searches a client learns in a round."""
+    searches = plan.experiment.clients.searches
+    return int(searches[id % len(searches)])
 
 
 def place_of(mechanism: Any) -> str:
@@ -470,7 +509,7 @@ def _read(kind: type[Section], path: Path) -> Section:
 
 
 def _resolve(data: Any, folder: Path) -> None:
-    for name in ("letor", "log", "documents", "names"):
+    for name in ("letor", "log", "impressions", "documents", "names"):
         if isinstance(data, dict) and isinstance(data.get(name), str) and data[name]:
             data[name] = str((folder / data[name]).absolute())
 

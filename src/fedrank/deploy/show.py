@@ -16,11 +16,11 @@ import numpy as np
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.forests import forest_plan, largest_forest
-from fedrank.deploy.holdings import SiteShare, differences
+from fedrank.deploy.holdings import SiteShare, differences, differences_of_recorded
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.letters import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
-from fedrank.deploy.settings import SiteSettings, plan_prices
+from fedrank.deploy.settings import SiteSettings, plan_prices, searches_of
 from fedrank.deploy.silos import silo_plan
 from fedrank.federate.messages import Call, Message, payload_of
 from fedrank.protect.accounting import GaussianEvent
@@ -155,7 +155,9 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare |
     experiment = plan.experiment
     protected = experiment.mechanism is not None
     refused = settings.objections(plan)
-    if share is not None and not plan.simulated:
+    if not plan.simulated and settings.data.impressions is not None:
+        refused += differences_of_recorded(plan)
+    elif not plan.simulated and share is not None:
         refused += differences(share, plan)
     prices: list[Price] = []
     if protected:
@@ -326,6 +328,8 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteShare | None = No
     """What no ε here speaks of."""
     experiment = plan.experiment
     yield "that this site takes part, in which rounds, and how long it takes to answer"
+    if settings.data.impressions is not None:
+        yield f"whether you searched {searches_of(plan, settings.id)} times since the last round; not how often"
     names = [name for name in experiment.measures if name in settings.policy.measures]
     if names and not plan.simulated and (share is None or share.test is not None):
         yield f"sums of {', '.join(names)}, which leave without noise because policy.measures lists them"

@@ -16,7 +16,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,14 +30,14 @@ from fedrank.deploy import consent, letters
 from fedrank.deploy.backup import Restored, hear_last_round
 from fedrank.deploy.charging import UNLIMITED, Charging
 from fedrank.deploy.forests import ForestRun, keep_merged
-from fedrank.deploy.held import SiteHolding, facts_of, open_held
+from fedrank.deploy.held import NotYet, RecordedHolding, SiteHolding, facts_of, open_held
 from fedrank.deploy.identity import IdentityKey, member_key, read_identity
 from fedrank.deploy.letters import ASKED, OBSERVED, Answers
-from fedrank.deploy.outbox import Outbox, OutboxError, Sent
+from fedrank.deploy.outbox import OUTBOX, Outbox, OutboxError, Sent
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan, PlannedSite
 from fedrank.deploy.settings import SiteSettings, read_site, site_promises
 from fedrank.deploy.silos import STEPS, SiloRun
-from fedrank.federate.client import ClientAnswer, ClientTask, answer_from_holdings, first_memory
+from fedrank.federate.client import ClientAnswer, ClientTask, answer, answer_from_holdings, first_memory
 from fedrank.federate.messages import Call, ExpectedCall
 from fedrank.files import FULL, locked, parse_json, private_folder, sync, write_whole
 from fedrank.protect.ledger import LedgerError
@@ -47,11 +47,11 @@ from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import load_weights, save_model
 from fedrank.run.folder import Card, Receipt
 from fedrank.seeds import Chance
-from fedrank.types import Crowd, Memory, OwnChance, has
+from fedrank.types import Crowd, Memory, Observed, OwnChance, has
 from fedrank.wire import Label, Part, Refused
 
 SEED, LOG, STATUS, LOCK = "seed", "site.log", "status.json", "lock"
-PEOPLE, OUTBOX, MODELS, MEASURED = "people", "outbox", "models", "measured.json"
+PEOPLE, MODELS, MEASURED = "people", "models", "measured.json"
 LONGEST_LOG = 4 << 20  # bytes, before the log begins anew; the old one is kept once
 SECONDS_BETWEEN_STATUS = 2.0
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -234,11 +234,12 @@ class Site:
             run.pay_once(label.round, rows)  # unless that was done before it was killed
             return before.answer
         run.check_unanswered(label.round)
-        done = run.answered(call, whom)
+        used = run.searches(label.round)
+        done = run.answered(call, whom, used)
         answers = Answers(tuple(one.message.pack() for one in done), run.observed(done), run.personal(done))
-        answer = answers.pack(Label("answers", label.run, label.round, label.attempt, self.settings.id))
-        run.send(Sent(label.round, label.attempt, asked, answer, b"", run.kept(done), run.data), rows)
-        return answer
+        sent = answers.pack(Label("answers", label.run, label.round, label.attempt, self.settings.id))
+        run.send(Sent(label.round, label.attempt, asked, sent, b"", run.kept(done), run.data, used), rows)
+        return sent
 
     # A secure sum, phase by phase. Its secrets are in memory alone: whoever is killed in between begins a new attempt.
 
@@ -252,8 +253,10 @@ class Site:
         call, whom = run.read_call(label, content)
         if before is None:
             run.check_unanswered(label.round)
-        done = run.answered(call, whom)
-        run.sum = _Sum(label, hashlib.sha256(content).digest(), done, [run.sum_client(label, one) for one in done])
+        used = run.searches(label.round)
+        done = run.answered(call, whom, used)
+        asked = hashlib.sha256(content).digest()
+        run.sum = _Sum(label, asked, done, [run.sum_client(label, one) for one in done], used)
         answers = Answers(tuple(one.advertise() for one in run.sum.clients), run.observed(done), run.personal(done))
         return answers.pack(Label("answers", label.run, label.round, label.attempt, self.settings.id))
 
@@ -365,6 +368,8 @@ _ANSWERS: dict[str, Callable[[Site, Label, bytes], bytes]] = {
 
 def _leaving(problem: Exception) -> str:
     """What the coordinator is told of a problem. Words that may speak of data stay here."""
+    if isinstance(problem, NotYet):
+        return problem.leaving
     if isinstance(problem, Refused):
         return str(problem)
     if isinstance(problem, LedgerError):
@@ -405,6 +410,7 @@ class _Sum:
     asked: bytes
     done: list[ClientAnswer]
     clients: list[Any]
+    used: tuple[int, ...]  # recorded searches behind them
 
     def step(self, run: _Run, site: Site, label: Label, found: dict[str, Any]) -> list[bytes]:
         if label.kind == "share":
@@ -419,7 +425,8 @@ class _Sum:
             ]
             # Numbers under masks have noise of their own, drawn for this attempt: each attempt is paid for.
             values = b"".join(one.message.payload.astype("<i8").tobytes() for one in self.done)
-            sent = Sent(label.round, label.attempt, self.asked, b"", values, run.kept(self.done), run.data)
+            kept = run.kept(self.done)
+            sent = Sent(label.round, label.attempt, self.asked, b"", values, kept, run.data, self.used)
             run.send(sent, run.rows([one.message.sender for one in self.done]))
             return masked
         if label.kind == "sign":
@@ -437,7 +444,7 @@ class _Run:
     task: ClientTask
     outbox: Outbox
     facts: dict[str, Any]
-    held: SiteHolding | None  # None: the site's data do not fit the plan
+    held: SiteHolding | RecordedHolding | None  # None: the site's data do not fit the plan
     charging: Charging | None
     place: SecureSum | None  # where a secure sum is run by its protocol
     data: bytes  # digest of them; empty where people are simulated
@@ -507,9 +514,14 @@ class _Run:
     def send(self, sent: Sent, rows: NDArray[np.int64]) -> None:
         """Write what is about to leave, and charge it."""
         if self.charging is None:
-            self.outbox.put(sent)
+            self._put(sent)
         else:
-            self.charging.charge(sent.round, rows, first=lambda: self.outbox.put(sent))
+            self.charging.charge(sent.round, rows, first=lambda: self._put(sent))
+
+    def _put(self, sent: Sent) -> None:
+        self.outbox.put(sent)
+        if isinstance(self.held, RecordedHolding):
+            self.held.used.update(sent.used)
 
     @property
     def reported(self) -> list[str]:
@@ -577,16 +589,33 @@ class _Run:
             raise Refused("it says what to search for, and only simulated people are told that")
         return call, asked
 
-    def answered(self, call: Call, asked: NDArray[Any]) -> list[ClientAnswer]:
+    def searches(self, round: int) -> tuple[int, ...]:
+        """Numbers of the recorded searches of a round; none where the site has queries."""
+        if not isinstance(self.held, RecordedHolding):
+            return ()
+        before = self.outbox.get(round)
+        return self.held.next(() if before is None else before.used)
+
+    def answered(self, call: Call, asked: NDArray[Any], searches: Sequence[int]) -> list[ClientAnswer]:
         """Learn and protect, for every client of the site that is asked; nothing has left yet."""
         memory = self.outbox.memory_before(call.round)
+        if isinstance(self.held, RecordedHolding):
+            return [self._answer_from_recorded(call, self.held, searches, memory)]
         seed = self.plan.seed if self.plan.simulated else self.site.seed
         if not self.plan.simulated and has(self.task.learner, "rewards"):
             seed = secrets.randbits(256)  # its answers are flipped by chance, which nobody may ever know
         return [self._answer(call, row, memory, seed) for row in asked]
 
+    def _answer_from_recorded(
+        self, call: Call, held: RecordedHolding, searches: Sequence[int], memory: NDArray[np.float64] | None
+    ) -> ClientAnswer:
+        [id] = self.party.clients
+        own = OwnChance(Chance(self.site.seed, call.round), id, None)
+        message, kept = answer(self.task, call, held.impressions(searches), self._memory_of(id, memory), own)
+        return ClientAnswer(message, kept, Observed(np.full(1, np.nan)))
+
     def _answer(self, call: Call, asked: Any, memory: NDArray[np.float64] | None, seed: int) -> ClientAnswer:
-        assert self.held is not None
+        assert isinstance(self.held, SiteHolding)
         id, at = int(asked["client"]), int(asked["at"])
         one: Crowd = self.held.client(id)
         chance = Chance(seed, call.round)
