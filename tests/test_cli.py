@@ -399,6 +399,8 @@ COMMANDS = [
     ["deploy", "folder", "begin"], ["deploy", "folder", "join"], ["deploy", "folder", "approve"],
     ["deploy", "folder", "serve"], ["deploy", "folder", "run"], ["deploy", "folder", "unlearn"],
     ["deploy", "folder", "leave"],
+    ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
+    ["search", "export"], ["search", "demo"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
 ]  # fmt: skip
 
 

@@ -325,3 +325,30 @@ def test_the_demo_is_the_same_for_everybody(tmp_path: Path) -> None:
         assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
     titles = {title for topic in TOPICS for title in topic.titles}
     assert {wanted.removesuffix(": my notes") for _, wanted in WISHES} <= titles
+
+
+def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> None:
+    from fedrank.deploy.folder_members import create_folder_federation
+
+    shared = Path("shared").absolute()
+    told = create_folder_federation(shared, Path("home"), "friends").fingerprint
+    where = f"file:{shared}"
+    code, _, err = fedrank("join", where)
+    assert code != 0
+    assert "--name and --fingerprint are missing" in err
+    code, _, err = fedrank("join", str(shared))
+    assert code != 0
+    assert "write it as file:FOLDER" in err
+    assert [path.name for path in shared.iterdir()] == ["federation.json"]
+    code, out, _ = fedrank("join", where, "--name", "anna", "--fingerprint", told, "--yes")
+    assert code == 0
+    assert "a public key" in out
+    assert "\u03b5 = 8" in out
+    assert (shared / "joining" / "anna").is_file()
+    assert "not approved you yet" in fedrank("join", where, "--once")[1]
+    code, _, err = fedrank("join", f"file:{shared}-other")
+    assert code != 0
+    assert "leave it first" in err
+    assert "asked to join as anna" in fedrank("status")[1]
+    assert fedrank("leave", "--yes")[0] == 0
+    assert (shared / "left" / "anna").is_file()

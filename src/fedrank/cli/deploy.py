@@ -379,7 +379,7 @@ def run(
             stop,
             report,
         )
-    _tell_results(results, results_in / label)
+    tell_results(results, results_in / label)
 
 
 @deploy_app.command(
@@ -576,7 +576,7 @@ def folder_run(
             stop,
             report,
         )
-    _tell_results(results, results_in / label)
+    tell_results(results, results_in / label)
 
 
 @folder_app.command(
@@ -637,10 +637,10 @@ def _run_local(grid: Grid[Any], label: str, out: Path, sites: int) -> None:
     console = new_console()
     with progress(console) as tell, stopping() as stop:
         results = run_local(grid, label, out, sites, tell, stop, lambda line: say(console, line))
-    _tell_results(results, out / label)
+    tell_results(results, out / label)
 
 
-def _tell_results(results: Any, folder: Path) -> None:
+def tell_results(results: Any, folder: Path) -> None:
     """What became of the runs, as `fedrank run` tells it."""
     from fedrank.report.compose import brief
     from fedrank.run.runs import load_runs

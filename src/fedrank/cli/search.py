@@ -157,6 +157,83 @@ def search_export(
     say(console, f"{written.events}: {written.clicks:,} clicks")
 
 
+@search_app.command(
+    "join",
+    epilog="Examples:  fedrank search join file:SHARED --name anna --fingerprint SHA256:66...  ·  look at what is "
+    "planned, and answer:  fedrank search join file:SHARED  ·  answer only:  fedrank search join file:SHARED --once",
+)
+def search_join(
+    federation: Annotated[str, typer.Argument(help="file:FOLDER, the folder in which the federation meets.")],
+    name: Annotated[str | None, typer.Option(help="By which the others know you; at first.")] = None,
+    fingerprint: Annotated[str | None, typer.Option(help="Of the coordinator, as told by telephone; at first.")] = None,
+    epsilon: Annotated[float, typer.Option(help="That all rounds together may cost; at first.")] = 8.0,
+    once: Annotated[bool, typer.Option("--once", help="Answer what was agreed to, and ask nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    folder: Home = None,
+) -> None:
+    """Learn with others: see what would leave, to whom and at which ε, agree, and answer what is asked."""
+    from fedrank.cli.shared import answer
+    from fedrank.deploy.show import about_plan
+    from fedrank.search import joining
+
+    console, shared = new_console(), joining.folder_of(federation)
+    with _client(folder) as client:
+        if not joining.state_of(client, shared):
+            _ask_to_join(client, shared, name, fingerprint, epsilon, yes, console)
+            return
+        if not once:
+            for plan, view in joining.open_plans(client):
+                answer(about_plan(view), console)
+                if yes or typer.confirm("Take part in this run?"):
+                    joining.agree(client, plan)
+                else:
+                    joining.decline(client, plan)
+        done = joining.take_part(client)
+        for one in done:
+            say(console, f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
+        if not done:
+            waits = joining.state_of(client) == "waiting"
+            say(console, "The coordinator has not approved you yet." if waits else "Nothing is asked just now.")
+
+
+@search_app.command("leave", epilog="Example:  fedrank search leave --because 'enough'")
+def search_leave(
+    because: Annotated[str, typer.Option(help="Why; the others can read it.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    folder: Home = None,
+) -> None:
+    """Leave the federation: nothing leaves this device any more. What was sent was sent."""
+    from fedrank.search.joining import leave
+
+    with _client(folder) as client:
+        if not yes:
+            typer.confirm("Leave the federation? You cannot come back under this name.", abort=True)
+        leave(client, because)
+    say(new_console(), "Left. Recorded searches were removed; the ledger and the list of what was sent stay.")
+
+
+@search_app.command("aggregate", epilog="Example:  fedrank search aggregate SHARED --home coordinator --epsilon 8")
+def search_aggregate(
+    shared: Annotated[Path, typer.Argument(help="The folder in which the federation meets.")],
+    home: Annotated[Path, typer.Option(help="The coordinator's own folder, of fedrank deploy folder begin.")],
+    epsilon: Annotated[float, typer.Option(help="That all rounds together cost each person, at most.")] = 8.0,
+    name: Annotated[str, typer.Option(help="Of the run.")] = "searches",
+    patience: Annotated[float, typer.Option(min=1, help="Seconds to wait for somebody in a round.")] = 86_400,
+) -> None:
+    """The coordinator's part: ten rounds with everybody who joined, noise on each device; run again to go on."""
+    from fedrank.cli.deploy import tell_results
+    from fedrank.run.schedule import stopping
+    from fedrank.search.aggregating import aggregate
+
+    console = new_console()
+    note("what is measured is a made-up collection: it shows a broken model, not how well one serves anybody")
+    with progress(console) as report, stopping() as stop:
+        results = aggregate(
+            shared, home, home / "runs", name, epsilon, stop, report, patience, lambda line: say(console, line)
+        )
+    tell_results(results, home / "runs" / name)
+
+
 @search_app.command("demo", epilog="Example:  fedrank search demo")
 def search_demo(
     out: Annotated[Path, typer.Option(help="Folder for the made-up documents and their index.")] = Path("search-demo"),
@@ -189,6 +266,44 @@ def _client(folder: Path | None, serve: bool = False, language: str | None = Non
     from fedrank.search.client import SearchClient
 
     return SearchClient.open(folder or default_folder(), serve=serve, language=language)
+
+
+def _ask_to_join(
+    client: SearchClient,
+    shared: Path,
+    name: str | None,
+    fingerprint: str | None,
+    epsilon: float,
+    yes: bool,
+    console: Console,
+) -> None:
+    from fedrank.search.joining import ask_to_join, invitation
+
+    there = invitation(shared)
+    if name is None or fingerprint is None:
+        raise ValueError(
+            f"--name and --fingerprint are missing: ask the coordinator of {there.federation!r} by telephone for the "
+            "fingerprint, and choose a name; nothing was sent"
+        )
+    say(console, f"Federation {there.federation}, coordinator {there.fingerprint}")
+    say(console, f"With: {', '.join(there.members) or 'nobody yet'}")
+    say(console, f"Now leaves, to everybody who can read {shared}: the name {name} and a public key.")
+    say(
+        console,
+        f"Later, only for runs that you look at and agree to: at most one update a round, from 30 searches or more, "
+        f"with noise that is added here; all together cost at most ε = {epsilon:g} (δ = 1e-05).",
+    )
+    say(
+        console,
+        "Never leaves: a document, a query, a click. How often you search shows in one thing: whether it was 30 times "
+        "since the last round. Searches before you joined are not used.",
+    )
+    if not yes:
+        typer.confirm("Ask to take part?", abort=True)
+    own = ask_to_join(client, shared, name, fingerprint, epsilon)
+    say(console, "Your fingerprint, which you tell the coordinator by telephone:")
+    say(console, own, style="bold")
+    say(console, f"Then, and now and then: fedrank search join file:{shared}")
 
 
 def _serve(client: SearchClient, console: Console, port: int, browser: bool, hint: str = "") -> None:

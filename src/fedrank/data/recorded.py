@@ -94,7 +94,9 @@ class RecordedFolder:
                 f"list {number} takes {len(content):,} bytes, and {LARGEST:,} are the most; record fewer candidates"
             )
         private_folder(self.folder)
-        write_whole(self._path(number), content, private=True)
+        path = self._path(number)
+        if not path.exists() or path.read_bytes() != content:
+            write_whole(path, content, private=True)
 
     def get(self, number: int) -> RecordedList:
         """A list, checked."""

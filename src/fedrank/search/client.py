@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedrank.data.live_features import LIVE_1, FeatureSet, ForwardRow, ForwardRows, QueryTerms, Usage, WordStatistics
 from fedrank.files import Locked, locked
 from fedrank.progress import Progress, quiet
-from fedrank.search import quality, ubi
+from fedrank.search import quality, sharing, ubi
 from fedrank.search.answers import (
     Cause,
     Document,
@@ -603,7 +603,7 @@ class SearchClient:
                 encoder=self._encoder.digest if self._encoder else "",
                 trial=self.trials.news(),
                 waiting=store.count("SELECT count(*) FROM documents WHERE seq > ?", store.indexed),
-                notes=NOTES,
+                notes=NOTES + self._about_sharing(),
             )
 
     def _skipped(self) -> dict[str, int]:
@@ -639,6 +639,7 @@ class SearchClient:
             else:
                 gone = self._forget_searches(query, since)
             self.store.sweep()
+            sharing.record(self.rows, self.folder)
             return gone
 
     def _forget_searches(self, query: str | None, since: int | None) -> ForgottenRows:
@@ -728,6 +729,61 @@ class SearchClient:
         """The model in use stays."""
         with self._turn:
             self.trials.stop()
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether a model is on trial."""
+        with self._turn:
+            return bool(self.trials.phase)
+
+    def knows_model(self, origin: str) -> bool:
+        """Whether a model of this origin was here before."""
+        with self._turn:
+            return bool(self.store.count("SELECT count(*) FROM models WHERE origin = ?", origin))
+
+    # what is shared, by whoever joined a federation
+
+    @property
+    def last_search(self) -> int:
+        """The number of the last search that was recorded; none that comes later has it, whatever is forgotten."""
+        with self._turn:
+            found = self.store.one("SELECT seq FROM sqlite_sequence WHERE name = 'impressions'")
+            return 0 if found is None else int(found[0])
+
+    def record_for_sharing(self) -> None:
+        """Let what the federation's site learns from be what is here: nothing, for somebody who did not join."""
+        with self._turn:
+            self._settle(self._clock(), searching=False)
+            sharing.record(self.rows, self.folder)
+
+    def note_sent(self, receiver: str, what: str, size: int) -> int:
+        """Note what is about to leave this device, for ever; returns the number of the note."""
+        with self._turn, self.store.writing():
+            made = self.store.db.execute(
+                "INSERT INTO sent (time, receiver, what, bytes) VALUES (?, ?, ?, ?)",
+                (self._clock(), receiver, what, size),
+            )
+            return int(made.lastrowid or 0)
+
+    def was_not_sent(self, noted: int) -> None:
+        """Take back a note of what was refused before anything left."""
+        with self._turn, self.store.writing():
+            self.store.db.execute("DELETE FROM sent WHERE id = ?", (noted,))
+
+    def note_problem(self, problem: str) -> None:
+        """What keeps this device from taking part in its federation, for the status; "": nothing."""
+        with self._turn:
+            if self.store.setting("federation_problem", "") != problem:
+                with self.store.writing():
+                    self.store.set(federation_problem=problem)
+
+    def _about_sharing(self) -> tuple[str, ...]:
+        joined = sharing.Sharing.read(self.folder)
+        if joined is None:
+            return ()
+        count, problem = len(sharing.recorded(self.folder).numbers()), self.store.setting("federation_problem", "")
+        said = f"Shared through {joined.shared}, at most ε = {joined.epsilon:g} in all: {count:,} searches are recorded"
+        return (f"{said}. They stay here; what leaves is listed above.", *([problem] if problem else []))
 
     def order_setting(self, order: Order) -> None:
         """How results are ordered from now on; only "drawn" lists teach."""

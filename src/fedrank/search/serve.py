@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.search.client import SearchClient
 from fedrank.search.door import Door
+from fedrank.search.sharing import Sharing
 from fedrank.search.web import make_app
 
 if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
+SECONDS_BETWEEN_LOOKS = 5.0  # whether somebody joined a federation
 _TWO_HOSTS = b"421: this page has one Host\n"
 
 
@@ -45,8 +47,29 @@ def serve(
     """Serve until interrupted; `ready` is told the one-time link as soon as it can be opened."""
     with listening(port) as (bound, door):
         server = make_server(make_app(client, door, hint), door, ready)
-        with _ended_by_signals():
+        with _taking_part(client), _ended_by_signals():
             server.run(sockets=[bound])
+
+
+@contextlib.contextmanager
+def _taking_part(client: SearchClient) -> Iterator[None]:
+    """Answer the federation meanwhile, where this folder joined one; somebody may join while the page is served."""
+
+    def take_part() -> None:
+        while not stop.wait(SECONDS_BETWEEN_LOOKS):
+            if Sharing.read(client.folder) is not None:
+                from fedrank.search.joining import keep_taking_part  # a whole site, which few need
+
+                keep_taking_part(client, stop)
+
+    stop = threading.Event()
+    thread = threading.Thread(target=take_part, name="fedrank-federation", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def make_server(app: ASGIApp, door: Door, ready: Callable[[str], None]) -> uvicorn.Server:

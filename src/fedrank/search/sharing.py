@@ -1,0 +1,73 @@
+"""Which searches may be learned from together: those of a person who joined a federation, from that moment on.
+
+    FOLDER/federation/             the folder of a site (`fedrank.deploy`): key, policy, ledger, what was sent
+    FOLDER/federation/search.json  where the federation meets, and after which search sharing began
+    FOLDER/federation/searches/    recorded lists (`data/recorded.py`), from which the site answers
+
+The database stays the only truth: a list is recorded when it is closed, again when a click of it is forgotten, and gone
+when its search is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedrank.data.recorded import RecordedFolder, RecordedList
+from fedrank.files import parse_json, private_folder, write_whole
+from fedrank.search.answers import SearchError
+from fedrank.search.impressions import ImpressionRows
+
+FEDERATION, MARK, SEARCHES = "federation", "search.json", "searches"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What somebody who joined agreed to."""
+
+    shared: str  # folder in which the federation meets
+    after: int  # the last search that is not shared
+    epsilon: float  # that all rounds together may cost
+
+    @classmethod
+    def read(cls, folder: Path) -> Sharing | None:
+        """That of a search folder; None: nothing is shared."""
+        path = folder / FEDERATION / MARK
+        try:
+            found = parse_json(path.read_bytes())
+            return cls(str(found["shared"]), int(found["after"]), float(found["epsilon"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as problem:
+            raise SearchError(f"{path} cannot be read ({problem!r}), so that nothing is shared; restore it") from None
+
+    def write(self, folder: Path) -> None:
+        write_whole(private_folder(folder / FEDERATION) / MARK, json.dumps(asdict(self)) + "\n", private=True)
+
+
+def recorded(folder: Path) -> RecordedFolder:
+    """The lists of a search folder that are shared."""
+    return RecordedFolder(folder / FEDERATION / SEARCHES)
+
+
+def record(rows: ImpressionRows, folder: Path) -> None:
+    """Let the recorded lists be those of the database: closed, drawn by the model, and after joining."""
+    lists, sharing = recorded(folder), Sharing.read(folder)
+    if not lists.folder.is_dir():
+        return
+    known = {id for (id,) in rows.store.rows("SELECT id FROM impressions")}
+    for number in lists.numbers():
+        if sharing is None or number not in known:
+            lists.forget(number)
+    if sharing is None:
+        return
+    due = rows.store.rows(
+        "SELECT id FROM impressions WHERE id > ? AND kind = 'pdgd' AND state IN ('closed', 'learned') AND features "
+        "IS NOT NULL AND length(shown) > 0 ORDER BY id",
+        sharing.after,
+    )
+    for (id,) in due:
+        one = rows.get(id)
+        if (impression := rows.as_impression(one)) is not None:
+            lists.add(id, RecordedList(impression, one.temperature, one.keep, rows.features.version))
