@@ -88,7 +88,7 @@ def test_a_try_after_another_draws_fresh_noise(tmp_path):
     size = 8 * trial.plan.sent
     values = []
     for attempt, path in enumerate((first, second)):
-        parts = {name: wire.Part("|S", 10_000) for name in ("call", "answer", "values", "memory", "data")}
+        parts = {name: wire.Part("|S", 10_000) for name in ("call", "answer", "values", "memory", "data", "used")}
         found = wire.unpack(path.read_bytes(), wire.Label("sent", trial.plan.run, 1, attempt), parts)[1]
         assert len(found["values"]) == size
         values.append(np.frombuffer(found["values"], "<i8"))
