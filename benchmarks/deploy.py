@@ -32,7 +32,7 @@ name = "pdgd"
 [clients]
 count = 3
 [data]
-name = "synthetic-mq2008"
+name = "synthetic-mq2007"
 folds = [1]
 """
 SUM = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\nplace = { name = "secure-sum", colluding = 0.0 }\n'

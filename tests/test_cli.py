@@ -398,7 +398,7 @@ COMMANDS = [
     ["deploy", "run"], ["deploy", "unlearn"], ["deploy", "status"], ["deploy", "backup"], ["deploy", "restore"],
     ["deploy", "folder", "begin"], ["deploy", "folder", "join"], ["deploy", "folder", "approve"],
     ["deploy", "folder", "serve"], ["deploy", "folder", "run"], ["deploy", "folder", "unlearn"],
-    ["deploy", "folder", "leave"],
+    ["deploy", "folder", "leave"], ["deploy", "folder", "expel"],
     ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
     ["search", "export"], ["search", "demo"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
 ]  # fmt: skip

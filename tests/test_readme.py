@@ -48,8 +48,8 @@ def test_commands_run_as_written(tmp_path, monkeypatch):
     ordered = sorted(commands(), key=lambda line: not line.startswith("fedrank run "))
     for line in ordered:
         words = shlex.split(line)[1:]
-        if words[0] == "audit" or words[:2] in (["papers", "run"], ["search", "demo"]):
-            words.append("--help")  # they take minutes, or stay until they are ended, and have tests of their own
+        if words[0] in ("audit", "deploy") or words[:2] in (["papers", "run"], ["search", "demo"]):
+            words.append("--help")  # they take minutes, several machines, or stay until they are ended
         if words[0] in ("run", "tune", "clients") and words[1] == "quickstart":
             words += SHORT
         result = CliRunner().invoke(app, words)

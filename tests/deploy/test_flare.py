@@ -6,6 +6,7 @@ The server is hostile throughout: it allows everything to everybody, as whoever 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,7 @@ from tests.deploy.flare_stand_in import CONTROLLER, EXECUTOR, read_rounds
 
 SITES = ("clinic-a", "clinic-b", "clinic-c")
 PEOPLE_THERE = {"lead": "lead@evil.org", "member": "member@evil.org"}
+ROOT = Path(__file__).parents[2]
 WORD = "Paracelsus-4711"  # of a patient's file
 BACK = 15.0  # seconds
 
@@ -48,8 +51,11 @@ def federation(tmp_path_factory):
     change(kit / "local/resources.json", class_allow_list=["*"])
     change(kit / "local/authorization.json", permissions={role: dict.fromkeys(RIGHTS, "any") for role in ROLES})
     mint_project_admin(found.home)
-    with running_locally(found):
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        # The engine's processes import stand-ins of this folder.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        with running_locally(found):
+            yield found
 
 
 def change(path, **values):

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import stat
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -319,125 +317,6 @@ def test_a_place_that_no_file_has_is_not_given_back(tmp_path):
     log.file.close()
     with pytest.raises(LedgerError, match="that is not there"):
         Charges.read(tmp_path, 4)
-
-
-# Charged by keys, as a site does
-
-
-def against(*events, whom="server", **more):
-    return [Promise(whom, event, "a test", **more) for event in events]
-
-
-def test_a_charge_is_made_once_for_each_key_and_counts_with_all_runs(tmp_path):
-    people = Population.open(tmp_path / "site", 4, DELTA, 50.0)
-    said = terms(against="server")
-    spend(tmp_path / "site", "a run", 5, 50.0, said)
-    first = against(GaussianEvent(3.0))
-    before = people.would_cost(first)
-    assert before == {"server": pytest.approx(epsilon(GaussianEvent(3.0), 6, DELTA))}
-    assert people.charge("run 1, round 1", first)
-    assert not people.charge("run 1, round 1", first), "sent again as it was, it tells nothing more"
-    assert spent_together(people.accounts(), DELTA) == before
-    people.charge("run 1, round 2", against(GaussianEvent(2.0)), who=[1, 3], times=2)
-    now = spent_together(Population.read(tmp_path / "site").accounts(), DELTA)
-    assert now["server"] == composed({GaussianEvent(3.0): 6, GaussianEvent(2.0): 2}, DELTA)
-    assert people.would_cost(against(GaussianEvent(1.0)), who=[0])["server"] == max(
-        now["server"], composed({GaussianEvent(3.0): 6, GaussianEvent(1.0): 1}, DELTA)
-    )
-    [account] = [one for one in people.accounts() if one.paid]
-    assert account.participations.tolist() == [1, 2, 1, 2]
-
-
-def test_a_run_sees_what_was_charged_by_keys(tmp_path):
-    limit = epsilon(GaussianEvent(3.0), 10, DELTA) + 1e-6
-    people = Population.open(tmp_path / "site", 4, DELTA, limit)
-    people.charge("a", against(GaussianEvent(3.0), whom="public"), times=7)
-    assert spend(tmp_path / "site", "a run", 12, limit) == 3
-
-
-def test_past_the_limit_nothing_is_charged(tmp_path):
-    people = Population.open(tmp_path / "site", 4, DELTA, 1.0)
-    people.charge("a", against(PureEvent(0.4)), who=[2])
-    people.charge("b", against(PureEvent(0.9)), who=[0])
-    log = (people.folder / "ledger" / "charges.log").read_bytes()
-    with pytest.raises(BudgetSpentError, match=r"'site': against the server ε would come to 1.2.*limit is ε = 1"):
-        people.charge("c", against(PureEvent(0.4)), who=[2], times=2)
-    with pytest.raises(BudgetSpentError, match=r"nothing could be claimed"):
-        people.charge("c", against(None), who=[2])
-    assert (people.folder / "ledger" / "charges.log").read_bytes() == log
-    assert people.charge("c", against(PureEvent(0.4)), who=[2])
-
-
-def test_chance_that_hides_who_took_part_is_paid_by_all(tmp_path):
-    people = Population.open(tmp_path / "site", 4, DELTA, 9.0)
-    event = GaussianEvent(2.0, 0.5)
-    people.charge("a", against(event, paid="round"), who=[0])
-    people.charge("b", against(event, paid="round"), who=[1])
-    assert spent_together(people.accounts(), DELTA) == {"server": pytest.approx(epsilon(event, 2, DELTA))}
-
-
-def test_units_that_do_not_add_up_are_not_added_up(tmp_path):
-    people = Population.open(tmp_path / "site", 4, DELTA, 9.0)
-    people.charge("a", against(PureEvent(0.1)))
-    with pytest.raises(BudgetSpentError, match=r"do not add up"):
-        people.charge("b", against(PureEvent(0.1), unit="interaction"))
-
-
-def test_charges_that_make_no_sense_are_refused(tmp_path):
-    people = Population.open(tmp_path / "site", 4, DELTA, 9.0)
-    for who in ([4], [-1]):
-        with pytest.raises(ValueError, match=r"rows from 0 to 3"):
-            people.charge("a", against(PureEvent(0.1)), who=who)
-    for promises, times in (([], 1), (against(PureEvent(0.1)), 0)):
-        with pytest.raises(ValueError, match=r"charge nobody for anything"):
-            people.charge("a", promises, times=times)
-    assert people.accounts() == []
-
-
-def test_a_charge_outlives_a_kill_and_one_cut_short_was_never_made(tmp_path):
-    """What is charged stands; nothing leaves before that, so that half a record costs nobody anything."""
-    code = (
-        "import os, sys; from fedrank.protect.accounting import PureEvent; "
-        "from fedrank.protect.population import Population; from fedrank.protect.promises import Promise; "
-        "people = Population.open(sys.argv[1], 4, 1e-5, 9.0); "
-        "people.charge('a', [Promise('server', PureEvent(0.5), 'test')]); os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "site")], check=False).returncode == -9
-    people = Population.read(tmp_path / "site")
-    assert not people.charge("a", against(PureEvent(0.5)))
-    log = people.folder / "ledger" / "charges.log"
-    whole = log.read_bytes()
-    assert people.charge("b", against(PureEvent(0.5)))
-    for end in range(len(whole), log.stat().st_size):
-        torn = log.read_bytes()
-        log.write_bytes(torn[:end])
-        assert people.charge("b", against(PureEvent(0.5))), "it was not there"
-        assert log.read_bytes() == torn
-
-
-def test_charges_that_are_damaged_or_gone_are_an_error(tmp_path):
-    people = Population.open(tmp_path / "site", 4, DELTA, 9.0)
-    for key in "abc":
-        people.charge(key, against(PureEvent(0.5)))
-    log = people.folder / "ledger" / "charges.log"
-    whole = log.read_bytes()
-    for at in range(0, len(whole) - 200, 7):
-        log.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
-        with pytest.raises(LedgerError, match=r"[Rr]estore"):
-            people.charge("d", against(PureEvent(0.5)))
-    log.unlink()
-    for look in (people.accounts, lambda: people.charge("d", against(PureEvent(0.5)))):
-        with pytest.raises(LedgerError, match=r"gone"):
-            look()
-
-
-def test_charges_by_keys_are_forgotten_like_all_others(tmp_path):
-    people = Population.open(tmp_path / "site", 4, DELTA, 9.0)
-    people.charge("a", against(PureEvent(0.5)), who=[1, 2])
-    record = forget_ledgers(tmp_path / "site", "a test")
-    assert (record["people"], record["rounds"], record["participations"]) == (4, 1, 2)
-    assert people.accounts() == []
-    assert people.charge("a", against(PureEvent(0.5)))
 
 
 # Forgetting

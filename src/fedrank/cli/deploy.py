@@ -527,6 +527,25 @@ def folder_leave(shared: Shared, home: Home = Path(), because: Because = "", yes
     say(new_console(), "Left. The coordinator sees it in the folder.")
 
 
+@folder_app.command(
+    "expel", epilog='Example:  fedrank deploy folder expel shared clinic-c --home hub --because "sends nonsense"'
+)
+def folder_expel(
+    shared: Shared,
+    name: Annotated[str, typer.Argument(help="The site.")],
+    because: Because,
+    home: Home = Path(),
+    yes: Yes = False,
+) -> None:
+    """Shut a site out. What it sent before stays in models: see `unlearn`."""
+    from fedrank.deploy.folder_members import expel_from_folder
+
+    if not yes:
+        typer.confirm(f"Shut out {name}? It cannot come back under this name.", abort=True)
+    expel_from_folder(shared, home, name, because)
+    say(new_console(), f"{name} is expelled, and nothing is asked of it any more.")
+
+
 @folder_app.command("serve", epilog="Example:  fedrank deploy folder serve shared --home clinic-a")
 def folder_serve(
     shared: Shared,

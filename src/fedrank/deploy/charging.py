@@ -106,7 +106,7 @@ class Charging:
         ahead = max(1, most // 2)
         while True:
             account = Account(self.terms, counts + ahead, self.ledger.rounds() + ahead, 0)
-            refusal = self.population.refusal(spent_together([*self._accounts, account], self.terms.delta))
+            refusal = self.population.refused(account, self._accounts)
             if refusal is None:
                 self._checked = self.ledger.rounds() + ahead
                 return None

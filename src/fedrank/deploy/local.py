@@ -16,7 +16,7 @@ from fedrank.deploy.flare_local import LocalFederation, local_federation
 from fedrank.deploy.forests import forest_plan, portions_of
 from fedrank.deploy.plan import Plan, PlannedSite, forest_problems, make_plan
 from fedrank.deploy.planning import do_runs
-from fedrank.deploy.settings import EVERY_LEARNER, EVERY_PLACE, LARGEST_ID, SITE
+from fedrank.deploy.settings import SITE, TRIAL
 from fedrank.deploy.warming import warm_up
 from fedrank.files import write_whole
 from fedrank.progress import Progress, quiet
@@ -27,7 +27,7 @@ from fedrank.run.schedule import plan as tasks_of
 from fedrank.run.trees import data_of
 from fedrank.run.writer import News, Task
 from fedrank.spec.experiment import SpecError
-from fedrank.spec.families import name_of
+from fedrank.spec.families import name_of, settings_of
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
 from fedrank.spec.toml import write_toml
@@ -109,17 +109,14 @@ def _parties(clients: int, sites: int) -> list[PlannedSite]:
 def prepare(federation: LocalFederation) -> None:
     """Write what sites of a trial agree to: everything, since they simulate their people."""
     for number, (name, folder) in enumerate(federation.sites.items()):
-        policy = {
-            "learners": list(EVERY_LEARNER),
-            "places": list(EVERY_PLACE),
-            "unit": "person",
-            "unprotected": True,
-            "history": True,
-            "most_rounds": LARGEST_ID,
-            "fewest_sites": 1,
-            "accept": "within-policy",
+        own = {
+            "name": name,
+            "id": number,
+            "federation": FEDERATION,
+            "simulated": True,
+            "data": {},
+            "policy": settings_of(TRIAL),
         }
-        own = {"name": name, "id": number, "federation": FEDERATION, "simulated": True, "data": {}, "policy": policy}
         write_whole(folder / SITE, write_toml(own), private=True)
 
 

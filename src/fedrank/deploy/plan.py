@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -408,8 +408,3 @@ def _check_federation(plan: Plan) -> None:
         raise Refused("; ".join(found))
     if plan.experiment.start is not None and not plan.simulated:
         raise Refused("it names a path, and a spec that came over the wire opens none")
-
-
-def with_identities(plan: Plan, identities: Mapping[str, str]) -> Plan:
-    """The same plan with the public keys of its sites."""
-    return replace(plan, sites=tuple(replace(site, identity=identities[site.name]) for site in plan.sites))

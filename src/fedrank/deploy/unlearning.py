@@ -34,8 +34,7 @@ from fedrank.run.federated import per_query
 from fedrank.run.folder import Card, Receipt
 from fedrank.run.runs import Run, load_runs
 from fedrank.run.traces import history_of, what_remains
-from fedrank.run.unlearning import NOBODY_ASKED
-from fedrank.run.unlearning import _appearing as appearing
+from fedrank.run.unlearning import NOBODY_ASKED, appearing
 from fedrank.run.writer import RunWriter, Task
 from fedrank.spec.families import describe
 from fedrank.spec.federated import FederatedExperiment

@@ -397,48 +397,6 @@ class Population:
             )
         return self.refusal(spent_together([*others, account], self.delta))
 
-    def would_cost(
-        self, promises: Sequence[Promise], who: Sequence[int] | None = None, times: int = 1
-    ) -> dict[str, float]:
-        """ε of whoever would have paid most, against each observer, if this were charged on top of all that was."""
-        ledger = self.folder / LEDGER
-        account = self._account([*Charge.read_all(ledger), self._charge("", promises, who, times)])
-        return spent_together([*self.accounts(but=ledger), account], self.delta)
-
-    def charge(self, key: str, promises: Sequence[Promise], who: Sequence[int] | None = None, times: int = 1) -> bool:
-        """Charge people (all, if `who` is None) for what leaves after this returns: it is on the disk then.
-
-        Once for each key: False says that this was charged before, and that only what was sent then may be sent again.
-        What is paid once and not in every round has a key that is the same in every round. Past the limit nothing is
-        charged, and BudgetSpentError says why.
-        """
-        ledger, charge = self.folder / LEDGER, self._charge(key, promises, who, times)
-        with self.deciding():
-            before = Charge.read_all(ledger)
-            if any(one.key == key for one in before):
-                return False
-            if refusal := self.refused(self._account([*before, charge]), self.accounts(but=ledger)):
-                raise BudgetSpentError(f"{refusal}; nothing was charged, and nothing may leave")
-            begin_ledger(ledger, self.people, self.delta)
-            charge.write(ledger)
-        return True
-
-    def _charge(self, key: str, promises: Sequence[Promise], who: Sequence[int] | None, times: int) -> Charge:
-        rows = None if who is None else tuple(sorted({int(row) for row in who}))
-        if rows and not 0 <= rows[0] <= rows[-1] < self.people:
-            raise ValueError(
-                f"people {rows[0]} to {rows[-1]} cannot be charged, as population {self.name!r} has {self.people:,}; "
-                f"give rows from 0 to {self.people - 1}"
-            )
-        if not promises or times < 1:
-            raise ValueError(
-                f"{len(promises)} promises, {times} times, charge nobody for anything; give what leaves, and how often"
-            )
-        return Charge(key, tuple(promises), rows, times)
-
-    def _account(self, charges: Sequence[Charge]) -> Account:
-        return Account.of(charges, LedgerTerms(self.people, self.delta, ()))
-
 
 @contextmanager
 def deciding(folder: Path, what: str) -> Iterator[None]:

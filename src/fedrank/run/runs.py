@@ -592,8 +592,11 @@ def _text(file: str) -> str:
 
 def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
     try:
-        known = [float(cell) if cell else np.nan for cell in cells] if "" in cells else map(float, cells)
-        values = np.fromiter(known, np.float64, len(cells))
+        if "" in cells:  # of rounds that were not evaluated, which are most
+            values = np.full(len(cells), np.nan)
+            values[[place for place, cell in enumerate(cells) if cell]] = [*map(float, filter(None, cells))]
+        else:
+            values = np.fromiter(map(float, cells), np.float64, len(cells))
     except ValueError as error:
         raise ValueError(f"{os.path.basename(file)} column {name!r}: {error}") from None
     values.setflags(write=False)

@@ -299,7 +299,7 @@ def _forgotten(
     ranker, evaluator = spec.learner.ranker, Evaluator(judged(load_fold(spec.data, run.fold), spec.data), spec.measures)
     done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
     paper = _receipt(request, case, model, done, evaluator, verify, progress)
-    with _appearing(request.task.folder) as part, RunWriter(replace(request.task, folder=part), threads) as writer:
+    with appearing(request.task.folder) as part, RunWriter(replace(request.task, folder=part), threads) as writer:
         writer.begin(lambda models: evaluator(models, ranker))
         writer.totals = Totals(seconds=done.seconds, cpu_seconds=done.cpu_seconds)
         for point in done.points:
@@ -442,7 +442,7 @@ def _purge(result: Forgotten, leaving: Sequence[int]) -> Forgotten:
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
+def appearing(folder: Path) -> Iterator[Path]:
     """A run folder under another name, which is renamed at the end: it is there as a whole, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

@@ -70,7 +70,8 @@ PLAIN: dict[type, tuple[tuple[type, ...], str]] = {
 
 def checked(hint: Any, value: Any, place: str) -> Any:
     """The value, if it is what the hint asks for; a whole number is a number, and a list may become a tuple."""
-    # Most are plain types, and looking into a type takes longer than all else here.
+    if type(value) is hint and hint in PLAIN:  # as most are, and looking into a type takes longer than all else here
+        return value
     kind, inner = (hint, ()) if type(hint) is type else (get_origin(hint) or hint, get_args(hint))
     if kind is Annotated:
         plain = checked(inner[0], value, place)
@@ -89,6 +90,8 @@ def checked(hint: Any, value: Any, place: str) -> Any:
         return kind(checked(inner[0], one, f"{place}[{i}]") if inner else one for i, one in enumerate(value))
     if kind is dict and inner:
         table = checked(dict, value, place)
+        if inner[1] is Any:
+            return dict(table)
         return {key: checked(inner[1], one, f"{place}.{key}") for key, one in table.items()}
     if kind not in PLAIN:
         return value  # of a class outside the package, which can look at it itself

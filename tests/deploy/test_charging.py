@@ -1,0 +1,53 @@
+"""The ledger of a site over all runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrank.deploy.charging import Charging
+from fedrank.protect.accounting import GaussianEvent, epsilon
+from fedrank.protect.promises import Promise
+from fedrank.wire import Refused
+
+DELTA, EVENT = 1e-5, GaussianEvent(3.0)
+ALL = np.array([0])
+
+
+def charging(folder, run, limit, unit="client"):
+    return Charging(folder / "people", run, 1, [Promise("server", EVENT, "a test", unit=unit)], DELTA, limit)
+
+
+def test_runs_add_up_and_the_limit_is_that_of_all(tmp_path):
+    limit = epsilon(EVENT, 7, DELTA) + 1e-9
+    first = charging(tmp_path, "a", limit)
+    for round in range(1, 5):
+        first.charge(round, ALL)
+    first.close()
+    second = charging(tmp_path, "b", limit)
+    for round in range(1, 4):
+        second.charge(round, ALL)
+    assert second.spent() == {"server": pytest.approx(epsilon(EVENT, 7, DELTA))}
+    with pytest.raises(Refused, match="limit is"):
+        second.charge(4, ALL)
+    assert second.ledger.rounds() == 3
+    second.close()
+
+
+def test_what_is_refused_is_not_even_written(tmp_path):
+    one = charging(tmp_path, "a", epsilon(EVENT, 1, DELTA) / 2)
+    written = []
+    with pytest.raises(Refused, match="limit is"):
+        one.charge(1, ALL, first=lambda: written.append(1))
+    assert (written, one.charged(1)) == ([], False)
+    one.close()
+
+
+def test_prices_of_different_units_are_not_added_up(tmp_path):
+    first = charging(tmp_path, "a", 50.0)
+    first.charge(1, ALL)
+    first.close()
+    second = charging(tmp_path, "b", 50.0, unit="person")
+    with pytest.raises(Refused, match="do not add up"):
+        second.charge(1, ALL)
+    second.close()
