@@ -5,8 +5,8 @@ holds `people.json` (how many there are, and the ε at some δ that nobody shall
 it, `RUN/ledger`; who these people are, one person each or whole sites, it need not know. Next to the logs of a ledger
 lies `terms.json`: what each of its charges costs. What differs between runs is composed first, and priced then.
 
-What is no round of a run of ours, such as the answer of a site, is charged by `Population.charge`, under a key of its
-own: such charges lie in `ledger/charges.log`, each with what it costs, and count like all others.
+What is no round of a run of ours, such as the sketches of a silo, is a `Charge` under a key of its own: such charges
+lie in `ledger/charges.log`, each with what it costs, and count like all others.
 
 Whoever wants to charge people takes the lock of the population, reads what the others charged, and reserves. So runs
 side by side cannot spend the same rest twice.
