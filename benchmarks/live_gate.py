@@ -14,7 +14,7 @@ import argparse
 
 import numpy as np
 
-from fedrank.search.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
+from fedrank.rank.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
 from fedrank.types import Impression
 
 # wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from fedrank.search.gate import (
+from fedrank.rank.gate import (
     FEWEST,
     NEITHER,
     NEW,
