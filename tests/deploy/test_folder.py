@@ -16,7 +16,7 @@ from fedrank.deploy import folder as folder_module
 from fedrank.deploy import letters
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.coordinate import coordinate
-from fedrank.deploy.folder import FolderSend, RequestName, folder_send, serve, serve_once
+from fedrank.deploy.folder import FolderSend, RequestName, folder_send, read_plans, serve, serve_once
 from fedrank.deploy.folder_members import (
     FEDERATION,
     MEMBERSHIP,
@@ -739,6 +739,7 @@ def test_a_run_through_a_folder_comes_to_what_a_simulation_comes_to(tmp_path):
     trial = FolderTrial(tmp_path, LINEAR)
     assert trial.by_folder() == "finished", (trial.task.folder / "run.json").read_text()
     check_equal(trial.task.folder, trial.simulated())
+    assert [plan.digest for plan in read_plans(trial.shared, trial.folders["site-0"])] == [trial.plan.digest]
     for where in trial.folders.values():
         kept = where / "models" / trial.plan.digest[:16] / "model.json"
         assert kept.read_bytes() == (trial.task.folder / "model.json").read_bytes()

@@ -124,6 +124,18 @@ def refuse_online_plan(plan: Plan) -> None:
         )
 
 
+def read_plans(shared: Path, site_folder: Path, ignoring: Ignoring | None = None) -> list[Plan]:
+    """Runs that the coordinator announced in the folder."""
+    me, ignoring = FolderMembership.read(site_folder), ignoring or Ignoring()
+    found = []
+    for path in looked_at(Path(shared) / PLANS, ignoring):
+        if not re.fullmatch(r"[0-9a-f]{32}\.plan", path.name):
+            ignoring.count(path, _foreign(path.name))
+        elif (plan := _read_plan(Path(shared), me, path.stem, ignoring)) is not None:
+            found.append(Plan.load(plan))
+    return found
+
+
 # The coordinator's side
 
 
