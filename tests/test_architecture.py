@@ -16,7 +16,7 @@ from fedrank.spec.families import FAMILIES
 
 ROOT = Path(fedrank.__file__).parent
 ORDER = [
-    *("cli", "search", "deploy", "papers", "report", "run", "spec"),
+    *("cli", "search", "engine", "deploy", "papers", "report", "run", "spec"),
     *("unlearn", "attack", "trees", "silo", "protect", "federate", "rank", "data", "kernels"),
 ]
 BOTTOM = {"wire", "files", "names", "seeds", "types", "progress"}
