@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrank.data.logs import ARRAYS, FACTS, FORMAT
+from fedrank.data.logs import ARRAYS, FACTS, FORMAT, SearchLog
 from fedrank.data.ranking import RankingData
+from fedrank.data.shown_folder import ShownLists, write_shown
 
 
 def made_up_data(queries=12, features=5, longest=30, top_grade=2, seed=0) -> RankingData:
@@ -54,3 +55,38 @@ def made_up_log(folder: Path, users: list[int], features=4, length=12, seed=0) -
     }
     (folder / FACTS).write_text(json.dumps(facts))
     return folder
+
+
+def made_up_shown(folder: Path, users: list[int], features=4, longest=10, documents=40, seed=0, **others) -> SearchLog:
+    """A log of lists as they were shown, 3 to `longest` documents each; entry i is of user users[i].
+
+    Every second query has a second page behind it. Clicks fall on the first feature, and less often on later places.
+    `others` replace fields of `ShownLists`, such as scores, dwell or unit.
+    """
+    rng = np.random.default_rng(seed)
+    entries = len(users)
+    query = np.arange(entries) // 2  # asked twice in a row
+    first = np.where(np.arange(entries) % 4 == 1, longest, 0)
+    document = np.tile(np.arange(documents), query.max() + 1)  # every query with every document is a pair
+    table = rng.random((len(document), features), dtype=np.float32)
+    lists = np.full((entries, longest), -1)
+    for entry in range(entries):
+        length = rng.integers(3, longest + 1)
+        lists[entry, :length] = query[entry] * documents + rng.permutation(documents)[:length]
+    seen = 1 / (1 + first[:, None] + np.arange(longest))
+    clicks = (lists >= 0) & (rng.random(lists.shape) < seen * table[lists, 0])
+    about = {
+        "features": table,
+        "lists": lists,
+        "clicks": clicks,
+        "user": np.array(users),
+        "time": 1_000_000 + 60 * np.arange(entries),
+        "query": query,
+        "document": document,
+        "users": [f"user{i}" for i in range(max(users) + 1)],
+        "queries": [f"query {i}" for i in range(query.max() + 1)],
+        "documents": [f"d{i}" for i in range(documents)],
+        "feature_names": [f"f{i}" for i in range(features)],
+        "first": first,
+    }
+    return write_shown(folder, ShownLists(**about | others), {"features": "made up"})

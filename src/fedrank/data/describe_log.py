@@ -66,13 +66,12 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
     """Count, fit and compare; only clicks of the most active users are compared, at most 2,000 of each."""
     clicks = np.bincount(log.user, minlength=len(log.users)).astype(np.int64)
     chosen = list(range(min(compared, len(log.users))))
-    clicked = log.clicked()
     tables = []
     for user in chosen:
         rows = log.rows_of(user)
         if len(rows) > SAMPLE:
             rows = np.sort(rng_for(seed, "describe", user).choice(rows, SAMPLE, replace=False))
-        tables.append(np.asarray(log.features[clicked[rows]], dtype=np.float64))
+        tables.append(np.asarray(log.features[log.clicked(rows)], dtype=np.float64))
     distances, per_feature = feature_distances(tables)
     mixed = rng_for(seed, "by chance").permutation(np.concatenate(tables))
     ends = np.cumsum([len(table) for table in tables])
@@ -89,7 +88,7 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
         entries=len(log),
         users=len(log.users),
         queries=len(log.queries),
-        documents=len(np.unique(log.document[clicked])),
+        documents=len(np.unique(log.document[log.clicked()])),
         first=first,
         last=last,
         clicks=clicks,

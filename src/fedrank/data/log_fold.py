@@ -15,7 +15,7 @@ from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from fedrank.data.catalog import Fold
-from fedrank.data.logs import SearchLog, as_ranking, load_log, stretch_of
+from fedrank.data.logs import SearchLog, as_ranking, lengths_of, load_log, pairs_of, stretch_of
 from fedrank.data.mapped import open_mapped
 from fedrank.data.normalise import Ranges, normalise, normalise_into
 from fedrank.data.ranking import RankingData
@@ -34,7 +34,7 @@ def log_fold(
 ) -> Fold:
     """The entries of a log's most active users (None: of all) in order of time; the last of them are the test set.
 
-    The clicked document of an entry has grade 1, all others 0. Training queries know who asked them and when. Features
+    Clicked documents of an entry have grade 1, all others 0. Training queries know who asked them and when. Features
     of a large log stay on disk.
     """
     log = load_log(folder)
@@ -72,14 +72,14 @@ def log_part(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges |
 
 
 def _bytes(log: SearchLog, rows: NDArray[np.int64]) -> int:
-    size: int = len(rows) * log.lists.shape[1] * log.features.shape[1] * log.features.itemsize
+    size: int = int(lengths_of(log, rows).sum()) * log.features.shape[1] * log.features.itemsize
     return size
 
 
 def _blocks(log: SearchLog, rows: NDArray[np.int64]) -> Iterator[Features]:
     """Features of the lists of some entries, one block after the other."""
     for first in range(0, len(rows), _SOME):
-        yield log.features[log.lists[rows[first : first + _SOME]].ravel()]
+        yield log.features[pairs_of(log, rows[first : first + _SOME])]
 
 
 def _ranges(log: SearchLog, rows: NDArray[np.int64]) -> Ranges:
@@ -115,9 +115,11 @@ def _key(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | Non
 
 
 def _write(path: Path, log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> None:
-    length, width = log.lists.shape[1], log.features.shape[1]
+    lengths, width = lengths_of(log, rows), log.features.shape[1]
     with writing(path, private=True) as file:
-        write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (len(rows) * length, width)})
-        for block in _blocks(log, rows):
-            normalise_into(block, block, np.arange(0, len(block) + 1, length), how, ranges)
+        shape = (int(lengths.sum()), width)
+        write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for number, block in enumerate(_blocks(log, rows)):
+            own = lengths[number * _SOME : (number + 1) * _SOME]
+            normalise_into(block, block, np.concatenate(([0], np.cumsum(own))), how, ranges)
             file.write(block.data)

@@ -28,6 +28,7 @@ from fedrank.files import parse_json, read_bytes, read_text
 from fedrank.types import Features
 
 MOST_NAMES = 32 << 30  # bytes of a file of names: those of a billion documents
+LAST_PLACE = 1_000_000  # of a result; nobody turned so many pages
 FORMAT = 1  # raise it whenever a folder would be read differently
 BEGUN = "begun.json"  # lies in a folder while it is being built
 FACTS = "facts.json"  # lies in a complete folder
@@ -88,8 +89,7 @@ class SearchLog:
     """A search log with result lists and features; entries are in order of time, arrays are memory-mapped."""
 
     features: Features  # [pairs, features]: one row for every distinct pair of a query and a document
-    lists: NDArray[np.int64]  # [entries, 20]: rows of `features`, in the order in which they count as shown
-    target: NDArray[np.int8]  # [entries]: which of the 20 was clicked
+    lists: NDArray[np.int64]  # [entries, longest]: rows of `features`, in the order shown; -1 behind a shorter list
     user: NDArray[np.int32]  # [entries]: a row of `users`
     time: NDArray[np.int64]  # [entries]: seconds since 1970
     query: NDArray[np.int32]  # [entries]: a row of `queries`
@@ -99,9 +99,35 @@ class SearchLog:
     documents: tuple[str, ...]  # ids of the whole collection, or of all that is known of it
     facts: dict[str, Any]  # settings, seed, counts, and what was dropped and why
     folder: Path
+    # Lists that were made up around one click, 20 documents each.
+    target: NDArray[np.int8] | None = None  # [entries]: which of the 20 was clicked
+    # Lists as they were shown, any number of clicks on each; an entry is a page of results.
+    clicks: NDArray[np.uint8] | None = None  # [entries, longest]: 1 where it was clicked
+    first: NDArray[np.int32] | None = None  # [entries]: places before the first document; 10 on the second page of ten
+    dwell: NDArray[np.float32] | None = None  # [entries, longest]: seconds spent there; NaN where it is not known
+    scores: NDArray[np.float32] | None = None  # [entries, longest]: by which the list was drawn; see `drawn`
 
     def __len__(self) -> int:
         return len(self.user)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether lists are those that people saw, not made up around a click."""
+        return self.clicks is not None
+
+    @property
+    def drawn(self) -> tuple[float, float] | None:
+        """Temperature and keep of the draws behind `scores`, so that their probabilities are known; None: they are not.
+
+        The best document stays at the top with probability `keep`; others are drawn one after the other, each with a
+        probability proportional to exp(score / temperature).
+        """
+        return None if self.scores is None else (float(self.facts["temperature"]), float(self.facts["keep"]))
+
+    @property
+    def unit(self) -> str:
+        """What a user is: a "person"; or a "browser", of which a person may have several and which several may use."""
+        return str(self.facts.get("unit", "person"))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -112,17 +138,21 @@ class SearchLog:
         """Lists stand in the order in which they count as shown; the published ones in none that is known."""
         return "" if self.facts.get("settings", {}).get("published") == "AOL4FOLTR" else "file"
 
-    def clicked(self) -> NDArray[np.int64]:
-        """[entries]: the row of `features` that was clicked."""
-        chosen: NDArray[np.int64] = np.take_along_axis(self.lists, self.target[:, None].astype(np.int64), axis=1)[:, 0]
-        return chosen
+    def clicked(self, entries: NDArray[np.integer] | slice = slice(None)) -> NDArray[np.int64]:
+        """Rows of `features` that were clicked in some entries, entry by entry; one in each made-up list."""
+        lists, target = self.lists[entries], self.target
+        if self.clicks is not None:
+            chosen: NDArray[np.int64] = lists[self.clicks[entries] > 0]
+            return chosen
+        assert target is not None, "load_log has seen to it"
+        return np.take_along_axis(lists, target[entries][:, None].astype(np.int64), axis=1)[:, 0]
 
     def rows_of(self, user: int) -> NDArray[np.int64]:
         """The entries of one user, in order of time."""
         return np.flatnonzero(self.user == user)
 
 
-ARRAYS: dict[str, str] = {  # files of a data set and their types
+ARRAYS: dict[str, str] = {  # files of a data set with made-up lists, and their types
     "features": "<f4",
     "lists": "<i8",
     "target": "|i1",
@@ -131,6 +161,12 @@ ARRAYS: dict[str, str] = {  # files of a data set and their types
     "query": "<i4",
     "document": "<i4",
 }
+SHOWN_ARRAYS: dict[str, str] = {  # of one with lists as they were shown
+    **{name: kind for name, kind in ARRAYS.items() if name != "target"},
+    "clicks": "|u1",
+    "first": "<i4",
+}
+SHOWN_MORE: dict[str, str] = {"dwell": "<f4", "scores": "<f4"}  # which it may have, too
 TEXTS = ("users", "queries", "documents")
 
 
@@ -255,7 +291,10 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
         raise ValueError(f"{folder} has format {facts.get('format')}, and this fedrank reads {FORMAT}; build it again")
     if not all(isinstance(facts.get(key), dict) for key in ("shapes", "counts")):
         raise ValueError(f"{folder / FACTS} does not say what lies beside it; {_DAMAGED}")
-    arrays: dict[str, Any] = {name: _open(folder, name, kind, facts) for name, kind in ARRAYS.items()}
+    wanted = ARRAYS
+    if "clicks" in facts["shapes"]:
+        wanted = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if name in facts["shapes"]}
+    arrays: dict[str, Any] = {name: _open(folder, name, kind, facts) for name, kind in wanted.items()}
     texts: dict[str, Any] = {name: read_names(folder / f"{name}.txt") for name in TEXTS}
     for name in TEXTS:
         if len(texts[name]) != facts["counts"].get(name):
@@ -268,64 +307,132 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
 def _check_within(log: SearchLog) -> None:
     """Refuse rows that are not there: compiled loops would read whatever lies in memory instead."""
     entries, names = len(log.lists), log.facts.get("feature_names")
+    each_entry = (log.user, log.time, log.query, log.target if log.clicks is None else log.first)
+    like_lists = [each for each in (log.clicks, log.dwell, log.scores) if each is not None]
     shapes: list[tuple[NDArray[Any], int, int]] = [
         (log.lists, 2, entries),
         (log.features, 2, len(log.document)),
         (log.document, 1, len(log.document)),
     ]
-    shapes += [(each, 1, entries) for each in (log.target, log.user, log.time, log.query)]
+    shapes += [(each, 1, entries) for each in each_entry if each is not None]
     fits = all(each.ndim == dimensions and len(each) == rows for each, dimensions, rows in shapes)
+    fits = fits and all(each.shape == log.lists.shape for each in like_lists)
     if not fits or not isinstance(names, list) or len(names) != log.features.shape[1]:
         raise ValueError(f"the arrays of {log.folder} are not of the same length; {_DAMAGED}")
     for name, values, low, high in (
-        ("lists", log.lists, 0, len(log.features)),
+        ("lists", log.lists, -1 if log.is_shown else 0, len(log.features)),
         ("target", log.target, 0, log.lists.shape[1]),
         ("user", log.user, 0, len(log.users)),
         ("query", log.query, 0, len(log.queries)),
         ("document", log.document, -1, len(log.documents)),
+        ("clicks", log.clicks, 0, 2),
+        ("first", log.first, 0, LAST_PLACE),
     ):
-        for first in range(0, len(values), _SOME):
-            some = values[first : first + _SOME]
+        for first in range(0, 0 if values is None else len(values), _SOME):
+            some = values[first : first + _SOME]  # type: ignore[index]  # not None: there would be no `first`
             if some.size and not low <= int(some.min()) <= int(some.max()) < high:
                 raise ValueError(f"{log.folder / name}.npy holds rows not from {low} to {high - 1}; {_DAMAGED}")
+    if log.is_shown:
+        _check_shown(log)
+
+
+def _check_shown(log: SearchLog) -> None:
+    """Refuse lists with gaps, what is said of documents that are not there, and draws that cannot have been."""
+    for begin in range(0, len(log), _SOME):
+        some = slice(begin, begin + _SOME)
+        there = log.lists[some] >= 0
+        for name, sound in (
+            ("lists", there[:, :1].all() and not np.any(there[:, 1:] & ~there[:, :-1])),
+            ("clicks", not np.any(log.clicks[some][~there])),  # type: ignore[index]  # a shown log has them
+            ("dwell", log.dwell is None or _are_seconds(log.dwell[some], there)),
+            ("scores", log.scores is None or bool(np.isfinite(log.scores[some][there]).all())),
+        ):
+            if not sound:
+                raise ValueError(f"{log.folder / name}.npy {_UNSOUND[name]}; {_DAMAGED}")
+    if log.scores is not None:
+        drawn = [log.facts.get(name) for name in ("temperature", "keep")]
+        known = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in drawn)
+        if not known or not (0 < drawn[0] < math.inf and 0 <= drawn[1] <= 1):  # type: ignore[operator]
+            raise ValueError(
+                f"{log.folder / FACTS} says that lists were drawn with temperature {drawn[0]!r} and keep {drawn[1]!r}, "
+                f"which is impossible; {_DAMAGED}"
+            )
+
+
+_UNSOUND = {
+    "lists": "has an empty list, or -1 within one",
+    "clicks": "has clicks behind the end of a list",
+    "dwell": "holds times that are infinite, negative, or behind the end of a list",
+    "scores": "holds scores that are not finite",
+}
+
+
+def _are_seconds(dwell: NDArray[np.float32], there: NDArray[np.bool_]) -> bool:
+    known = ~np.isnan(dwell)
+    return bool(np.isfinite(dwell[known]).all() and (dwell[known] >= 0).all() and there[known].all())
 
 
 def as_ranking(
     log: SearchLog, rows: NDArray[np.integer] | Sequence[int], features: Features | None = None
 ) -> RankingData:
-    """Some entries as queries of 20 documents, of which the clicked one has grade 1; a query's id is its entry.
+    """Some entries as queries; a query's id is its entry. What was clicked has grade 1.
 
-    Features are those of the log unless they are given, [entries x 20, features]. They stay in their file where they
+    Documents stand in the order of their lists. Of lists that were shown, `place` says where each of them stood.
+    Features are those of the log unless they are given, a row for every document. They stay in their file where they
     lie there one after the other, as those of published logs do; otherwise they are copied to memory.
     """
     rows = np.asarray(rows, dtype=np.int64)
-    length = log.lists.shape[1]
-    grades = np.zeros((len(rows), length), dtype=np.int8)
-    grades[np.arange(len(rows)), log.target[rows]] = 1
+    lengths = lengths_of(log, rows)
     if features is None:
         stretch = stretch_of(log, rows)
-        features = log.features[log.lists[rows].ravel() if stretch is None else stretch]
+        features = log.features[pairs_of(log, rows) if stretch is None else stretch]
+    about: dict[str, Any] = {}
+    if log.clicks is not None and log.first is not None:
+        columns = np.arange(log.lists.shape[1])
+        there = columns < lengths[:, None]
+        grades = log.clicks[rows][there].astype(np.int8)
+        about["place"] = (log.first[rows][:, None] + columns)[there].astype(np.int32)
+    else:
+        assert log.target is not None, "load_log has seen to it"
+        grid = np.zeros((len(rows), log.lists.shape[1]), dtype=np.int8)
+        grid[np.arange(len(rows)), log.target[rows]] = 1
+        grades = grid.ravel()
     return RankingData(
         features=features,
-        grades=grades.ravel(),
-        offsets=np.arange(len(rows) + 1, dtype=np.int64) * length,
+        grades=grades,
+        offsets=np.concatenate(([0], np.cumsum(lengths))),
         query_ids=rows.astype(f"<U{len(str(len(log)))}"),
         name=log.folder.name,
         top_grade=1,
         feature_names=log.feature_names,
         given=log.given,
+        **about,
     )
+
+
+def lengths_of(log: SearchLog, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+    """[rows]: how many documents the lists of some entries hold."""
+    if not log.is_shown:
+        return np.full(len(rows), log.lists.shape[1], dtype=np.int64)
+    lengths = [np.count_nonzero(log.lists[rows[i : i + _SOME]] >= 0, axis=1) for i in range(0, len(rows), _SOME)]
+    return np.concatenate([np.empty(0, np.int64), *lengths])
+
+
+def pairs_of(log: SearchLog, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Rows of `features` of the documents of some entries, list by list."""
+    flat: NDArray[np.int64] = log.lists[rows].ravel()
+    return flat[flat >= 0] if log.is_shown else flat
 
 
 def stretch_of(log: SearchLog, rows: NDArray[np.integer]) -> slice | None:
     """Where the features of some entries lie, if they lie one after the other in the order of their lists."""
-    length = log.lists.shape[1]
-    start = int(log.lists[rows[0], 0]) if len(rows) else 0
+    start = end = int(log.lists[rows[0], 0]) if len(rows) else 0
     for first in range(0, len(rows), _SOME):
-        some = log.lists[rows[first : first + _SOME]].ravel()
-        if not np.array_equal(some, start + first * length + np.arange(len(some))):
+        some = pairs_of(log, rows[first : first + _SOME])
+        if not np.array_equal(some, end + np.arange(len(some))):
             return None
-    return slice(start, start + len(rows) * length)
+        end += len(some)
+    return slice(start, end)
 
 
 def read_names(path: Path) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ class RankingData:
     # Of a search log, whose queries stand in order of time; otherwise empty.
     who: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [queries]: user
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
+    # Of lists as they were shown; otherwise empty.
+    place: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [documents]: from 0, over pages
     # [2, features]: the smallest and largest values that "global" normalisation made 0 and 1; None: other, or not known
     ranges: NDArray[np.float32] | None = None
 
@@ -48,6 +50,8 @@ class RankingData:
             raise ValueError(
                 f"{len(self.who)} users and {len(self.when)} times for {self.queries} queries; give each one, or none"
             )
+        if len(self.place) not in (0, documents):
+            raise ValueError(f"{len(self.place)} places for {documents} documents; give each one, or none")
         if self.top_grade < 0:
             object.__setattr__(self, "top_grade", int(self.grades.max(initial=0)))
 
@@ -78,6 +82,7 @@ class RankingData:
             query_ids=self.query_ids[queries],
             who=self.who[queries] if len(self.who) else self.who,
             when=self.when[queries] if len(self.when) else self.when,
+            place=self.place[rows] if len(self.place) else self.place,
         )
 
     @staticmethod
@@ -103,6 +108,7 @@ class RankingData:
             ranges=_shared_ranges(parts),
             who=np.empty(0, np.int32),  # parts of different logs have nobody, and no order, in common
             when=np.empty(0, np.int64),
+            place=_all_places(parts),
         )
 
 
@@ -111,3 +117,9 @@ def _shared_ranges(parts: Sequence[RankingData]) -> NDArray[np.float32] | None:
     if first is None or any(part.ranges is None or not np.array_equal(part.ranges, first) for part in parts):
         return None
     return first
+
+
+def _all_places(parts: Sequence[RankingData]) -> NDArray[np.int32]:
+    if any(len(part.place) != part.documents for part in parts):
+        return np.empty(0, np.int32)
+    return np.concatenate([part.place for part in parts])

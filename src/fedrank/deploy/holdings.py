@@ -295,7 +295,9 @@ def _digest(share: SiteShare) -> str:
     made = hashlib.sha256()
     for part in (share.train, share.test):
         if part is not None:
-            for array in (part.features, part.grades, part.offsets, part.query_ids, part.who, part.when):
+            arrays: list[NDArray[np.generic]] = [part.features, part.grades, part.offsets, part.query_ids]
+            arrays += [part.who, part.when, *([part.place] if len(part.place) else [])]
+            for array in arrays:
                 made.update(f"{array.dtype.str} {array.shape}\n".encode())
                 for block in _blocks(array):
                     made.update(block)

@@ -129,6 +129,7 @@ class Labels:
             query_ids=data.query_ids[query_of[row[begins]]],
             who=data.who[query_of[row[begins]]] if len(data.who) else data.who,
             when=data.when[query_of[row[begins]]] if len(data.when) else data.when,
+            place=data.place[row] if len(data.place) else data.place,
         )
         if self.normalise_after:
             from fedrank.data.normalise import normalise
