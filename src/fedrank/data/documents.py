@@ -19,6 +19,8 @@ FIELDS: dict[str, tuple[str, ...]] = {  # what a column may be called, in any ca
     "title": ("title",),
     "text": ("text", "body"),
     "url": ("url",),
+    "changed": ("changed", "last_modified", "modified", "updated", "updated_at", "date"),
+    "popularity": ("popularity",),
 }
 SHOWN = 5  # line numbers that are named
 _BOM = "\ufeff"
@@ -33,6 +35,8 @@ class Documents:
     text: list[str]
     url: list[str]
     broken: tuple[int, ...] = field(default=(), compare=False)  # rows with bytes that are not UTF-8, shown as �
+    changed: list[str] = field(default_factory=list)  # dates or seconds, as they stand there; empty: nobody has one
+    popularity: list[str] = field(default_factory=list)  # numbers, as they stand there; empty: nobody has one
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.title) == len(self.text) == len(self.url):
@@ -40,6 +44,12 @@ class Documents:
                 f"{len(self.ids)} ids, {len(self.title)} titles, {len(self.text)} texts and {len(self.url)} urls: "
                 "give every document all four, empty where it has none"
             )
+        for name, column in (("changed", self.changed), ("popularity", self.popularity)):
+            if len(column) not in (0, len(self.ids)):
+                raise ValueError(
+                    f"{len(column)} values of {name} for {len(self.ids)} documents: whose they are would be a guess; "
+                    "give every document one, empty where it has none, or none at all"
+                )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,9 +58,10 @@ class Documents:
 def read_documents(path: str | os.PathLike[str]) -> Documents:
     """Read a collection.
 
-    A line of JSON is an object with `id` or `_id`, and where there are any `title`, `text` or `body`, `url`. A
-    tab-separated file names its columns so in its first line. Two documents with one id, or one without, are refused:
-    a click on them would be a guess. Bytes that are not UTF-8 are replaced, and their documents named in `broken`.
+    A line of JSON is an object with `id` or `_id`, and where there are any `title`, `text` or `body`, `url`, `changed`
+    (a date), `popularity`. A tab-separated file names its columns so in its first line. Two documents with one id, or
+    one without, are refused: a click on them would be a guess. Bytes that are not UTF-8 are replaced, and their
+    documents named in `broken`.
     """
     path = Path(path)
     columns: dict[str, list[str]] = {name: [] for name in FIELDS}
@@ -72,7 +83,10 @@ def read_documents(path: str | os.PathLike[str]) -> Documents:
             column.append(row[name])
     if not lines:
         raise ValueError(f"{path} holds no document; every line should be one, as in " + '{"id": "d1", "text": "..."}')
-    return Documents(columns["id"], columns["title"], columns["text"], columns["url"], tuple(broken))
+    changed, popularity = (column if any(column) else [] for column in (columns["changed"], columns["popularity"]))
+    return Documents(
+        columns["id"], columns["title"], columns["text"], columns["url"], tuple(broken), changed, popularity
+    )
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
