@@ -11,10 +11,12 @@ from numpy.testing import assert_array_equal
 from fedrank.data.build_log import LogBuild, build_log
 from fedrank.data.collection import Collection
 from fedrank.data.documents import Documents
+from fedrank.data.engine_features import ENGINE_1
 from fedrank.data.lists import ListRules
 from fedrank.data.live_features import ENGINE, LIVE_1, LOG_103, NAMES, WordStatistics
 from fedrank.data.live_ranking import (
     CANDIDATES,
+    EngineDescribed,
     LiveDescribed,
     NothingToLearn,
     collection_fold,
@@ -131,6 +133,24 @@ def test_the_103_have_the_same_candidates():
     assert other.normalised == "query"
     assert_array_equal(live.grades, other.grades)
     assert_array_equal(live.query_ids, other.query_ids)
+
+
+def test_engine_features_have_the_same_candidates_and_fixed_ranges():
+    live, other = (collection_fold(SYNTHETIC, 2, 1, features) for features in ("live-1", "engine-1"))
+    assert_array_equal(live.test.grades, other.test.grades)
+    assert other.test.feature_names == ENGINE_1.names
+    for data in (other.train, other.test):
+        assert data.normalised == "global"
+        assert_array_equal(data.ranges, ENGINE_1.ranges)
+        assert data.given == "file"
+    assert 0.1 < other.test.features[:, ENGINE_1.names.index("all_match")].max() < 2
+
+
+def test_engine_features_of_a_collection_are_those_of_its_index():
+    documents = small().documents
+    raw = live_ranking(small(), [1], describe=lambda own, held: EngineDescribed(ENGINE_1.index(own)))
+    expected = ENGINE_1.index(documents).describe("race cars", range(len(documents)))
+    assert {tuple(row) for row in raw.features} <= {tuple(row) for row in expected}
 
 
 def test_another_stemmer_is_another_set():

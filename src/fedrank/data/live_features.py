@@ -321,15 +321,5 @@ class FeatureSet:
 LIVE_1 = FeatureSet()
 
 
-def known_features(name: str) -> str:
-    """The name of a set of features for texts, checked."""
-    if name != LOG_103:
-        try:
-            FeatureSet.named(name)
-        except ValueError as problem:
-            raise ValueError(f'{problem}, and "{LOG_103}"') from None
-    return name
-
-
 def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(sizes)))

@@ -1,4 +1,4 @@
-"""Text collections as ranking data with the features `live-1`, as one searcher or as several with their own parts.
+"""Text collections as ranking data with the features `live-1`, or others, as one searcher or as several with own parts.
 
 Candidates of a query are the best 100 of BM25 over a searcher's own documents, and all that features know of words is
 counted over these documents, too: nobody knows the whole collection.
@@ -18,6 +18,9 @@ from scipy import sparse
 from fedrank.data.catalog import Fold
 from fedrank.data.collection import Collection, load_collection
 from fedrank.data.documents import Documents
+from fedrank.data.engine_features import NAMES as ENGINE_NAMES
+from fedrank.data.engine_features import EngineFeatures, EngineIndex, is_engine_set
+from fedrank.data.feature_sets import default_normalisation, fixed_ranges, known_features
 from fedrank.data.lists import bm25, ranked
 from fedrank.data.live_features import (
     BUCKETS,
@@ -28,10 +31,8 @@ from fedrank.data.live_features import (
     FeatureSet,
     ForwardRows,
     WordStatistics,
-    known_features,
 )
 from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of
-from fedrank.data.logs import SearchLog
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
@@ -95,6 +96,18 @@ class LogDescribed:
         return np.column_stack([features_of(query, candidates, self.statistics), scores])
 
 
+@dataclass(frozen=True, eq=False)
+class EngineDescribed:
+    """The features engine-1, unscaled; nothing is recent, since judged queries have no time."""
+
+    index: EngineIndex
+
+    names: ClassVar[tuple[str, ...]] = ENGINE_NAMES
+
+    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
+        return self.index.describe(query, candidates)
+
+
 def forward_rows(documents: Documents, features: FeatureSet = LIVE_1) -> ForwardRows:
     """A collection's documents as features need them."""
     return ForwardRows.join([features.row(*one) for one in zip(documents.title, documents.text, strict=True)])
@@ -143,14 +156,15 @@ def live_ranking(
         name=collection.name,
         top_grade=collection.top_grade,
         feature_names=described.names,
-        given=NAMES[ENGINE],
+        given=NAMES[ENGINE] if NAMES[ENGINE] in described.names else "file",  # candidates stand in the engine's order
     )
 
 
 def _some(documents: Documents, which: NDArray[np.int64]) -> Documents:
     of = documents.ids, documents.title, documents.text, documents.url
     ids, titles, texts, urls = ([column[d] for d in which] for column in of)
-    return Documents(ids, titles, texts, urls)
+    changed, popularity = ([column[d] for d in which if column] for column in (documents.changed, documents.popularity))
+    return Documents(ids, titles, texts, urls, changed=changed, popularity=popularity)
 
 
 def pair_features(
@@ -275,7 +289,8 @@ def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", 
             continue
         if data.queries < 2:
             continue
-        data = normalise(data, normalised or default_normalisation(features))
+        how = normalised or default_normalisation(features)
+        data = normalise(data, how, fixed_ranges(features) if how == "global" else None)
         dealt = rng_for(fold, "halves", part).permutation(data.queries)
         for half, some in zip(halves, (dealt[: len(dealt) // 2], dealt[len(dealt) // 2 :]), strict=True):
             half.append(_of_searcher(data.select(np.sort(some)), part))
@@ -291,20 +306,13 @@ def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", 
     return Fold(train, None, test, collection.name, fold, (note,))
 
 
-def log_features(log: SearchLog) -> str:
-    """Which features a search log was built with."""
-    return str(log.facts.get("settings", {}).get("features", LOG_103))
-
-
-def default_normalisation(features: str) -> str:
-    """live-1 is scaled by its constants; the 103 need their query's ranges."""
-    return "query" if features == LOG_103 else "none"
-
-
 def _describing(features: str, rows: ForwardRows) -> Callable[[Documents, NDArray[np.int64]], Described]:
     """`rows` are those of the whole collection with the usual stemmer, which save time."""
     if known_features(features) == LOG_103:
         return lambda own, held: LogDescribed(own)
+    if is_engine_set(features):
+        of_engine = EngineFeatures.named(features)
+        return lambda own, held: EngineDescribed(of_engine.index(own))
     if features == LIVE_1.version:
         return lambda own, held: LiveDescribed(rows.select(held))
     other = FeatureSet.named(features)

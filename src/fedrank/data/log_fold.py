@@ -30,12 +30,16 @@ _SOME = 4000  # entries whose features are in memory at a time
 
 
 def log_fold(
-    folder: str | os.PathLike[str], users: int | None = None, test_share: float = TEST_SHARE, how: str = "query"
+    folder: str | os.PathLike[str],
+    users: int | None = None,
+    test_share: float = TEST_SHARE,
+    how: str = "query",
+    fixed: Ranges | None = None,
 ) -> Fold:
     """The entries of a log's most active users (None: of all) in order of time; the last of them are the test set.
 
     Clicked documents of an entry have grade 1, all others 0. Training queries know who asked them and when. Features
-    of a large log stay on disk.
+    of a large log stay on disk. `fixed` are ranges for "global" normalisation; None: those of the training entries.
     """
     log = load_log(folder)
     chosen = np.arange(len(log))
@@ -53,7 +57,9 @@ def log_fold(
             f"a test share of {test_share:g} divides {len(chosen)} entries into {kept} to learn from and "
             f"{len(chosen) - kept} to test on; use a larger log, or another share"
         )
-    ranges = _ranges(log, chosen[:kept]) if how == "global" else None
+    ranges = None
+    if how == "global":
+        ranges = _ranges(log, chosen[:kept]) if fixed is None else fixed
     learn, check = (log_part(log, rows, how, ranges) for rows in (chosen[:kept], chosen[kept:]))
     note = (
         f"temporal split: {kept:,} entries of {len(np.unique(learn.who)):,} users to learn from, "

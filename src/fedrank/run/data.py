@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedrank.data.catalog import Fold, load, load_files
-from fedrank.data.live_features import LIVE_1
-from fedrank.data.live_ranking import collection_fold, log_features
+from fedrank.data.feature_sets import default_normalisation, fixed_ranges, log_features
+from fedrank.data.live_ranking import collection_fold
 from fedrank.data.log_fold import TEST_SHARE, log_fold
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
@@ -37,7 +37,7 @@ def _log(folder: str, users: int | None, share: float, normalise: str | None, fe
             f"data.features: {folder} has the features {has}, not {features}; build it again with `fedrank logs build "
             f"--features {features}`, or leave data.features out"
         )
-    return log_fold(folder, users, share, normalise or ("none" if has == LIVE_1.version else "query"))
+    return log_fold(folder, users, share, normalise or default_normalisation(has), fixed_ranges(has))
 
 
 _load_named = lru_cache(maxsize=2)(load)

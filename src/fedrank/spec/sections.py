@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from fedrank.data.catalog import describe, require
 from fedrank.data.collection import find_collection
-from fedrank.data.live_features import LIVE_1, known_features
+from fedrank.data.feature_sets import known_features
+from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import load_log
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.names import nearest
