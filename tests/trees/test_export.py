@@ -360,6 +360,14 @@ def test_solr_file_by_hand(tmp_path: Path):
     assert "/schema/model-store" in done.next
 
 
+def test_solr_keeps_features_in_stores(tmp_path: Path):
+    save_model(Model(Linear(), np.ones(2), 2), tmp_path / "model.json")
+    export(tmp_path / "model.json", "solr", tmp_path / "out.json", store="engine-1")
+    assert json.loads((tmp_path / "out.json").read_text())["store"] == "engine-1"
+    with pytest.raises(ValueError, match="only Solr has stores"):
+        export(tmp_path / "model.json", "opensearch", tmp_path / "other.json", store="engine-1")
+
+
 def test_a_forest_with_names_travels(tmp_path: Path):
     pytest.importorskip("lightgbm")
     trees = [tree_text([0], [0.5], [0], np.random.default_rng(1))]

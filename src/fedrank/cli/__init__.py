@@ -382,11 +382,12 @@ def export(
         Path | None, typer.Option(help="What the engine calls the features, one a line; the model's own if not given.")
     ] = None,
     client: Client = None,
+    store: Annotated[str | None, typer.Option(help="Solr's store that has the features; the usual if not given.")] = None,
 ) -> None:
     """Write a ranker as a search engine reads it, and check that the engine would score alike."""
     from fedrank.trees.export import export as write
 
-    done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=note)
+    done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=note, store=store)
     console = new_console()
     say(console, f"{done.what}: {done.path}")
     say(console, done.next)

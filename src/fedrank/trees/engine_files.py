@@ -38,7 +38,7 @@ class Parts:
         return [(i, float(low), float(high)) for i, (low, high) in enumerate(self.ranges.T) if high > low]
 
 
-def engine_file(parts: Parts, to: str, name: str) -> tuple[bytes, str]:
+def engine_file(parts: Parts, to: str, name: str, store: str | None = None) -> tuple[bytes, str]:
     """The file for an engine, and what it is."""
     by_feature(parts.trees)  # refuses trees that are too deep
     if to == "onnx":
@@ -46,7 +46,7 @@ def engine_file(parts: Parts, to: str, name: str) -> tuple[bytes, str]:
 
         return onnx_model(parts), "ONNX model"
     if to == "solr":
-        content = _solr(parts, name)
+        content = ({} if store is None else {"store": store}) | _solr(parts, name)
         return _json(content), content["class"].rpartition(".")[2] + " for Solr"
     content = _opensearch(parts, name)
     title = "OpenSearch" if to == "opensearch" else "Elasticsearch"

@@ -45,14 +45,20 @@ def export(
     name: str | None = None,
     client: int | None = None,
     tell: Tell = unheard,
+    store: str | None = None,
 ) -> Exported:
     """Write a model for an engine, and check that the engine will score as the model does.
 
     `feature_names` is a file with one name a line, as the engine calls its features, in the model's order; without it
-    names are those of the training data, or f1, f2 and so on. `name` is what the engine shall call the model.
+    names are those of the training data, or f1, f2 and so on. `name` is what the engine shall call the model, `store`
+    the feature store of Solr that has its features.
     """
     if to not in ENGINES:
         raise ValueError(f"no engine {to!r}; use one of {', '.join(ENGINES)}")
+    if store is not None and to != "solr":
+        raise ValueError(
+            f"store = {store!r}: only Solr has stores of features, {to} takes the name of a set; leave it out"
+        )
     out, model_path = Path(out), Path(model_path)
     if out.resolve() in (model_path.resolve(), (model_path / "model.json").resolve()):
         raise ValueError(f"{out} is the model itself; choose another file to write")
@@ -60,7 +66,7 @@ def export(
     if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
         raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
     parts = take_apart(model, _names(model, feature_names), client)
-    content, kind = engine_file(parts, to, name or out.stem)
+    content, kind = engine_file(parts, to, name or out.stem, store)
     check(content, to, parts, model, client)
     write_whole(out, content)
     return Exported(out, f"{kind} of {len(parts.names)} features", _next(to, out))
