@@ -72,6 +72,7 @@ class learners:
 
     from fedrank.rank.evolution import Evolution as Evolution
     from fedrank.rank.learners import LambdaRank as LambdaRank
+    from fedrank.rank.learners import LoggedClicks as LoggedClicks
     from fedrank.rank.learners import Pdgd as Pdgd
 
 class rankers:

@@ -35,6 +35,7 @@ Trait = Literal[
     "steps",  # learner: takes local steps, which a local method can bend
     "rewards",  # learner: tells rewards, not gradients, and needs many clients
     "grades",  # learner: needs true grades, and shows nobody a list
+    "logged",  # learner: learns from lists that were shown and clicked before, and shows nobody another
     "shared part",  # local method: a part of the model stays with its client
     "common",  # local method: the server sends something along with the model
     "plain messages",  # local method: reads gradients from messages, which must arrive as they were sent
@@ -170,6 +171,13 @@ class Judged(NamedTuple):
     grades: Grades
 
 
+class Logged(NamedTuple):
+    """A list as somebody else showed it, and how much each document was clicked, corrected or not."""
+
+    features: Features
+    relevance: NDArray[np.float32]  # [places]; NaN: nothing is known of that place
+
+
 class Impressions(Protocol):
     """Where a client's lists and clicks come from: simulated people, a log, or somebody in front of a page.
 
@@ -187,6 +195,9 @@ class Impressions(Protocol):
 
     def judged(self, number: int) -> Judged:
         """The query with its grades, where these are known."""
+
+    def logged(self, number: int) -> Logged:
+        """The list of a search log, where there is one."""
 
 
 class Ranker(Protocol):

@@ -22,7 +22,7 @@ from fedrank.federate.steps import SERVER_STEPS, Adam
 from fedrank.protect.mechanisms import AtServer, EsRandomisedResponse, Gaussian, Laplace, SecureSum
 from fedrank.protect.noise import SecureSource
 from fedrank.rank.evolution import Evolution
-from fedrank.rank.learners import LambdaRank, Pdgd
+from fedrank.rank.learners import LambdaRank, LoggedClicks, Pdgd
 from fedrank.rank.rankers import Mlp, Relu
 from fedrank.seeds import rng_for
 from fedrank.types import has
@@ -158,6 +158,9 @@ LEARNERS = {
     "neural": Federation(Pdgd(Mlp(hidden=4))),
     "rectified": Federation(Pdgd(Relu(units=4, start="normal"), batch=True)),
     "grades": Federation(LambdaRank(rate=0.1)),
+    "logged clicks": Federation(LoggedClicks()),
+    "logged clicks, clipped": Federation(LoggedClicks(batch=True, clip_gradients=0.05, clip_weights=0.3)),
+    "logged clicks, scaffold, neural": Federation(LoggedClicks(Mlp(hidden=4)), local=Scaffold()),
     "fedprox": Federation(local=FedProx(0.5)),
     "fedprox, neural": Federation(Pdgd(Mlp(hidden=4)), local=FedProx(0.5)),
     "scaffold": Federation(local=Scaffold()),

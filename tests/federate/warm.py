@@ -8,13 +8,13 @@ from fedrank.federate.client import ClientTask, Simulated, answer
 from fedrank.federate.clients import make_clients
 from fedrank.federate.messages import Call
 from fedrank.rank.evolution import Evolution
-from fedrank.rank.learners import Pdgd
+from fedrank.rank.learners import LoggedClicks, Pdgd
 from fedrank.seeds import Chance
 from fedrank.types import OwnChance
 from tests.made_up import made_up_data
 
 _OWN = OwnChance(Chance(1, 1), 0)
 _ONE = make_clients(made_up_data(queries=3), 1, interactions=2)
-for _learner in (Pdgd(), Evolution()):
+for _learner in (Pdgd(), LoggedClicks(), Evolution()):
     _call = Call(bytes(16), 1, np.zeros(5, dtype=np.float32), 1.0)
     answer(ClientTask(_learner), _call, Simulated(_ONE, _OWN, _learner), None, _OWN)

@@ -25,6 +25,7 @@ with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
         ("pdgd", fr.learners.Pdgd()),
         ("mlp", fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=5))),
         ("lambdarank", fr.learners.LambdaRank()),
+        ("logged", fr.learners.LoggedClicks()),
     ):
         start = learner.ranker.first(6, np.random.default_rng(1))
         far = 1e4 * np.ones_like(start)

@@ -23,7 +23,7 @@ from fedrank.protect.mechanisms import (
 )
 from fedrank.protect.noise import GridNoise, SecureSource
 from fedrank.rank.evolution import Evolution
-from fedrank.rank.learners import LambdaRank, Pdgd
+from fedrank.rank.learners import LambdaRank, LoggedClicks, Pdgd
 from fedrank.rank.rankers import Mlp
 from fedrank.seeds import Chance
 from fedrank.types import Messages, OwnChance
@@ -116,7 +116,9 @@ def test_fpdgd_adds_what_the_paper_says():
     assert not np.array_equal(one, two)
 
 
-LEARNERS = [Pdgd(), Pdgd(batch=True), Pdgd(Mlp(hidden=3)), LambdaRank(), Evolution(), Evolution(truth=0.5)]
+LEARNERS = [
+    Pdgd(), Pdgd(batch=True), Pdgd(Mlp(hidden=3)), LambdaRank(), LoggedClicks(), Evolution(), Evolution(truth=0.5),
+]  # fmt: skip
 ONE = make_clients(made_up_data(), 1, interactions=4)
 
 

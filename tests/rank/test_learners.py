@@ -13,13 +13,14 @@ from fedrank.federate.partition import Own
 from fedrank.kernels import pdgd, show
 from fedrank.kernels.chance import stream
 from fedrank.rank.evolution import Evolution
-from fedrank.rank.learners import LambdaRank, Pdgd, fine_tune
+from fedrank.rank.learners import LambdaRank, LoggedClicks, Pdgd, fine_tune
 from fedrank.rank.rankers import Linear, Mlp, Relu
 from fedrank.rank.users import USERS
 from fedrank.seeds import Chance
 from fedrank.types import Bend, Impression, OwnChance
 from tests.made_up import made_up_data
 from tests.oracles import pdgd as oracle
+from tests.oracles.propensity import softmax_update
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -470,3 +471,72 @@ def test_lambdarank_refuses_a_start_without_gradient():
     with pytest.raises(ValueError, match='start = "normal"'):
         LambdaRank(ranker=Relu())
     assert LambdaRank(ranker=Relu(start="normal")).ranker.hidden == -10
+
+
+def corrected_data():
+    """The same, with clicks that are numbers, some below 0, some not known."""
+    data, rng = logged_data(), np.random.default_rng(7)
+    relevance = rng.normal(size=data.documents).astype(np.float32)
+    relevance[rng.random(data.documents) < 0.3] = 0
+    relevance[rng.random(data.documents) < 0.1] = np.nan
+    relevance[data.offsets[3] : data.offsets[4]] = 0  # nothing to learn
+    return replace(data, relevance=relevance)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("make", [logged_data, corrected_data])
+def test_logged_clicks_equal_the_oracle(make, batch):
+    data = make()
+    clients = in_order(make_clients(data, 4, interactions=[2, 6], partition=Own(), seed=3), [0, 0, 0, 0])
+    start = np.linspace(-0.5, 0.5, 7).astype(np.float32).astype(float)
+    arrived = LoggedClicks(rate=0.05, batch=batch)(start, clients, Chance(5, 9))
+    for c in range(4):
+        weights = start.copy()
+        pool = clients.queries[clients.pools[c] :][: clients.interactions[c]]
+        for query in pool:
+            rows = slice(data.offsets[query], data.offsets[query + 1])
+            at = start if batch else weights
+            weights = weights + softmax_update(at, data.features[rows], data.labels[rows], 0.05)
+        assert arrived.updates[c] == pytest.approx(weights - start, rel=2e-4, abs=1e-6)
+    assert np.abs(arrived.updates).max() > 0.01
+    assert np.isnan(arrived.observed.online).all(), "nobody is shown another list"
+
+
+def test_logged_clicks_do_not_depend_on_threads_or_who_else_learns():
+    data = corrected_data()
+    clients = make_clients(data, 6, interactions=400, partition=Own(), seed=3)
+    start, learner = np.zeros(7), LoggedClicks()
+    one, many = (learner(start, clients, Chance(5, 9), threads=threads) for threads in (1, 3))
+    assert one.updates.tobytes() == many.updates.tobytes()
+    some = learner(start, clients.rows(np.array([4, 1])), Chance(5, 9))
+    assert some.updates.tobytes() == one.updates[[4, 1]].tobytes()
+
+
+def test_logged_clicks_are_clipped():
+    data = corrected_data()
+    clients = make_clients(data, 3, interactions=5, partition=Own(), seed=3)
+    learner = LoggedClicks(rate=0.5, batch=True, clip_gradients=0.1, clip_weights=0.1)
+    start = np.zeros(7)
+    norms = np.linalg.norm(learner(start, clients, Chance(1, 1)).updates, axis=1)
+    assert norms.max() <= 0.1 + 1e-6
+    each = np.linalg.norm(replace(learner, clip_weights=0.0)(start, clients, Chance(1, 1)).updates, axis=1)
+    assert 0.1 < each.max() <= 5 * 0.5 * 0.1 + 1e-6
+    with pytest.raises(ValueError, match="bounds no interaction with batch = false"):
+        LoggedClicks(clip_gradients=0.1)
+
+
+def test_logged_clicks_far_apart_are_still_numbers():
+    data = corrected_data()
+    clients = make_clients(data, 3, interactions=5, partition=Own(), seed=3)
+    assert np.isfinite(LoggedClicks()(np.full(7, 1e6), clients, Chance(1, 1)).updates).all()
+
+
+def test_relevance_travels_with_its_documents():
+    data = corrected_data()
+    some = data.select([5, 2])
+    assert np.array_equal(some.relevance[:14], data.relevance[data.offsets[5] : data.offsets[6]], equal_nan=True)
+    joined = RankingData.join([some, some])
+    assert len(joined.relevance) == 2 * len(some.relevance)
+    assert not len(RankingData.join([some, logged_data()]).relevance)
+    with pytest.raises(ValueError, match="relevance of 3 of 336 documents; give that of each, or none"):
+        replace(data, relevance=np.zeros(3, np.float32))

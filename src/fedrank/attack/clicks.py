@@ -23,7 +23,7 @@ from fedrank.federate.client import Simulated
 from fedrank.rank.learners import Pdgd
 from fedrank.rank.loops import as_sent
 from fedrank.seeds import Chance, key_for, rng_for
-from fedrank.types import STRAIGHT, Bend, Crowd, Impression, Judged, Messages, OwnChance, Weights
+from fedrank.types import STRAIGHT, Bend, Crowd, Impression, Judged, Logged, Messages, OwnChance, Weights
 
 Vector = NDArray[np.float64]
 Clicks = NDArray[np.bool_]
@@ -83,6 +83,9 @@ class _Noted:
 
     def judged(self, number: int) -> Judged:
         return self.simulated.judged(number)
+
+    def logged(self, number: int) -> Logged:
+        return self.simulated.logged(number)
 
 
 def forward(

@@ -30,6 +30,8 @@ class RankingData:
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
     # Of lists as they were shown; otherwise empty.
     place: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [documents]: from 0, over pages
+    # [documents]: clicks corrected for what places hid, NaN where nothing is known of a place; otherwise empty.
+    relevance: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     # [2, features]: the smallest and largest values that "global" normalisation made 0 and 1; None: other, or not known
     ranges: NDArray[np.float32] | None = None
 
@@ -52,6 +54,8 @@ class RankingData:
             )
         if len(self.place) not in (0, documents):
             raise ValueError(f"{len(self.place)} places for {documents} documents; give each one, or none")
+        if len(self.relevance) not in (0, documents):
+            raise ValueError(f"relevance of {len(self.relevance)} of {documents} documents; give that of each, or none")
         if self.top_grade < 0:
             object.__setattr__(self, "top_grade", int(self.grades.max(initial=0)))
 
@@ -68,6 +72,11 @@ class RankingData:
         """Documents of the longest query."""
         return int(np.diff(self.offsets).max())
 
+    @cached_property
+    def labels(self) -> NDArray[np.float32]:
+        """[documents]: corrected clicks where there are any, otherwise grades as they are."""
+        return self.relevance if len(self.relevance) else self.grades.astype(np.float32)
+
     def select(self, queries: NDArray[np.integer] | Sequence[int]) -> RankingData:
         """Some of the queries, in the given order."""
         queries = np.asarray(queries, dtype=np.int64)
@@ -83,6 +92,7 @@ class RankingData:
             who=self.who[queries] if len(self.who) else self.who,
             when=self.when[queries] if len(self.when) else self.when,
             place=self.place[rows] if len(self.place) else self.place,
+            relevance=self.relevance[rows] if len(self.relevance) else self.relevance,
         )
 
     @staticmethod
@@ -109,6 +119,7 @@ class RankingData:
             who=np.empty(0, np.int32),  # parts of different logs have nobody, and no order, in common
             when=np.empty(0, np.int64),
             place=_all_places(parts),
+            relevance=_all_relevance(parts),
         )
 
 
@@ -123,3 +134,9 @@ def _all_places(parts: Sequence[RankingData]) -> NDArray[np.int32]:
     if any(len(part.place) != part.documents for part in parts):
         return np.empty(0, np.int32)
     return np.concatenate([part.place for part in parts])
+
+
+def _all_relevance(parts: Sequence[RankingData]) -> NDArray[np.float32]:
+    if any(len(part.relevance) != part.documents for part in parts):
+        return np.empty(0, np.float32)
+    return np.concatenate([part.relevance for part in parts])

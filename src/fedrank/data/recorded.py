@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedrank import wire
 from fedrank.data.live_features import LIVE_1
 from fedrank.files import UNFINISHED, private_folder, read_bytes, told, write_whole
-from fedrank.types import Impression, Judged
+from fedrank.types import Impression, Judged, Logged
 from fedrank.wire import Label, Part
 
 LARGEST = 4 << 20  # bytes of a file
@@ -142,6 +142,9 @@ class RecordedImpressions:
 
     def judged(self, number: int) -> Judged:
         raise ValueError("recorded lists have clicks and no grades; use the learner pdgd")
+
+    def logged(self, number: int) -> Logged:
+        raise ValueError("recorded lists were drawn, and how is known; use the learner pdgd, which needs no correction")
 
 
 def _label(number: int) -> Label:

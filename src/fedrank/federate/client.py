@@ -23,6 +23,7 @@ from fedrank.types import (
     Learned,
     Learner,
     LocalStep,
+    Logged,
     Mechanism,
     Memory,
     Messages,
@@ -210,6 +211,12 @@ class Simulated:
 
     def judged(self, number: int) -> Judged:
         return Judged(*self._documents(self._stream(number)[0]))
+
+    def logged(self, number: int) -> Logged:
+        query, _ = self._stream(number)
+        data = self.crowd.data
+        rows = slice(data.offsets[query], data.offsets[query + 1])
+        return Logged(data.features[rows], data.labels[rows])
 
     def search(self, number: int) -> tuple[int, int]:
         """The query of search number `number`, and the user who asks it (a row of the click tables)."""

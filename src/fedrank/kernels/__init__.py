@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedrank.kernels import elementary as elementary
     from fedrank.kernels import evolution as evolution
     from fedrank.kernels import lambdarank as lambdarank
+    from fedrank.kernels import logged as logged
     from fedrank.kernels import measures as measures
     from fedrank.kernels import pdgd as pdgd
     from fedrank.kernels import rankers as rankers

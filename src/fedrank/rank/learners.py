@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -68,15 +69,7 @@ class Pdgd:
             raise ValueError(f"keep = {self.keep} is no probability; use 0 to 1")
         if self.lists == "logged" and (self.keep or self.temperature != 1):
             raise ValueError('lists = "logged" are not drawn; leave keep and temperature as they are')
-        for name in ("clip_weights", "clip_gradients"):
-            value = getattr(self, name)
-            if not 0 <= value < np.inf:
-                raise ValueError(f"{name} = {value} is no length; use a positive number, or 0 to clip nothing")
-        if self.clip_gradients and not self.batch:
-            raise ValueError(
-                f"clip_gradients = {self.clip_gradients} bounds no interaction with batch = false, where each also "
-                "moves all later steps of its client; use batch = true, or clip_gradients = 0"
-            )
+        _check_clips(self.clip_weights, self.clip_gradients, self.batch)
 
     def __call__(
         self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
@@ -103,31 +96,12 @@ class Pdgd:
     def from_impressions(
         self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
     ) -> Learned:
-        pdgd, steps, display = kernels.pdgd, self.steps, self.display
-        bends = kernels.records.Bends(*bends_of(bend, self.rate))
-        shared = len(start) - (bends.personal.shape[1] if len(bends.personal) else 0)
-        weights, master = start.copy(), start.astype(np.float64)
-        if len(bends.personal):
-            weights[shared:] = master[shared:] = bends.personal[0]
-        gradient = np.empty(len(start) if self.clip_gradients else 0)
-        bent = bends.pull != 0 or len(bends.drifts) > 0 or self.clip_weights > 0
-        for number in range(len(impressions)):
+        def learn(master: NDArray[np.float64], weights: NDArray[np.float32], number: int, own: Any) -> bool:
             one = impressions.drawn(weights, number)
-            if bends.pull:
-                pdgd.pull_back(master, start, shared, bends.pull)
-            if len(bends.drifts):
-                kernels.rankers.add_scaled(master, self.rate, bends.drifts[0])
-            moved = pdgd.learn_impression(master, weights, self.ranker.hidden, *one, display, steps, gradient)
-            if (moved or bent) and not self.batch:
-                if self.clip_weights > 0:
-                    pdgd.shorten(master, float(self.clip_weights))
-                weights = master.astype(np.float32)
-        if self.clip_weights > 0 and self.batch and len(impressions):
-            pdgd.shorten(master, float(self.clip_weights))
-        update = np.zeros((1, len(start)), dtype=np.float32)
-        update[0, :shared] = master[:shared] - start[:shared]
-        personal = master[None, shared:] if len(bends.personal) else None
-        return Learned(update, Observed(np.full(1, np.nan)), personal)
+            hidden, display = self.ranker.hidden, self.display
+            return bool(kernels.pdgd.learn_impression(master, weights, hidden, *one, display, self.steps, own))
+
+        return _one_by_one(self, start, len(impressions), learn, bend)
 
     @property
     def steps(self) -> tuple[float, bool, float, float]:
@@ -190,7 +164,101 @@ class LambdaRank:
         return Learned((master - start).astype(np.float32)[None], Observed(np.full(1, np.nan)))
 
 
-LEARNERS: dict[str, type[Learner]] = {"pdgd": Pdgd, "evolution": Evolution, "lambdarank": LambdaRank}
+@dataclass(frozen=True)
+class LoggedClicks:
+    """Learns from lists that a search log shows, and clicks that are weighed by what their places hid (IPS).
+
+    The softmax loss of a list, in which a click counts as often as others like it were not seen (Joachims et al., WSDM
+    2017). data.propensities says where the weights come from; without it every click counts 1, and what stood high is
+    learned to be good. The two clips bound what noise must hide.
+    """
+
+    ranker: Ranker = field(default_factory=Linear)
+    rate: float = 0.01  # η; smaller than PDGD's, since a click far down counts many times
+    batch: bool = False  # one step with the summed gradients of all lists, instead of one step after each
+    clip_weights: float = 0.0  # largest L2 norm of the local model, kept after every step; 0: any
+    clip_gradients: float = 0.0  # largest L2 norm of what one list adds to the gradient; 0: any; needs batch
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"steps", "logged"})
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        _check_start(self.ranker)
+        _check_clips(self.clip_weights, self.clip_gradients, self.batch)
+
+    def __call__(
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        data = crowd.data
+        starts, key, loops = as_sent(start), chance.key("learn"), loops_of(crowd)
+        relevance, bends = data.labels, bends_of(bend, self.rate)
+
+        def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
+            kernels.logged.logged_clients(
+                starts, key, self.steps, bends, self.ranker.hidden, loops.table, relevance, data.longest, loops.held,
+                first, last, updates,
+            )  # fmt: skip
+            online[first:last] = np.nan  # nobody is shown another list
+
+        updates, online = by_threads(some, start.shape[-1], crowd, threads)
+        return Learned(updates, Observed(online), None if bend.personal is None else bends[2])
+
+    def from_impressions(
+        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+    ) -> Learned:
+        def learn(master: NDArray[np.float64], weights: NDArray[np.float32], number: int, own: Any) -> bool:
+            features, relevance = impressions.logged(number)
+            return bool(
+                kernels.logged.learn_list(master, weights, self.ranker.hidden, features, relevance, self.steps, own)
+            )
+
+        return _one_by_one(self, start, len(impressions), learn, bend)
+
+    @property
+    def steps(self) -> tuple[float, bool, float, float]:
+        """How it steps, as `kernels.records.Steps`."""
+        return float(self.rate), bool(self.batch), float(self.clip_weights), float(self.clip_gradients)
+
+
+def _one_by_one(
+    learner: Pdgd | LoggedClicks,
+    start: NDArray[np.float32],
+    count: int,
+    learn: Callable[[NDArray[np.float64], NDArray[np.float32], int, NDArray[np.float64]], bool],
+    bend: Bend,
+) -> Learned:
+    """One client's steps from `count` lists; `learn` adds the gradient of one, and says whether there was one."""
+    pdgd, bends = kernels.pdgd, kernels.records.Bends(*bends_of(bend, learner.rate))
+    shared = len(start) - (bends.personal.shape[1] if len(bends.personal) else 0)
+    weights, master = start.copy(), start.astype(np.float64)
+    if len(bends.personal):
+        weights[shared:] = master[shared:] = bends.personal[0]
+    gradient = np.empty(len(start) if learner.clip_gradients else 0)
+    bent = bends.pull != 0 or len(bends.drifts) > 0 or learner.clip_weights > 0
+    for number in range(count):
+        if bends.pull:
+            pdgd.pull_back(master, start, shared, bends.pull)
+        if len(bends.drifts):
+            kernels.rankers.add_scaled(master, learner.rate, bends.drifts[0])
+        moved = learn(master, weights, number, gradient)
+        if (moved or bent) and not learner.batch:
+            if learner.clip_weights > 0:
+                pdgd.shorten(master, float(learner.clip_weights))
+            weights = master.astype(np.float32)
+    if learner.clip_weights > 0 and learner.batch and count:
+        pdgd.shorten(master, float(learner.clip_weights))
+    update = np.zeros((1, len(start)), dtype=np.float32)
+    update[0, :shared] = master[:shared] - start[:shared]
+    personal = master[None, shared:] if len(bends.personal) else None
+    return Learned(update, Observed(np.full(1, np.nan)), personal)
+
+
+LEARNERS: dict[str, type[Learner]] = {
+    "pdgd": Pdgd,
+    "evolution": Evolution,
+    "lambdarank": LambdaRank,
+    "logged-clicks": LoggedClicks,
+}
 
 
 def fine_tune(
@@ -229,9 +297,20 @@ def _plainly(learner: Learner, weights: Weights, crowd: Crowd, seed: int, purpos
     """Updates of plain steps outside any round; their chance is none that a round ever used."""
     if has(learner, "rewards"):
         raise ValueError("evolution estimates a gradient from many clients; one alone cannot go on with it; use pdgd")
-    if isinstance(learner, Pdgd):
+    if isinstance(learner, Pdgd | LoggedClicks):
         learner = replace(learner, clip_weights=0.0, clip_gradients=0.0)
     return learner(weights, crowd, Chance(int(key_for(seed, purpose)), 0), threads=threads).updates
+
+
+def _check_clips(clip_weights: float, clip_gradients: float, batch: bool) -> None:
+    for name, value in (("clip_weights", clip_weights), ("clip_gradients", clip_gradients)):
+        if not 0 <= value < np.inf:
+            raise ValueError(f"{name} = {value} is no length; use a positive number, or 0 to clip nothing")
+    if clip_gradients and not batch:
+        raise ValueError(
+            f"clip_gradients = {clip_gradients} bounds no interaction with batch = false, where each also "
+            "moves all later steps of its client; use batch = true, or clip_gradients = 0"
+        )
 
 
 def _check_start(ranker: Ranker) -> None:

@@ -1,0 +1,206 @@
+"""Made-up logs of shown lists whose truth is known: what is relevant, which places people look at, whom they trust.
+
+Clicks follow the affine model of Agarwal et al. (WWW 2019): place k is looked at with probability 1 / k^eta, and what
+is looked at is clicked if it seems relevant. What stands high seems so more often than it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.seeds import rng_for
+from fedrank.types import Features
+
+_BEGINNING = 1_767_225_600  # the first of January 2026
+_SECONDS_BETWEEN = 37  # searches
+_CLEAR = 3.0  # how sharply relevance follows a document's quality
+_RARE = 1.5  # quality above which more than half are satisfied
+_TOP_GRADE = 4  # of judged queries: relevance in steps
+
+
+@dataclass(frozen=True)
+class Browsing:
+    """How people look at lists and click."""
+
+    eta: float = 1.0  # place k is looked at with probability 1 / k^eta; 0: all are
+    trust: float = (
+        0.0  # probability that something irrelevant in the first place seems relevant; in place k 1 / k of it
+    )
+
+    def __post_init__(self) -> None:
+        if not self.eta >= 0 or not 0 <= self.trust < 1:
+            raise ValueError(f"eta = {self.eta}, trust = {self.trust}: use eta from 0 on, and trust from 0 to below 1")
+
+    def examined(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        """[places]: probability that a place, counted from 0, is looked at."""
+        looked: NDArray[np.float64] = (np.asarray(places) + 1.0) ** -self.eta
+        return looked
+
+    def slope(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        """[places]: by how much a relevant document is clicked more often than an irrelevant one."""
+        seems = np.where(self.trust > 0, 1 - (np.minimum(np.asarray(places), 19) + 2) / 100, 1.0)
+        steep: NDArray[np.float64] = self.examined(places) * (seems - self.trust / (np.asarray(places) + 1))
+        return steep
+
+    def intercept(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        """[places]: how often an irrelevant document is clicked."""
+        unread: NDArray[np.float64] = self.examined(places) * self.trust / (np.asarray(places) + 1)
+        return unread
+
+
+@dataclass(frozen=True)
+class Showing:
+    """How lists are made. Without any of these a document never changes its place."""
+
+    rankers: int = 3  # that answer searches in turn, by chance; each is the first one, a little bent
+    bent: float = 0.5  # by how much, as a part of the length of its weights
+    noise: float = 0.0  # added to every score of a search
+    temperature: float = 0.0  # above 0: lists are drawn (Plackett-Luce), and the scores are recorded
+    skill: float = 0.6  # cosine between the logging ranker's weights and the true ones
+    places: int = 10
+
+    def __post_init__(self) -> None:
+        if self.rankers < 1 or self.places < 2 or min(self.bent, self.noise, self.temperature) < 0:
+            raise ValueError(
+                f"{self}: needs a ranker, two places, and nothing below 0; otherwise no list could be shown"
+            )
+        if not -1 <= self.skill <= 1:
+            raise ValueError(f"skill = {self.skill} is no cosine; use -1 to 1")
+
+
+STATIC = Showing(rankers=1)  # documents never change places
+
+
+@dataclass(frozen=True, eq=False)
+class Relevant:
+    """Queries, their documents, and how likely each satisfies whoever asks."""
+
+    features: Features  # [pairs, features]
+    relevance: NDArray[np.float64]  # [pairs], 0 .. 1
+    candidates: NDArray[np.int64]  # [queries, documents]: rows of `features`
+    best: NDArray[np.float64]  # [features]: weights of the best linear ranker
+    name: str = "made up"
+
+    @property
+    def queries(self) -> int:
+        return len(self.candidates)
+
+    def judged(self) -> RankingData:
+        """The queries with their relevance in five grades, by which models are judged."""
+        count = self.candidates.shape[1]
+        rows = self.candidates.ravel()
+        return RankingData(
+            self.features[rows],
+            np.rint(self.relevance[rows] * _TOP_GRADE).astype(np.int8),
+            np.arange(self.queries + 1) * count,
+            np.arange(self.queries).astype(str),
+            self.name,
+            _TOP_GRADE,
+        )
+
+
+def made_up_queries(queries: int = 500, documents: int = 10, features: int = 10, seed: int = 1) -> Relevant:
+    """Queries whose documents are relevant by a linear function of their features, and a little by chance."""
+    if min(queries, features) < 1 or documents < 2:
+        raise ValueError(f"{queries} queries, {documents} documents, {features} features: nothing could be ranked")
+    rng = rng_for(seed, "shown", "queries")
+    values = rng.normal(size=(queries * documents, features))
+    best = rng.normal(size=features)
+    best /= np.linalg.norm(best)
+    quality = values @ best + 0.3 * rng.normal(size=len(values))
+    relevance = 1 / (1 + np.exp(-_CLEAR * (quality - _RARE)))
+    pairs = np.arange(len(values)).reshape(queries, documents)
+    return Relevant(values.astype(np.float32), relevance, pairs, best)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedShown:
+    """Lists that were shown, clicks on them, and the truth behind both."""
+
+    truth: Relevant
+    browsing: Browsing
+    showing: Showing
+    lists: NDArray[np.int64]  # [searches, places]: rows of the truth's features
+    clicks: NDArray[np.uint8]  # [searches, places]
+    query: NDArray[np.int32]  # [searches]
+    user: NDArray[np.int32]  # [searches]
+    time: NDArray[np.int64]  # [searches]: seconds since 1970, ascending
+    scores: NDArray[np.float32] | None = None  # [searches, places]: by which lists were drawn; None: they were not
+
+    @cached_property
+    def first(self) -> NDArray[np.int32]:
+        """[searches]: places before the list."""
+        return np.zeros(len(self.lists), np.int32)
+
+    def clicks_a_list(self, scores: NDArray[np.floating], share: NDArray[np.float64] | None = None) -> float:
+        """What people would click if `scores` [pairs] had ordered the documents of each query: the truth.
+
+        `share` [queries] is how often each is asked; as often as in this log, if not given.
+        """
+        order = np.argsort(-np.asarray(scores)[self.truth.candidates], axis=1, kind="stable")
+        shown = np.take_along_axis(self.truth.candidates, order, axis=1)[:, : self.showing.places]
+        places = np.arange(shown.shape[1])
+        expected = self.truth.relevance[shown] @ self.browsing.slope(places) + self.browsing.intercept(places).sum()
+        asked = np.bincount(self.query, minlength=self.truth.queries) if share is None else share
+        return float(expected @ asked / asked.sum())
+
+
+def simulate_shown(
+    truth: Relevant,
+    searches: int = 10_000,
+    seed: int = 1,
+    *,
+    browsing: Browsing | None = None,
+    showing: Showing | None = None,
+    people: int = 100,
+    popularity: float = 0.7,  # of queries: query q is asked in proportion to 1 / q^popularity
+    activity: float = 1.0,  # of people, in the same way
+) -> SimulatedShown:
+    """People search, are shown lists, and click. Chance is keyed: the same arguments give the same log."""
+    browsing, showing = browsing or Browsing(), showing or Showing()
+    if searches < 1 or people < 1:
+        raise ValueError(f"{searches} searches of {people} people leave nothing to log; use 1 or more")
+    rng = rng_for(seed, "shown", "who and what")
+    query = rng.choice(truth.queries, size=searches, p=_falling(truth.queries, popularity)).astype(np.int32)
+    user = rng.choice(people, size=searches, p=_falling(people, activity)).astype(np.int32)
+    time = _BEGINNING + np.arange(searches, dtype=np.int64) * _SECONDS_BETWEEN
+    rng = rng_for(seed, "shown", "lists")
+    weights = _rankers(truth, showing, rng_for(seed, "shown", "rankers"))
+    who = rng.integers(showing.rankers, size=searches)
+    candidates = truth.candidates[query]
+    table = truth.features.astype(np.float64) @ weights.T  # [pairs, rankers]
+    scores = table[candidates, who[:, None]]
+    if showing.noise:
+        scores = scores + showing.noise * rng.normal(size=scores.shape)
+    keys = scores
+    if showing.temperature:
+        keys = scores / showing.temperature + rng.gumbel(size=scores.shape)
+    order = np.argsort(-keys, axis=1, kind="stable")[:, : showing.places]
+    lists = np.take_along_axis(candidates, order, axis=1)
+    places = np.arange(lists.shape[1])
+    chance = browsing.slope(places) * truth.relevance[lists] + browsing.intercept(places)
+    clicks = (rng_for(seed, "shown", "clicks").random(lists.shape) < chance).astype(np.uint8)
+    drawn = np.take_along_axis(scores, order, axis=1).astype(np.float32) if showing.temperature else None
+    return SimulatedShown(truth, browsing, showing, lists, clicks, query, user, time, drawn)
+
+
+def _falling(count: int, exponent: float) -> NDArray[np.float64]:
+    shares = np.arange(1.0, count + 1) ** -exponent
+    part: NDArray[np.float64] = shares / shares.sum()
+    return part
+
+
+def _rankers(truth: Relevant, showing: Showing, rng: np.random.Generator) -> NDArray[np.float64]:
+    """[rankers, features]: weights of length 1, of which the first is as good as `skill` says."""
+    aside = rng.normal(size=len(truth.best))
+    aside -= (aside @ truth.best) * truth.best
+    length = np.linalg.norm(aside)
+    aside = aside / length if length else aside
+    first = showing.skill * truth.best + np.sqrt(1 - showing.skill**2) * aside
+    bends = showing.bent * rng.normal(size=(showing.rankers - 1, len(first))) / np.sqrt(len(first))
+    return np.vstack([first, first + bends])

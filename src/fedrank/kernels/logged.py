@@ -1,0 +1,133 @@
+"""Learning from logged lists whose clicks are numbers: the softmax loss, each click weighed by what its place hid.
+
+Number of draws within an interaction's stream: 0 query.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrank.kernels.chance import stream, uniform
+from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import exponentials
+from fedrank.kernels.pdgd import add_clipped_gradients, pull_back, shorten
+from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32, score
+from fedrank.kernels.records import Bends, Candidates, Held, Steps
+
+
+@compiled()
+def softmax_pulls(scores, relevance, count, scales):
+    """scales[d] = relevance of d - (all relevance) x softmax of d; returns whether there is anything to learn.
+
+    That is the slope of the sum of relevance[d] x log softmax(d). It is linear in relevance, so that what is right on
+    average teaches what is right. Documents whose relevance is not a number take no part.
+    """
+    total = 0.0
+    highest = -np.inf
+    some = False
+    for d in range(count):
+        scales[d] = 0.0
+        if not np.isnan(relevance[d]):
+            total += relevance[d]
+            highest = max(highest, np.float64(scores[d]))
+            some = some or relevance[d] != 0.0
+    if not some:
+        return False
+    away, exps = np.empty(count), np.empty(count)
+    for d in range(count):
+        away[d] = max(np.float64(scores[d]) - highest, -700.0)
+    exponentials(away, count, exps)
+    mass = 0.0
+    for d in range(count):
+        if not np.isnan(relevance[d]):
+            mass += exps[d]
+    for d in range(count):
+        if not np.isnan(relevance[d]):
+            scales[d] = relevance[d] - total * exps[d] / mass
+    return True
+
+
+@compiled()
+def learn_clicks(master, weights, hidden, features, begin, count, relevance, steps, scores, scales, rows, own):
+    """Add the gradient of one list to `master`; returns whether there was anything to learn.
+
+    The list is features[begin : begin + count]. The last four are scratch.
+    """
+    score(weights, hidden, features, begin, begin + count, scores)
+    if not softmax_pulls(scores, relevance, count, scales):
+        return False
+    for d in range(count):
+        rows[d] = begin + d
+    if steps.clip_gradients > 0.0:
+        add_clipped_gradients(
+            master, weights, hidden, features, rows, scales, count, steps.rate, steps.clip_gradients, own
+        )
+        return True
+    for d in range(count):
+        scales[d] *= steps.rate
+    add_gradients(master, weights, hidden, features, rows, scales, count)
+    return True
+
+
+@compiled()
+def learn_list(master, weights, hidden, features, relevance, how_stepped, own):
+    """`learn_clicks` from one list alone."""
+    count = len(relevance)
+    return learn_clicks(
+        master, weights, hidden, features, 0, count, relevance, Steps(*how_stepped), np.empty(count, np.float32),
+        np.empty(count), np.empty(count, np.int64), own,
+    )  # fmt: skip
+
+
+@compiled()
+def logged_clients(
+    starts, key, how_stepped, how_bent, hidden, documents, relevance, longest, holdings, first, last, updates
+):
+    """Clients first .. last - 1 learn from the lists they hold; rows of `updates` and personal weights are theirs."""
+    steps, bends, table, held = Steps(*how_stepped), Bends(*how_bent), Candidates(*documents), Held(*holdings)
+    parameters = starts.shape[1]
+    shared = parameters - bends.personal.shape[1] if len(bends.personal) > 0 else parameters
+    # With clips too: a model left too long would tell that nobody clicked.
+    bent = bends.pull != 0.0 or len(bends.drifts) > 0 or steps.clip_weights > 0.0
+    weights = np.empty(parameters, dtype=np.float32)
+    master = np.empty(parameters)
+    scores = np.empty(longest, dtype=np.float32)
+    scales = np.empty(longest)
+    rows = np.empty(longest, dtype=np.int64)
+    gradient = np.empty(parameters if steps.clip_gradients > 0.0 else 0)
+
+    for c in range(first, last):
+        start = starts[c if len(starts) > 1 else 0]
+        for p in range(parameters):
+            weights[p] = start[p]
+            master[p] = start[p]
+        for p in range(shared, parameters):
+            weights[p] = bends.personal[c, p - shared]
+            master[p] = bends.personal[c, p - shared]
+        client = stream(key, held.ids[c])
+        pool_start = held.pools[held.pool[c]]
+        pool_size = held.pools[held.pool[c] + 1] - pool_start
+        for interaction in range(held.interactions[c]):
+            place = held.at[c] + interaction if len(held.at) > 0 else interaction
+            chance = stream(client, place)
+            query = held.queries[pool_start + (place if len(held.at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
+            begin, end = table.offsets[query], table.offsets[query + 1]
+            if bends.pull != 0.0:
+                pull_back(master, start, shared, bends.pull)
+            if len(bends.drifts) > 0:
+                add_scaled(master, steps.rate, bends.drifts[c])
+            moved = learn_clicks(
+                master, weights, hidden, table.features, begin, end - begin, relevance[begin:end], steps, scores,
+                scales, rows, gradient,
+            )  # fmt: skip
+            if (moved or bent) and not steps.batch:
+                if steps.clip_weights > 0.0:
+                    shorten(master, steps.clip_weights)
+                copy_as_float32(master, weights)
+        if steps.clip_weights > 0.0 and steps.batch and held.interactions[c] > 0:
+            shorten(master, steps.clip_weights)
+        for p in range(shared):
+            updates[c, p] = master[p] - start[p]
+        for p in range(shared, parameters):
+            updates[c, p] = 0.0
+            bends.personal[c, p - shared] = master[p]

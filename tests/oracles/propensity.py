@@ -1,0 +1,83 @@
+"""Propensities as the papers write them: dictionaries, sums over pairs of places, general optimisers. Slow, obvious."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+from scipy.optimize import minimize
+
+
+def cells(shown):
+    """(pair, place) -> [times shown, times clicked]."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for pair, place, clicked in zip(shown.pair, shown.place, shown.clicked, strict=True):
+        one = found.setdefault((int(pair), int(place)), [0, 0])
+        one[0] += 1
+        one[1] += int(clicked)
+    return found
+
+
+def interventions(shown):
+    """(a, b), a < b -> weighted click rates in a and in b of the documents that were in both."""
+    by_pair: dict[int, dict[int, list[int]]] = {}
+    for (pair, place), counts in cells(shown).items():
+        by_pair.setdefault(pair, {})[place] = counts
+    sets: dict[tuple[int, int], list[float]] = {}
+    for places in by_pair.values():
+        for a, b in combinations(sorted(places), 2):
+            (n, c), (m, d) = places[a], places[b]
+            weight = n * m / (n + m)
+            one = sets.setdefault((a, b), [0.0, 0.0, 0.0])
+            one[0] += weight
+            one[1] += weight * c / n
+            one[2] += weight * d / m
+    return sets
+
+
+def all_pairs(shown, places):
+    """Propensities that make the clicks of all pairs of places likeliest; clicks are counts with a rate p x r."""
+    sets = interventions(shown)
+
+    def cost(free):
+        logs = np.concatenate([[0.0], free])
+        total = 0.0
+        for (a, b), (_, one, two) in sets.items():
+            highest = max(logs[a], logs[b])
+            both = highest + math.log(math.exp(logs[a] - highest) + math.exp(logs[b] - highest))
+            total -= one * (logs[a] - both) + two * (logs[b] - both)
+        return total
+
+    return np.concatenate([[1.0], np.exp(minimize(cost, np.zeros(places - 1), tol=1e-12).x)])
+
+
+def regression_em(place, times, clicks, table, places, steps):
+    """Regression EM (Wang et al., 2018) as it is written, the first place always looked at; relevance by Newton."""
+    looked, weights = np.ones(places) * 0.5, np.zeros(table.shape[1])
+    looked[0] = 1.0
+    for _ in range(steps):
+        relevant = 1 / (1 + np.exp(-table @ weights))
+        here = looked[place]
+        # What was not clicked: looked at and not relevant; relevant and not looked at.
+        examined = clicks + (times - clicks) * here * (1 - relevant) / (1 - here * relevant)
+        good = clicks + (times - clicks) * relevant * (1 - here) / (1 - here * relevant)
+        for k in range(1, places):
+            looked[k] = examined[place == k].sum() / times[place == k].sum()
+        curve = (table * (times * relevant * (1 - relevant))[:, None]).T @ table + np.eye(table.shape[1])
+        weights = weights + np.linalg.solve(curve, table.T @ (good - times * relevant) - weights)
+    return looked
+
+
+def softmax_update(weights, features, relevance, rate):
+    """One step of the softmax loss, document by document."""
+    known = [d for d in range(len(relevance)) if not math.isnan(relevance[d])]
+    scores = {d: float(features[d] @ weights) for d in known}
+    mass = sum(math.exp(score) for score in scores.values())
+    total = sum(float(relevance[d]) for d in known)
+    if all(relevance[d] == 0 for d in known):
+        return np.zeros(len(weights))
+    step = np.zeros(len(weights))
+    for d in known:
+        step += rate * (float(relevance[d]) - total * math.exp(scores[d]) / mass) * features[d].astype(float)
+    return step
