@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedrank.data import from_ir_datasets
 from fedrank.data.documents import Documents, read_documents
+from fedrank.data.engine_features import ENGINE_1, EngineFeatures, is_engine_set
 from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
 from fedrank.data.live_features import LIVE_1, LOG_103, NAMES
 from fedrank.data.live_ranking import ENGINE_WORDS, pair_features
@@ -36,6 +37,7 @@ from fedrank.progress import Progress, quiet
 from fedrank.types import Features
 
 if TYPE_CHECKING:
+    from fedrank.data.shown import ShownRows
     from fedrank.data.text import Tokeniser
 
 QUERIES = 500  # whose lists are made between two marks
@@ -45,7 +47,10 @@ STEMS = ("none", "english")
 HEAVY_SHARE, HEAVY_TIMES = 0.5, 5.0  # of all entries; as many as the next user
 _DROPPED = (NOT_FOUND, TOO_SHORT)  # what the numbers in the file of reasons mean, from 1 on
 _FOUND, _WHY = "lists.unfinished.npy", "reasons.unfinished.npy"
-_PAIR_ASKER = "askers.unfinished.npy"  # [pairs]: a query; or an entry, where features are the published ones
+PAIR_ASKER = "askers.unfinished.npy"  # [pairs]: a query; or an entry, where features are the published ones
+
+
+Rows = NDArray[np.int64]
 
 
 class Extractor(NamedTuple):
@@ -54,6 +59,8 @@ class Extractor(NamedTuple):
     names: tuple[str, ...]
     features: Callable[[Sequence[str], NDArray[np.int64], NDArray[np.int64]], Features]  # queries, query, document
     tokens: Callable[[str], list[str]]  # how texts are cut into words, for BM25 as well
+    # The same with [pairs] seconds since 1970, where features depend on when was asked.
+    timed: Callable[[Sequence[str], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], Features] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,9 @@ class LogBuild:
             raise ValueError(f"least = {self.least}: a user without an entry is no user; use 1 or more")
         if self.stem not in STEMS:
             raise ValueError(f"stem = {self.stem!r}; choose {' or '.join(map(repr, STEMS))}")
-        if self.features not in (LOG_103, LIVE_1.version):
-            raise ValueError(f"features = {self.features!r}; choose {LOG_103!r} or {LIVE_1.version!r}")
+        if self.features not in (LOG_103, LIVE_1.version) and not is_engine_set(self.features):
+            known = ", ".join(map(repr, (LOG_103, LIVE_1.version, ENGINE_1.version)))
+            raise ValueError(f"features = {self.features!r}; choose one of {known}")
         if self.published and self.features != LOG_103:
             raise ValueError(f"published = True: {self.features} were never published so; leave one of them out")
 
@@ -103,8 +111,8 @@ def build_log(
     how = how or LogBuild()
     asked = {
         "format": FORMAT,
-        "log": _fingerprint(log),
-        "documents": _fingerprint(documents),
+        "log": fingerprint(log),
+        "documents": fingerprint(documents),
         "settings": _plain(how),
     }
     if not is_complete(out, asked):
@@ -130,18 +138,52 @@ def _build(
     collection = from_ir_datasets.documents_of(documents) if from_package else read_documents(documents)
     clicks = read_clicks(log, collection, how.columns, how.match)
     _check(log, clicks, how.exclude)
-    own = _live_features(how) if how.features == LIVE_1.version else _own_features(how, threads)
-    tools = (extractor or own)(collection)
+    tools = (extractor or own_features(how, threads))(collection)
     report("read", 1, 1)
     if not marks.done:  # only now, so that files or settings that make no sense leave no folder behind
         marks.set("begun", 1)
     kept = _make_lists(out, marks, clicks, collection, how, tools.tokens, report)
     _gather(out, marks, clicks, collection, kept, how)
-    _compute_features(out, marks, tools, how, report)
+    queries = read_names(out / "queries.txt")
+    if how.published:
+        queries = tuple(queries[query] for query in np.load(out / "query.npy"))
+    size = PAIRS // how.lists.length * how.lists.length  # no list is divided
+    compute_features(out, marks, tools, queries, size, report)
     finish(out, _facts(out, marks, asked, log.name, documents.name, clicks, collection, how, tools.names))
 
 
-def _own_features(how: LogBuild, threads: int) -> Callable[[Documents], Extractor]:
+def own_features(how: LogBuild, threads: int) -> Callable[[Documents], Extractor]:
+    """What computes the features that are asked for."""
+    if how.features == LIVE_1.version:
+        return _live_features(how)
+    return _engine_features(how) if is_engine_set(how.features) else _log_features(how, threads)
+
+
+def _engine_features(how: LogBuild) -> Callable[[Documents], Extractor]:
+    def extractor(documents: Documents) -> Extractor:
+        version = EngineFeatures.named(how.features)
+        index = _once(lambda: version.index(documents))
+
+        def timed(queries: Sequence[str], query: Rows, rows: Rows, time: Rows | None) -> Features:
+            found = np.empty((len(rows), len(version.names)), np.float32)
+            ends = np.searchsorted(query, np.arange(len(queries) + 1))  # pairs are sorted by query
+            for one, text in enumerate(queries):
+                own = np.arange(ends[one], ends[one + 1])
+                moments = np.zeros(len(own), np.int64) if time is None else time[own]
+                for moment in np.unique(moments):
+                    some = own[moments == moment]
+                    found[some] = index().describe(text, rows[some], None if time is None else float(moment))
+            return found
+
+        def features(queries: Sequence[str], query: Rows, rows: Rows) -> Features:
+            return timed(queries, query, rows, None)
+
+        return Extractor(version.names, features, version.words, timed)
+
+    return extractor
+
+
+def _log_features(how: LogBuild, threads: int) -> Callable[[Documents], Extractor]:
     def extractor(documents: Documents) -> Extractor:
         from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_for
         from fedrank.data.text import Tokeniser
@@ -293,7 +335,7 @@ def _gather(
     group[order] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
     save(out / "query.npy", group[kept])
     save(out / "document.npy", np.concatenate(pair_document))
-    save(out / _PAIR_ASKER, np.concatenate(pair_asker))
+    save(out / PAIR_ASKER, np.concatenate(pair_asker))
     write_names(out / "users.txt", [clicks.users[user] for user in ranking])
     write_names(out / "queries.txt", [clicks.queries[clicks.query[order[start]]] for start in starts[:-1]])
     write_names(out / "documents.txt", documents.ids)
@@ -302,20 +344,19 @@ def _gather(
     marks.set("gathered", {"dropped": _dropped(why[wanted]), "other_users": int((with_list & ~kept).sum())})
 
 
-def _compute_features(
+def compute_features(
     out: Path,
     marks: Marks,
     tools: Extractor,
-    how: LogBuild,
+    queries: Sequence[str],
+    size: int,
     report: Progress,
+    time: NDArray[np.int64] | None = None,
 ) -> None:
+    """Write the features of all pairs, `size` between two marks; `time` [pairs] is when they were asked for."""
     width = len(tools.names)
-    asker: NDArray[np.int32] = np.load(out / _PAIR_ASKER, mmap_mode="r")
+    asker: NDArray[np.int32] = np.load(out / PAIR_ASKER, mmap_mode="r")
     document: NDArray[np.int32] = np.load(out / "document.npy", mmap_mode="r")
-    queries = read_names(out / "queries.txt")
-    if how.published:
-        queries = tuple(queries[query] for query in np.load(out / "query.npy"))
-    size = PAIRS // how.lists.length * how.lists.length  # no list is divided
     done = marks.done.get("features", 0)
     rows_on_disk = table(out / "features.npy", (len(asker), width), ARRAYS["features"], new=not done)
     for start in range(done, len(asker), size):
@@ -323,7 +364,9 @@ def _compute_features(
         rows = slice(start, min(start + size, len(asker)))
         asked = np.asarray(asker[rows], dtype=np.int64)
         first, last = int(asked[0]), int(asked[-1]) + 1  # pairs are sorted by asker
-        values = tools.features(queries[first:last], asked - first, np.asarray(document[rows], dtype=np.int64))
+        pairs = queries[first:last], asked - first, np.asarray(document[rows], dtype=np.int64)
+        timed = None if time is None else tools.timed
+        values = tools.features(*pairs) if timed is None or time is None else timed(*pairs, time[rows])
         if values.shape != (rows.stop - rows.start, width) or not np.isfinite(values).all():
             raise ValueError(f"features {values.shape} of pairs {rows.start:,} .. {rows.stop - 1:,} are not sound")
         rows_on_disk[rows] = values
@@ -375,7 +418,7 @@ def _facts(
     }
 
 
-def heavy_user(clicks: Clicks, exclude: Sequence[str] = ()) -> dict[str, Any] | None:
+def heavy_user(clicks: Clicks | ShownRows, exclude: Sequence[str] = ()) -> dict[str, Any] | None:
     """The user who has most of the log, or five times as much as anybody else, if there is one; perhaps a robot."""
     counts = np.bincount(clicks.user, minlength=len(clicks.users))
     counts[[clicks.users.index(name) for name in exclude]] = 0
@@ -399,6 +442,7 @@ def notes(facts: dict[str, Any]) -> list[str]:
         more = ", ..." if one["rows"] > len(one["lines"]) else ""
         said.append(f"left out, {reason}: {one['rows']:,} (lines {', '.join(map(str, one['lines']))}{more})")
     said += [f"dropped, {reason}: {n:,}" for reason, n in facts["dropped"].items() if n]
+    said += _more_notes(facts)
     if facts["out_of_order"]:
         said.append(f"{facts['out_of_order']:,} entries stood behind a later one; the log was sorted by time")
     if facts["broken_documents"]:
@@ -411,11 +455,26 @@ def notes(facts: dict[str, Any]) -> list[str]:
     return said
 
 
+def _more_notes(facts: dict[str, Any]) -> list[str]:
+    """What is only said of lists as they were shown."""
+    said = []
+    for reason, one in facts.get("noticed", {}).items():
+        more = ", ..." if one["rows"] > len(one["lines"]) else ""
+        said.append(f"noticed, {reason}: {one['rows']:,} (lines {', '.join(map(str, one['lines']))}{more})")
+    said += [f"also, {what}: {n:,}" for what, n in facts.get("also", {}).items()]
+    for reason, n in facts.get("redacted", {}).items():
+        said.append(f"redacted, {reason}: {n:,} queries, whose text is not stored")
+    if facts.get("unit") == "browser":
+        said.append("users are browsers, not persons: one person may have several, and several may share one")
+    return said
+
+
 def _dropped(why: NDArray[np.int8]) -> dict[str, int]:
     return {reason: int((why == code).sum()) for code, reason in enumerate(_DROPPED, start=1)}
 
 
-def _fingerprint(path: Path) -> str:
+def fingerprint(path: Path) -> str:
+    """Of a file's contents, or of a set of ir_datasets."""
     if from_ir_datasets.is_there(path):
         return from_ir_datasets.size_of(path)
     with opened(path) as file:

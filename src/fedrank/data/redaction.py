@@ -1,0 +1,84 @@
+"""Which queries of a log must not be kept as they were typed: rare ones, those with addresses or numbers, listed words.
+
+Features are computed from what was typed, in memory. What is stored in its place is "redacted" and a number, so that
+the same query is still the same query. Whoever must not even keep what such a query found leaves its lists out.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.files import read_text
+
+PATTERNS: dict[str, re.Pattern[str]] = {
+    "an e-mail address": re.compile(r"[^\s@]+@[^\s@]+\.[^\s@.]{2,}"),
+    # Seven digits or more, with what people put between them; a year or a size has fewer.
+    "a phone number": re.compile(r"(?<![\w.])\+?\(?\d(?:[\s()/.-]{0,2}\d){6,}(?!\w)"),
+    "a long number": re.compile(r"\d{6,}"),
+}
+RARE, LISTED = "asked by too few", "a listed word"
+WHAT = ("replace", "drop")
+_PEOPLE = 5
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """What is not kept, and what becomes of it."""
+
+    people: int = _PEOPLE  # a query must have been asked by so many users to be kept as it is; 1: all are
+    patterns: bool = True  # queries with e-mail addresses, phone numbers or long numbers are not kept
+    words: tuple[str, ...] = ()  # nor are queries with one of these
+    what: str = "replace"  # the text alone; or "drop": the lists of such queries as well
+
+    def __post_init__(self) -> None:
+        if self.people < 1:
+            raise ValueError(f"people = {self.people}: every query was asked by somebody; use 1 to keep all")
+        if self.what not in WHAT:
+            raise ValueError(f"what = {self.what!r}: redacted queries are one of {', '.join(WHAT)}")
+
+    def reasons(self, queries: Sequence[str], people: NDArray[np.integer]) -> list[str]:
+        """Why each query is not kept, "" where it is; `people` [queries] asked it.
+
+        >>> Redaction(people=2).reasons(["rain", "ann@b.org", "call 030 1234567", "top 100"], np.array([2, 9, 9, 1]))
+        ['', 'an e-mail address', 'a phone number', 'asked by too few']
+        """
+        listed = {folded(word) for word in self.words}
+        found = []
+        for text, asked in zip(queries, people.tolist(), strict=True):
+            named = (name for name, pattern in PATTERNS.items() if self.patterns and pattern.search(text))
+            has_listed = listed and not listed.isdisjoint(re.findall(r"\w+", folded(text)))
+            found.append(next(named, "") or (LISTED if has_listed else "") or (RARE if asked < self.people else ""))
+        return found
+
+
+def folded(text: str) -> str:
+    """A text as words are compared: without case, and a letter with an accent in one form."""
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def read_words(path: str | Path) -> tuple[str, ...]:
+    """Words of a file, one a line; lines that begin with # are remarks."""
+    try:
+        lines = [line.strip() for line in read_text(path, "utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8, so that its words would match nothing; convert the file") from None
+    words = [line for line in lines if line and not line.startswith("#")]
+    for word in words:
+        if len(re.findall(r"\w+", word)) != 1 or not re.fullmatch(r"\w+", word):
+            raise ValueError(f"{path}: {word!r} is not one word and would never be found; write one word a line")
+    if not words:
+        raise ValueError(f"{path} holds no word, so that nothing would be redacted; write one word a line")
+    return tuple(words)
+
+
+def replaced(queries: Sequence[str], reasons: Sequence[str]) -> list[str]:
+    """Texts as they are stored."""
+    numbers = iter(range(1, len(queries) + 1))
+    return [f"[redacted {next(numbers)}]" if why else text for text, why in zip(queries, reasons, strict=True)]

@@ -1,0 +1,86 @@
+"""Nobody adds more to a log than a person could."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrank.data.click_caps import EVERYWHERE, HOURLY, ROBOT, SHARE, ClickCaps, Cut, apply_caps, fair_share
+
+NONE = {"robot": None, "clicks_list": None, "lists_hour": None, "clicks_hour": None, "share": None}
+
+
+def cut_by(client, time, clicks, **limits):
+    return apply_caps(ClickCaps(**NONE | limits), np.array(client), np.array(time), np.array(clicks))
+
+
+def test_without_limits_all_is_kept():
+    kept, cut = cut_by([0] * 9, range(9), [50] * 9)
+    assert kept.all()
+    assert cut == {}
+    kept, cut = apply_caps(ClickCaps(), np.empty(0, int), np.empty(0, int), np.empty(0, int))
+    assert len(kept) == 0
+    assert cut == {}
+
+
+def test_usual_people_are_within_the_usual_limits():
+    rng = np.random.default_rng(1)
+    client = rng.integers(50, size=2000)
+    kept, cut = apply_caps(ClickCaps(), client, np.sort(rng.integers(30 * 86_400, size=2000)), rng.poisson(1, 2000))
+    assert kept.all()
+    assert cut == {}
+
+
+def test_a_robot_is_left_out_with_all_its_lists():
+    time = [*range(0, 40, 10), *range(100_000, 100_000 + 4 * 1300, 1300)]
+    client = [1] * 4 + [0] * 4
+    kept, cut = cut_by(client, time, [1] * 8, robot=3)
+    assert kept.tolist() == [False] * 4 + [True] * 4, "four in forty seconds, and four in more than an hour"
+    assert cut == {ROBOT: Cut(4, 4, 1)}
+    kept, _ = cut_by([1] * 8, time, [1] * 8, robot=3)
+    assert not kept.any(), "nothing else of it counts"
+
+
+def test_a_list_that_was_clicked_everywhere():
+    kept, cut = cut_by([0, 0, 1], [0, 1, 2], [10, 11, 50], clicks_list=10)
+    assert kept.tolist() == [True, False, False]
+    assert cut == {EVERYWHERE: Cut(2, 61, 2)}
+
+
+def test_hours_of_a_client():
+    client, time = [0, 0, 0, 1, 0], [0, 10, 20, 30, 3600]
+    kept, cut = cut_by(client, time, [0] * 5, lists_hour=2)
+    assert kept.tolist() == [True, True, False, True, True]
+    assert cut == {HOURLY: Cut(1, 0, 1)}
+    kept, cut = cut_by(client, time, [2, 2, 0, 5, 1], clicks_hour=3)
+    assert kept.tolist() == [True, False, False, False, True], "lists behind the limit do not count, clicked or not"
+    assert cut == {HOURLY: Cut(3, 7, 2)}
+
+
+def test_one_client_with_half_of_all_clicks():
+    client = np.tile([0, *range(1, 21)] + [0] * 19, 100)
+    kept, cut = cut_by(client, np.arange(len(client)) * 7200, np.ones(len(client), int), share=0.1, least=5)
+    own = np.bincount(client[kept])
+    assert own[1:].tolist() == [100] * 20
+    assert own[0] / own.sum() == pytest.approx(0.1, abs=0.001)
+    assert cut == {SHARE: Cut(2000 - own[0], 2000 - own[0], 1)}
+    assert kept[:21].all(), "the first ones count"
+
+
+def test_small_logs_keep_what_they_have():
+    kept, _ = cut_by([0] * 99 + [1], range(100), [1] * 100, share=0.1)
+    assert kept.all(), "with fewer than ten clients, everybody has a larger share"
+    assert fair_share(np.array([50.0, 2.0]), 0.1, least=10) == 10
+    assert fair_share(np.empty(0), 0.1, least=10) == 10
+
+
+def test_rules_count_what_earlier_ones_left():
+    kept, cut = cut_by([0] * 5, [0, 1, 2, 3, 4], [99, 1, 1, 1, 1], clicks_list=10, lists_hour=3, clicks_hour=3)
+    assert kept.tolist() == [False, True, True, True, False]
+    assert {rule: one.lists for rule, one in cut.items()} == {EVERYWHERE: 1, HOURLY: 1}
+
+
+@pytest.mark.parametrize("wrong", [{"robot": 0}, {"clicks_hour": -1}, {"share": 0}, {"share": 1.5}, {"least": 0}])
+def test_limits_that_leave_nothing(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+        ClickCaps(**wrong)

@@ -1,0 +1,367 @@
+"""User Behavior Insights as it is exported, and as anybody can forge it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+
+import pytest
+
+from fedrank.data import json_lines, shown, ubi
+from fedrank.data.documents import read_documents
+from fedrank.data.logs import BAD_BYTES, BAD_ROW, BAD_TIME, EMPTY_QUERY, NO_USER
+from fedrank.data.ubi import UbiRules, read_ubi
+
+TIME = 1_700_000_000
+
+
+def asked(query_id="q1", hits=("d1", "d2", "d3"), **others):
+    return {
+        "application": "shop",
+        "query_id": query_id,
+        "client_id": "ann's browser",
+        "user_query": "Red  Shoes",
+        "timestamp": "2023-11-14T22:13:20.000+0000",  # as the plugin writes it
+        "query_response_id": f"r-{query_id}",
+        "query_response_hit_ids": list(hits),
+        "query_attributes": {},
+    } | others
+
+
+def event(document="d1", query_id="q1", **others):
+    made = {
+        "action_name": "click",
+        "query_id": query_id,
+        "client_id": "ann's browser",
+        "timestamp": "2023-11-14T22:13:30.000Z",
+        "event_attributes": {"object": {"object_id": document, "object_id_field": "_id"}},
+    }
+    return made | others
+
+
+def read(folder, queries, events, rules=None, documents=None):
+    docs = folder / "docs.jsonl"
+    made = documents or [{"_id": f"d{i}", "title": f"t{i}", "isbn": f"978-{i}"} for i in range(1, 31)]
+    docs.write_text("".join(json.dumps(one) + "\n" for one in made))
+    for name, rows in (("queries", queries), ("events", events)):
+        text = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in rows)
+        (folder / f"{name}.ndjson").write_text(text)
+    return read_ubi(folder / "queries.ndjson", folder / "events.ndjson", read_documents(docs), docs, rules)
+
+
+def lists_of(rows):
+    """Places before, documents from 1 and clicked ones of every list."""
+    found = []
+    for one in range(len(rows)):
+        own = slice(rows.offsets[one], rows.offsets[one + 1])
+        documents = (rows.document[own] + 1).tolist()
+        clicked = [d for d, c in zip(documents, rows.clicks[own].tolist(), strict=True) if c]
+        found.append((int(rows.first[one]), documents, clicked))
+    return found
+
+
+def reasons(rows):
+    return {reason: (one.count, one.lines) for reason, one in rows.left_out.items()}
+
+
+def test_a_list_as_it_was_returned_with_several_clicks(tmp_path):
+    rows = read(tmp_path, [asked()], [event("d3"), event("d1")])
+    assert lists_of(rows) == [(0, [1, 2, 3], [1, 3])]
+    assert rows.time.tolist() == [TIME]
+    assert rows.queries == ["red shoes"]
+    assert rows.users == ["ann's browser"]
+    assert rows.unit == "browser"
+    assert rows.rows == 3
+    assert not rows.left_out
+
+
+def test_a_list_without_a_click_is_a_list(tmp_path):
+    assert lists_of(read(tmp_path, [asked()], [event(query_id="q2")])) == [(0, [1, 2, 3], [])]
+
+
+FLAT = {
+    "action_name": "click",
+    "query_id": "q1",
+    "client_id": "ann's browser",
+    "timestamp": TIME * 1000 + 5,
+    "event_attributes.object.object_id": "d2",
+    "event_attributes.position.ordinal": 2,
+    "event_attributes.dwell_time": 12,
+}
+
+
+@pytest.mark.parametrize(
+    ("queries", "events"),
+    [
+        ([asked()], [FLAT]),
+        ([asked()], [{"_index": "ubi_events", "_id": "x", "_score": 1, "_source": event("d2")}]),
+        ([{"_index": "ubi_queries", "_source": asked()}], [event("d2")]),
+        ([{"took": 1, "hits": {"total": 1, "hits": [{"_source": asked()}]}}], [[event("d2")]]),
+        ([{"index": {"_index": "ubi_queries"}}, asked()], [{"create": {}}, event("d2")]),
+        ([asked(timestamp=TIME * 1000)], [event("d2", timestamp=str(TIME * 1000))]),
+        ([asked(timestamp=TIME)], [event("d2", timestamp=TIME + 0.5)]),
+        ([asked(query_response_hit_ids='["d1", "d2", "d3"]')], [event("d2")]),
+        ([asked(client_id=17)], [event("d2", client_id="17")]),
+    ],
+)
+def test_the_same_log_in_other_forms(tmp_path, queries, events):
+    rows = read(tmp_path, queries, events)
+    assert lists_of(rows) == [(0, [1, 2, 3], [2])]
+    assert rows.time.tolist() == [TIME]
+    assert not rows.left_out
+    assert not rows.noticed
+
+
+def test_packed_files(tmp_path):
+    docs = tmp_path / "docs.jsonl"
+    docs.write_text('{"_id": "d1"}\n{"_id": "d2"}\n')
+    for name, row in (("q", asked(hits=["d2", "d1"])), ("e", event("d1"))):
+        (tmp_path / f"{name}.ndjson.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    rows = read_ubi(tmp_path / "q.ndjson.gz", tmp_path / "e.ndjson.gz", read_documents(docs), docs)
+    assert lists_of(rows) == [(0, [2, 1], [1])]
+    (tmp_path / "e.ndjson.gz").write_bytes((tmp_path / "e.ndjson.gz").read_bytes()[:-9])
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        read_ubi(tmp_path / "q.ndjson.gz", tmp_path / "e.ndjson.gz", read_documents(docs), docs)
+
+
+def pages(**second):
+    ten = [f"d{i}" for i in range(1, 11)], [f"d{i}" for i in range(11, 21)]
+    return [asked(hits=ten[0]), asked(hits=ten[1], timestamp=TIME + 60, **second)]
+
+
+def test_pages_that_share_a_query_id(tmp_path):
+    rows = read(tmp_path, pages(), [event("d12", timestamp=TIME + 70), event("d4", timestamp=TIME + 80)])
+    assert [(first, clicked) for first, _, clicked in lists_of(rows)] == [(0, [4]), (10, [12])]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"query": '{"from": 30, "size": 10, "query": {"match": {"title": "red"}}}'},
+        {"query_attributes": {"from": "30"}},
+        {"query_attributes.offset": 30},
+        {"query": '{"from": 30', "query_attributes": {"start": 30}},
+    ],
+)
+def test_a_query_may_say_where_its_page_begins(tmp_path, said):
+    assert [first for first, _, _ in lists_of(read(tmp_path, pages(**said), [event()]))] == [0, 30]
+
+
+@pytest.mark.parametrize("place", [-1, 2.5, "ten", 10**9, [1], True])
+def test_a_page_that_begins_nowhere(tmp_path, place):
+    rows = read(tmp_path, pages(query_attributes={"from": place}), [event()])
+    assert reasons(rows) == {shown.BAD_FIRST: (1, (2,))}
+
+
+def test_the_same_page_again_is_one_list_and_another_order_is_another(tmp_path):
+    again, other = asked(timestamp=TIME + 5), asked(hits=["d3", "d2", "d1"], timestamp=TIME + 50)
+    rows = read(tmp_path, [asked(), again, other], [event("d1", timestamp=TIME + 60), event("d2", timestamp=TIME + 1)])
+    assert lists_of(rows) == [(0, [1, 2, 3], [2]), (0, [3, 2, 1], [1])], "a click is on the latest list before it"
+    assert reasons(rows) == {ubi.RELOADED: (1, (2,))}
+
+
+def test_another_client_with_the_same_query_id_has_a_list_of_its_own(tmp_path):
+    rows = read(tmp_path, [asked(), asked(client_id="bob")], [event("d2", client_id="bob"), event("d3", client_id="")])
+    assert lists_of(rows) == [(0, [1, 2, 3], []), (0, [1, 2, 3], [2])]
+    assert reasons(rows) == {ubi.OTHER_CLIENT: (1, (2,))}, "nobody can tell whose click it is"
+
+
+def test_ids_of_objects_that_are_not_those_of_documents(tmp_path):
+    isbn = {"object_id_field": "isbn"}
+    query = asked(hits=["978-4", "978-2"], **isbn)
+    click = event("978-2")
+    click["event_attributes"]["object"] |= isbn
+    assert lists_of(read(tmp_path, [query], [click])) == [(0, [4, 2], [2])]
+    assert lists_of(read(tmp_path, [query], [event("d2")])) == [(0, [4, 2], [2])], "_id names documents themselves"
+    del query["object_id_field"], click["event_attributes"]["object"]["object_id_field"]
+    rows = read(tmp_path, [query], [click], UbiRules(object_field="isbn"))
+    assert lists_of(rows) == [(0, [4, 2], [2])]
+    with pytest.raises(ValueError, match="object_field = 'sku': no document"):
+        read(tmp_path, [query], [click], UbiRules(object_field="sku"))
+
+
+def test_a_field_that_documents_do_not_have_is_a_kind_of_thing(tmp_path):
+    rows = read(tmp_path, [asked(object_id_field="product")], [event()])
+    assert lists_of(rows) == [(0, [1, 2, 3], [1])]
+    assert rows.counts["rows that name the field 'product', which no document has: matched by id"] == 1
+
+
+def test_an_id_that_several_documents_have(tmp_path):
+    documents = [{"_id": "d1", "sku": "x"}, {"_id": "d2", "sku": "x"}, {"_id": "d3", "sku": "y"}]
+    click = event("x")
+    click["event_attributes"]["object"]["object_id_field"] = "sku"
+    rows = read(tmp_path, [asked()], [click], documents=documents)
+    assert reasons(rows) == {ubi.SHARED_ID: (1, (1,))}
+
+
+def test_documents_in_a_table_have_other_columns_too(tmp_path):
+    docs = tmp_path / "docs.tsv"
+    docs.write_text("id\tsku\ttitle\nd1\ta\tt\nd2\tb\n")
+    (tmp_path / "q.ndjson").write_text(json.dumps(asked(hits=["b", "a"], object_id_field="sku")))
+    (tmp_path / "e.ndjson").write_text(json.dumps(event("d1")))
+    rows = read_ubi(tmp_path / "q.ndjson", tmp_path / "e.ndjson", read_documents(docs), docs)
+    assert lists_of(rows) == [(0, [2, 1], [1])]
+
+
+def test_everything_that_is_left_out_is_counted_with_its_first_lines(tmp_path):
+    queries = [
+        asked(),
+        "{broken",
+        '"text"',
+        asked(query_id=None),
+        event(),
+        asked("q2", client_id=""),
+        asked("q3", user_query=" "),
+        asked("q4", timestamp="yesterday"),
+        asked("q5", hits=[]),
+        asked("q6", hits=["gone", "d1"]),
+        asked("q7", hits=["d1", "d2", "d1"]),
+        asked("q8", user_query="x" * 1001),
+        asked("q9", query_response_hit_ids=7),
+        asked("qa", hits=["d1", None, "d2"]),
+        asked("qb", query_attributes={"scores": [1, 2], "temperature": 1, "keep": 0}),
+    ]
+    events = [
+        event("d1"),
+        event("d1", timestamp=TIME + 60),
+        event("d9"),
+        event("nothing"),
+        event(None),
+        event(query_id=""),
+        event(query_id="q0"),
+        event(client_id="eve"),
+        event(timestamp=""),
+        event(timestamp=TIME + 90_000),
+        event(action_name="purchase"),
+        event(action_name="view", event_attributes={}),
+        event("d2", action_name="impression"),
+        asked("q1"),
+    ]
+    rows = read(tmp_path, queries, events)
+    assert lists_of(rows) == [(0, [1, 2, 3], [1]), (0, [1], [])]
+    assert rows.rows == 29
+    assert reasons(rows) == {
+        BAD_ROW: (3, (2, 3, 13)),
+        ubi.NO_ID: (1, (4,)),
+        ubi.IS_EVENT: (1, (5,)),
+        NO_USER: (1, (6,)),
+        EMPTY_QUERY: (1, (7,)),
+        BAD_TIME: (2, (8, 9)),
+        shown.NO_LIST: (1, (9,)),
+        shown.UNKNOWN_FIRST: (1, (10,)),
+        shown.TWICE: (1, (11,)),
+        shown.LONG_QUERY: (1, (12,)),
+        shown.BAD_SCORES: (1, (15,)),
+        shown.REPEATED: (1, (2,)),
+        shown.NOT_SHOWN: (1, (3,)),
+        ubi.UNKNOWN_OBJECT: (1, (4,)),
+        ubi.NO_OBJECT: (1, (5,)),
+        ubi.NO_QUERY_ID: (1, (6,)),
+        ubi.NO_QUERY: (1, (7,)),
+        ubi.OTHER_CLIENT: (1, (8,)),
+        ubi.FAR_AWAY: (1, (10,)),
+    }
+    assert {what: n for what, n in rows.counts.items() if n} == {
+        "other action": 1,
+        "of whole pages, not of a document": 1,
+        "seen, not clicked": 1,
+        "a query, not an event": 1,
+        "lists cut before a document that is not in the collection": 1,
+    }
+
+
+def test_broken_bytes_and_endless_lines_cost_one_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_lines.bounded_lines, "__defaults__", (2000,))
+    docs = tmp_path / "docs.jsonl"
+    docs.write_text('{"_id": "d1"}\n')
+    good = json.dumps(asked(hits=["d1"])).encode()
+    long = json.dumps(asked("q2", hits=["d1"] * 1000)).encode()
+    (tmp_path / "q.ndjson").write_bytes(b"\xef\xbb\xbf" + good + b"\n\xff\n" + long + b"\n\n" + b"[" * 1500 + b"\n")
+    (tmp_path / "e.ndjson").write_bytes(json.dumps(event()).encode())
+    rows = read_ubi(tmp_path / "q.ndjson", tmp_path / "e.ndjson", read_documents(docs), docs)
+    assert lists_of(rows) == [(0, [1], [1])]
+    assert reasons(rows) == {BAD_BYTES: (1, (2,)), json_lines.TOO_LONG: (1, (3,)), BAD_ROW: (1, (5,))}
+
+
+def test_actions_can_be_chosen(tmp_path):
+    events = [event("d1"), event("d2", action_name="add_to_cart"), event("d3", action_name=["click"])]
+    rows = read(tmp_path, [asked()], events, UbiRules(actions=("add_to_cart", "purchase")))
+    assert lists_of(rows) == [(0, [1, 2, 3], [2])]
+    assert rows.counts["other action"] == 2
+
+
+@pytest.mark.parametrize(("ordinal", "odd"), [(1, False), (2, False), (11, False), (12, False), (3, True), ("x", True)])
+def test_places_are_those_of_the_list_and_forged_ones_are_counted(tmp_path, ordinal, odd):
+    click = event("d12", timestamp=TIME + 61)
+    click["event_attributes"]["position"] = {"ordinal": ordinal}
+    rows = read(tmp_path, pages(), [click])
+    assert [clicked for _, _, clicked in lists_of(rows)] == [[], [12]], "whatever the event says"
+    assert {reason: one.count for reason, one in rows.noticed.items()} == ({ubi.FORGED: 1} if odd else {})
+
+
+def test_dwell_where_it_is_logged(tmp_path):
+    def stayed(document, action="click", where="attributes", **spent):
+        made = event(document, action_name=action)
+        made["event_attributes"] |= spent if where == "attributes" else {}
+        made["event_attributes"]["object"] |= spent if where == "object" else {}
+        return made
+
+    events = [
+        stayed("d1", dwell_time=30),
+        stayed("d2", "view", "object", dwell_ms="1500"),
+        stayed("d3", dwell=-1),
+        stayed("d3", "view", dwell="long"),
+    ]
+    rows = read(tmp_path, [asked()], events)
+    assert rows.dwell.tolist()[:2] == [30, 1.5]
+    assert math.isnan(rows.dwell[2])
+    assert reasons(rows) == {shown.BAD_DWELL: (2, (3, 4))}
+    assert read(tmp_path, [asked()], [event()]).dwell is None
+
+
+def test_a_field_can_name_the_person(tmp_path):
+    queries = [
+        asked("q1", client_id="phone", user_id="ann"),
+        asked("q2", client_id="laptop"),
+        asked("q3", client_id="laptop"),
+        asked("q4", client_id="library"),
+        asked("q5", client_id="library"),
+        asked("q6", client_id="kiosk"),
+    ]
+    events = [
+        event(query_id="q2", client_id="laptop", user_id="ann"),
+        event(query_id="q4", client_id="library", user_id="bob"),
+        event(query_id="q5", client_id="library", user_id="eve"),
+    ]
+    rows = read(tmp_path, queries, events, UbiRules(person="user_id"))
+    assert [rows.users[user] for user in rows.user] == ["ann", "ann", "ann", "bob", "eve"]
+    assert rows.unit == "person"
+    assert reasons(rows) == {ubi.ANONYMOUS: (1, (6,))}
+    queries = [asked("q1", query_attributes={"account": "x"}), asked("q2", client_id="library")]
+    nested = read(tmp_path, queries, events[1:2], UbiRules(person="query_attributes.account"))
+    assert nested.users == ["x"], "events do not name people under this field"
+
+
+def test_known_draws(tmp_path):
+    how = {"scores": [3, 2, 1], "temperature": 0.3, "keep": 0.5}
+    rows = read(tmp_path, [asked(query_attributes=how), asked("q2", query_attributes=how)], [event()])
+    assert rows.drawn == (0.3, 0.5)
+    assert rows.scores.tolist() == [3, 2, 1] * 2
+    rows = read(tmp_path, [asked(query_attributes=how), asked("q2")], [event()])
+    assert rows.drawn is rows.scores is None, "of some lists it is not known"
+    rows = read(tmp_path, [asked(query_attributes=how), asked("q2", query_attributes=how | {"keep": 1})], [event()])
+    assert rows.drawn is rows.scores is None, "lists were drawn in different ways"
+
+
+def test_long_lists_are_cut(tmp_path):
+    rows = read(tmp_path, [asked()], [event("d3")], UbiRules(places=2))
+    assert lists_of(rows) == [(0, [1, 2], [])]
+    assert rows.counts["lists cut behind place 2"] == 1
+    assert reasons(rows) == {shown.NOT_SHOWN: (1, (1,))}
+
+
+@pytest.mark.parametrize("wrong", [{"actions": ()}, {"places": 0}, {"within_hours": 0}, {"within_hours": math.nan}])
+def test_rules_that_leave_nothing(wrong):
+    with pytest.raises(ValueError, match="nothing would"):
+        UbiRules(**wrong)
