@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -331,6 +332,63 @@ def _log_folder(folder: Path) -> Any:
     return fold.train.features, fold.train.grades, fold.test.features, fold.test.grades
 
 
+def _save_shown_folder(folder: Path) -> None:
+    from tests.made_up import made_up_shown
+
+    draws = {"temperature": 0.5, "keep": 0.5, "dwell": np.full((8, 5), np.nan), "scores": np.ones((8, 5))}
+    made_up_shown(folder / "log", [0, 1, 0, 2, 0, 1, 0, 1], longest=5, documents=8, **draws)
+
+
+def _shown_folder(folder: Path) -> Any:
+    from fedrank.data.logs import load_log
+
+    return *_log_folder(folder), load_log(folder / "log").drawn
+
+
+def _save_ubi(folder: Path) -> None:
+    query = {"query_id": "q1", "client_id": "a", "user_query": "rain", "timestamp": "2024-05-01T10:00:00.000+0000"}
+    query |= {"query_response_hit_ids": ["0", "3", "1"], "query_attributes": {"from": 10}}
+    where = {"object": {"object_id": "3", "object_id_field": "id"}, "position": {"ordinal": 2}, "dwell_time": 4}
+    event = {"action_name": "click", "query_id": "q1", "client_id": "a", "timestamp": 1714557601000}
+    (folder / "q.ndjson").write_text(json.dumps(query) + "\n")
+    (folder / "e.ndjson").write_text(json.dumps({"_source": event | {"event_attributes": where}}) + "\n")
+
+
+def _ubi(folder: Path) -> Any:
+    from fedrank.data.documents import Documents
+    from fedrank.data.ubi import UbiRules, read_ubi
+
+    some = [str(number) for number in range(5)]
+    files = folder / "q.ndjson", folder / "e.ndjson"
+    rows = read_ubi(*files, Documents(some, ["t"] * 5, ["b"] * 5, ["u"] * 5), folder / "none", UbiRules())
+    return vars(rows) if len(rows) and not rows.left_out else None
+
+
+def _save_shown(folder: Path) -> None:
+    lines = "".join(f"{i % 3}\t2006-03-0{i + 1} 10:00:00\tquery {i % 4}\t[0, {i % 4 + 1}]\t0\n" for i in range(3))
+    (folder / "log.tsv").write_text("user\ttime\tquery\tshown\tclicked\n" + lines)
+
+
+def _shown(folder: Path) -> Any:
+    from fedrank.data.documents import Documents
+    from fedrank.data.shown import is_shown_table, read_shown
+
+    some = [str(number) for number in range(5)]
+    path = folder / "log.tsv"
+    rows = read_shown(path, Documents(some, ["t"] * 5, ["b"] * 5, ["u"] * 5))
+    return (is_shown_table(path), vars(rows)) if len(rows) and not rows.left_out else None
+
+
+def _save_words(folder: Path) -> None:
+    (folder / "words.txt").write_text("# names\nann\nbob\n")
+
+
+def _words(folder: Path) -> Any:
+    from fedrank.data.redaction import read_words
+
+    return read_words(folder / "words.txt")
+
+
 def _save_spending(folder: Path) -> None:
     from fedrank.silo.spending import Limits, SiloLedger
 
@@ -490,6 +548,40 @@ def _backup(folder: Path) -> Any:
         return [(name, (Path(fresh) / name).read_bytes()) for name in contents.files]
 
 
+def _save_trial(folder: Path) -> None:
+    import json
+
+    from fedrank.engine.judging import TrialRules
+    from fedrank.engine.team_draft import click_line, search_line, team_draft
+    from fedrank.engine.trial_plan import TrialModel, TrialPlan, write_plan
+
+    old, new = (TrialModel(name, f"{name}.json", name * 20) for name in ("old", "new"))
+    write_plan(TrialPlan("t", "own", old, new, TrialRules(), "2026", "a", "", "key", 3, "current.json"), folder)
+    lines = []
+    for number in range(4):
+        lists = [["a", "b", "c"], ["a", "c", "b"]]
+        mixed = team_draft(*lists, 3, "key", f"s{number}")
+        lines.append(search_line(mixed, *lists, f"s{number}", "x", 1_800_000_000 + number, "t"))
+        lines.append(click_line(f"s{number}", "x", 1_800_000_009, "b"))
+    ubi = {"query_id": "s9", "timestamp": 1_800_000_000_000, "query_response_hit_ids": ["a", "b"]}
+    lines.append(json.dumps(ubi | {"query_attributes": {"teams": ["old", "new"]}}))
+    place = {"object": {"object_id": "a"}, "team": "old"}
+    lines.append(json.dumps({"action_name": "click", "query_id": "s9", "event_attributes": place}))
+    solr = [{"id": "a", "[interleaving]": "old"}, {"id": "b", "[interleaving]": "new"}]
+    lines.append(json.dumps({"query_id": "s8", "timestamp": "2027-01-15T08:00:00Z", "response": {"docs": solr}}))
+    hits = [{"_id": "a", "_search_configuration_id": "A"}, {"_id": "b", "_search_configuration_id": "B"}]
+    lines.append(json.dumps({"query_id": "s7", "timestamp": 1_800_000_000, "response": {"hits": hits}}))
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _trial(folder: Path) -> Any:
+    from fedrank.engine.trial import EngineTrial
+
+    trial = EngineTrial(folder)
+    trial.read([folder / "events.jsonl"], {"A": "old", "B": "new"}, complete=True)
+    return str(vars(trial.count())), trial.judged().ruling
+
+
 READERS = {
     "linear model": Reader(_save_linear, _model, sealed=True),
     "neural models of clients": Reader(_save_neural, _model, sealed=True),
@@ -504,6 +596,10 @@ READERS = {
     "collection": Reader(_save_collection, _collection),
     "search log": Reader(_save_clicks, _clicks),
     "log folder": Reader(_save_log_folder, _log_folder),
+    "folder of shown lists": Reader(_save_shown_folder, _shown_folder),
+    "UBI": Reader(_save_ubi, _ubi),
+    "table of shown lists": Reader(_save_shown, _shown),
+    "words to redact": Reader(_save_words, _words),
     "spending of a silo": Reader(_save_spending, _spending),
     "split": Reader(_save_split, _split),
     "message": Reader(_save_message, _message, sealed=True),
@@ -519,6 +615,7 @@ READERS = {
     "population": Reader(_save_people, _people),
     "privacy card": Reader(_save_card, _card),
     "documents to search": Reader(_save_documents, _documents),
+    "trial": Reader(_save_trial, _trial),
 }
 
 

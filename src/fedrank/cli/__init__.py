@@ -40,6 +40,7 @@ from fedrank.cli.shared import (
 )
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
+from fedrank.cli.trial import trial_app
 from fedrank.files import told, write_whole
 
 # One thread for each matrix product: whole runs go side by side instead. Read when NumPy is first imported.
@@ -66,6 +67,7 @@ app.add_typer(papers_app, name="papers")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(search_app, name="search")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(trial_app, name="trial")
 
 
 @app.command(

@@ -1,0 +1,147 @@
+"""How often does a trial in an organisation's engine end wrongly, and how soon does it stop a broken model?
+
+    python benchmarks/trial_errors.py [--organisations 1000] [--check]
+
+Organisations have some hundred browsers, of which a few search most. People prefer the new model's places in so many of
+the decided searches. Rulings are those of `fedrank trial decide`, after every search; and when events are read once a
+day, 40 decided searches each. Then one browser floods: half of all decided searches are its own, all for the new model,
+or all against it. Last, whole searches: two lists, a team draft, a coin, clicks; through files, as an organisation has
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from fedrank.engine.judging import DecidedSearch, Judgement, TrialRules, judge
+from fedrank.engine.team_draft import click_line, search_line, team_draft
+from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial_plan import TrialModel, TrialPlan, new_key, now, write_plan
+
+# wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused
+FIGURES = {0.2: (0.001, 0.0, 25), 0.45: (0.01, 0.0, None), 0.5: (0.05, 0.0, None), 0.6: (1.0, 0.8, None)}
+BROWSERS, A_DAY = 400, 40
+SKEW = 1.0  # of the power law of searches by browser
+DOCUMENTS, PLACES = 30, 10
+Rows = dict[float, tuple[float, float, float]]  # by the share of wins: (adopted, median until adopted, until refused)
+
+
+def searches(share: float, rng: np.random.Generator, flood: bool | None = None) -> Iterator[DecidedSearch]:
+    """Decided searches of one organisation, without end; `flood`: one browser's, which always win or lose."""
+    chances = (1 + np.arange(BROWSERS)) ** -SKEW
+    chances /= chances.sum()
+    while True:
+        clients = rng.choice(BROWSERS, size=500, p=chances)
+        for client, won in zip(clients, rng.random(500) < share, strict=True):
+            if flood is not None and rng.random() < 0.5:
+                yield DecidedSearch("flood", flood)
+            yield DecidedSearch(str(client), bool(won))
+
+
+def bounded(source: Iterator[DecidedSearch], rules: TrialRules, every: int = 1) -> tuple[Judgement, int]:
+    """The ruling, and how many decided searches there were by then, where events are read in parcels of `every`."""
+    taken = list(islice(source, 100))
+    longest = 60 * rules.gate.most  # an organisation whose browsers are all at their cap goes nowhere
+    while (found := judge(taken, rules)).ruling == "undecided" and len(taken) < longest:
+        taken += islice(source, len(taken))
+    came_in = found.counted + found.beyond
+    return found, found.counted if every == 1 else -(-came_in // every) * every
+
+
+def table(rules: TrialRules, organisations: int, how: Callable[[float], Iterator[DecidedSearch]], every: int) -> Rows:
+    """How trials end, by the share of wins."""
+    rows: Rows = {}
+    print(f"{'new model wins':>15} {'adopted':>9} {'median until adopted':>21} {'median until refused':>21}")
+    for share in FIGURES:
+        ended = [bounded(how(share), rules, every) for _ in range(organisations)]
+        lengths = np.array([length for _, length in ended])
+        adopted = np.array([found.ruling == "adopt" for found, _ in ended])
+        medians = [float(np.median(lengths[which])) if which.any() else np.nan for which in (adopted, ~adopted)]
+        rows[share] = (float(adopted.mean()), medians[0], medians[1])
+        print(f"{share:15.0%} {adopted.mean():9.1%} {medians[0]:21.0f} {medians[1]:21.0f}")
+    return rows
+
+
+def through_files(organisations: int, rng: np.random.Generator) -> dict[str, tuple[float, float, float]]:
+    """Share adopted, wins, and decided searches: models with more, equal or less skill, through files."""
+    found = {}
+    for name, skill in (("better", 1.2), ("equal", 0.6), ("worse", 0.0)):
+        adopted, wins, decided = [], [], []
+        for _ in range(organisations):
+            with tempfile.TemporaryDirectory() as folder:
+                one = organisation(Path(folder), skill, rng)
+            adopted.append(one.ruling == "adopt")
+            wins.append(one.wins / max(one.counted, 1))
+            decided.append(one.counted)
+        found[name] = float(np.mean(adopted)), float(np.mean(wins)), float(np.median(decided))
+    return found
+
+
+def organisation(folder: Path, skill: float, rng: np.random.Generator) -> Judgement:
+    """One organisation's trial over 1,200 searches in three days, from lists to a ruling."""
+    models = TrialModel("old", "old.json", "0" * 64), TrialModel("new", "new.json", "1" * 64)
+    plan = TrialPlan(
+        "t", "own", *models, TrialRules(), now(), "somebody", "", new_key(), PLACES, str(folder / "c.json")
+    )
+    write_plan(plan, folder)
+    trial = EngineTrial(folder)
+    for day in range(3):
+        lines = []
+        for number in range(400):
+            search, client, time = f"{day}-{number}", f"b{rng.integers(BROWSERS)}", 1e9 + 86_400 * day + 100 * number
+            truth = rng.normal(size=DOCUMENTS)
+            old, new = (
+                [f"d{one}" for one in np.argsort(-(weight * truth + rng.normal(size=DOCUMENTS)))]
+                for weight in (0.6, skill)
+            )
+            mixed = team_draft(old, new, PLACES, plan.key, search)
+            lines.append(search_line(mixed, old, new, search, client, time, plan.id))
+            for document, _ in mixed:
+                if rng.random() < 0.9 / (1 + np.exp(-3 * (truth[int(document[1:])] - 1.2))):
+                    lines.append(click_line(search, client, time + 5, document))
+                    break
+        events = folder / f"day-{day}.jsonl"
+        events.write_text("\n".join(lines) + "\n")
+        trial.read([events], complete=day == 2)
+    return trial.judged()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--organisations", type=int, default=1000)
+    parser.add_argument("--check", action="store_true", help="exit 1 where a figure is missed")
+    asked = parser.parse_args()
+    rng, rules, missed = np.random.default_rng(1), TrialRules(), []
+    settings = json.dumps({"gate": vars(rules.gate), "per_client": rules.per_client, "liars": rules.liars})
+    print(f"{asked.organisations:,} organisations, {settings}")
+    for title, flood, every in (
+        ("after every search", None, 1),
+        ("read once a day", None, A_DAY),
+        ("one browser floods for the new model", True, 1),
+        ("one browser floods against it", False, 1),
+    ):
+        print(f"\n{title}:")
+        rows = table(rules, asked.organisations, partial(searches, rng=rng, flood=flood), every)
+        for share, (most, least, soon) in FIGURES.items():
+            adopted, _, until = rows[share]
+            late = soon is not None and until > (soon if every == 1 else every)
+            if adopted > most or late or (adopted < least and flood is not False):
+                missed.append(f"{title}, wins {share:.0%}: adopted {adopted:.1%}, median until refused {until:.0f}")
+    print("\nthrough files, 1,200 searches in three days:")
+    for name, (adopted, wins, decided) in through_files(max(asked.organisations // 50, 1), rng).items():
+        print(f"{name:>15}: adopted {adopted:.0%}, won {wins:.0%} of {decided:.0f} decided (median)")
+    for line in missed:
+        print(f"MISSED: {line}")
+    return int(asked.check and bool(missed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,315 @@
+"""A trial in a folder: what was planned, what was read, and what it says.
+
+    trial.json           the plan; nothing in it changes
+    events/0001.jsonl    what one reading brought: searches and clicks that were not known before
+    labels.json          which of OpenSearch's ids is which model, once known
+    history.json         who did what, when, and why
+
+Everything else is counted anew from these each time. A reading appears whole or not at all, so that a crash loses
+nothing but what is read again; the same search or click counts once, however often it is read.
+
+Searches count in the order in which they came in. A search is closed, and the clicks on it are counted, when the server
+has logged searches that are `wait` seconds younger. Clicks that come later do not change what has been counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.engine.judging import DecidedSearch, Judgement, judge
+from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
+from fedrank.engine.trial_plan import TrialPlan, now, read_plan, somebody
+from fedrank.files import locked, parse_json, private_folder, read_bytes, write_whole
+from fedrank.rank.gate import NEITHER, NEW, OLD, Draft
+
+EVENTS, LABELS, HISTORY, LOCK = "events", "labels.json", "history.json", ".lock"
+BATCH_FORMAT = "fedrank-trial-events"
+UNFAIR = 4.5  # standard deviations by which a fair coin is not off
+TEAMS = {"o": OLD, "n": NEW, "b": NEITHER}
+ENDED = ("adopted", "rolled back")  # what ends a trial
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What one reading brought."""
+
+    searches: int
+    clicks: int
+    known: int  # searches and clicks that had been read before
+    dropped: dict[str, int]  # lines, by the reason
+    skipped: tuple[str, ...]  # files that had been read before, byte for byte
+
+
+@dataclass
+class Count:
+    """All that was read, counted."""
+
+    searches: int = 0
+    open: int = 0  # wait for clicks
+    unclicked: int = 0
+    drawn: int = 0  # clicked, and neither model won: clicks on what both chose, or as many on both
+    clicks: int = 0
+    late: int = 0  # clicks on a search that was closed
+    without_search: int = 0  # clicks on a search that no server logged
+    not_shown: int = 0  # clicks on what was not shown
+    of_others: int = 0  # clicks of another client than the one that searched
+    forged: int = 0  # clicks that claim another team than the server's record
+    nobodys: int = 0  # clicks on what both models chose
+    without_client: int = 0  # decided searches whose client is not known; together they count as one client
+    shared_unknown: int = 0  # closed searches whose log does not tell what both chose
+    largest: float = 0.0  # share of decided searches of the client with most
+    leads: tuple[int, int] = (0, 0)  # lists in which the (old, new) model made the first choice of its own
+    dropped: Counter[str] = field(default_factory=Counter)
+    decided: list[DecidedSearch] = field(default_factory=list)
+
+    @property
+    def unfair(self) -> float:
+        """Standard deviations by which the coin that says who goes first is off."""
+        total = sum(self.leads)
+        return abs(self.leads[0] - self.leads[1]) / math.sqrt(total) if total else 0.0
+
+
+@dataclass(frozen=True)
+class Deed:
+    """One line of a trial's history."""
+
+    what: str
+    at: str
+    who: str
+    because: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class EngineTrial:
+    """A trial in its folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.plan: TrialPlan = read_plan(folder)
+
+    def history(self) -> list[Deed]:
+        path = self.folder / HISTORY
+        if not path.exists():
+            return []
+        try:
+            return [Deed(**row) for row in parse_json(read_bytes(path))]
+        except (ValueError, TypeError) as problem:
+            raise ValueError(f"{path} cannot be read: {problem}; restore it from a backup") from None
+
+    def note(self, what: str, who: str | None = None, because: str = "", **facts: Any) -> Deed:
+        """Write down what was done."""
+        deed = Deed(what, now(), who or somebody(), because, facts)
+        rows = [vars(one) for one in (*self.history(), deed)]
+        write_whole(self.folder / HISTORY, json.dumps(rows, indent=1) + "\n", private=True)
+        return deed
+
+    @property
+    def ended(self) -> Deed | None:
+        """What ended it, if something did: the last of it, since what was adopted may be rolled back."""
+        return next((deed for deed in reversed(self.history()) if deed.what in ENDED), None)
+
+    def working(self) -> Any:
+        """A lock: one at a time reads or decides."""
+        return locked(self.folder / LOCK, f"the trial in {self.folder}")
+
+    def labels(self) -> dict[str, str]:
+        path = self.folder / LABELS
+        if not path.exists():
+            return {}
+        found = parse_json(read_bytes(path))
+        if not isinstance(found, dict) or not set(found.values()) <= {"old", "new"}:
+            raise ValueError(f"{path} cannot be read; delete it, and say again which id is whose")
+        return found
+
+    def read(
+        self, files: Sequence[str | Path], labels: Mapping[str, str] | None = None, complete: bool = False
+    ) -> Brought:
+        """Read files of searches and clicks; `complete`: no more clicks will come for what was read by now."""
+        with self.working():
+            if ended := self.ended:
+                raise ValueError(
+                    f"the trial was {ended.what} on {ended.at[:10]}: what is shown since then is no part of it; "
+                    "begin another one with fedrank trial plan"
+                )
+            known_labels = self._learn_labels(labels or {})
+            batches = list(self._batches())
+            before = {entry["digest"] for head, _, _ in batches for entry in head["inputs"]}
+            found, skipped = EventLines(), []
+            for file in files:
+                one = read_events(self.plan, file, known_labels)
+                if one.inputs[0]["digest"] in before:
+                    skipped.append(str(file))
+                    continue
+                before.add(one.inputs[0]["digest"])
+                found.searches += one.searches
+                found.clicks += one.clicks
+                found.dropped += one.dropped
+                found.inputs += one.inputs
+            searches, clicks = self._new(batches, found)
+            brought = len(found.searches) + len(found.clicks)
+            if found.inputs or complete:
+                self._write(len(batches) + 1, found, searches, clicks, complete)
+            return Brought(
+                len(searches),
+                len(clicks),
+                brought - len(searches) - len(clicks),
+                dict(found.dropped.most_common()),
+                tuple(skipped),
+            )
+
+    def count(self) -> Count:
+        """Count all that was read, reading after reading."""
+        count = Count()
+        waiting: dict[str, ShownSearch] = {}
+        closed: set[str] = set()
+        clicks: dict[str, list[SearchClick]] = {}
+        horizon = -math.inf
+        labels = self.labels()
+        for head, searches, events in self._batches():
+            count.dropped.update(head["dropped"])
+            for search in searches:
+                waiting[search.id] = search
+                horizon = max(horizon, search.time)
+            for click in events:
+                count.clicks += 1
+                if click.search in closed:
+                    count.late += 1
+                else:
+                    clicks.setdefault(click.search, []).append(click)
+            ready = [one for one in waiting.values() if head["complete"] or one.time + self.plan.rules.wait <= horizon]
+            for search in sorted(ready, key=lambda one: (one.time, one.id)):
+                self._close(search, clicks.pop(search.id, []), labels, count)
+                closed.add(search.id)
+                del waiting[search.id]
+        count.searches, count.open = len(closed) + len(waiting), len(waiting)
+        count.without_search = sum(len(on) for search, on in clicks.items() if search not in waiting)
+        by_client = Counter(one.client for one in count.decided)
+        count.largest = max(by_client.values(), default=0) / max(len(count.decided), 1)
+        return count
+
+    def judged(self, count: Count | None = None) -> Judgement:
+        """What the decided searches say."""
+        return judge((count or self.count()).decided, self.plan.rules)
+
+    def _close(
+        self, search: ShownSearch, clicks: Iterable[SearchClick], labels: Mapping[str, str], count: Count
+    ) -> None:
+        """Count one search, and the clicks on it."""
+        teams = np.array([TEAMS[letter] for letter in search.teams], np.int8)
+        clicked = np.zeros(len(teams), bool)
+        count.shared_unknown += not search.known
+        own = teams[teams != NEITHER]
+        if len(own):
+            count.leads = (count.leads[0] + int(own[0] == OLD), count.leads[1] + int(own[0] == NEW))
+        places = {document: place for place, document in enumerate(search.shown)}
+        for click in clicks:
+            place = places.get(click.document)
+            if place is None:
+                count.not_shown += 1
+            elif click.client and search.client and click.client != search.client:
+                count.of_others += 1
+            elif click.team and teams[place] != NEITHER and self._side(click.team, labels) != teams[place]:
+                count.forged += 1
+            else:
+                clicked[place] = True
+        count.nobodys += int(np.sum(clicked & (teams == NEITHER)))
+        winner = Draft(np.arange(len(teams)), teams).winner(clicked)
+        if winner == NEITHER:
+            count.unclicked += not clicked.any()
+            count.drawn += int(clicked.any())
+            return
+        count.without_client += not search.client
+        count.decided.append(DecidedSearch(search.client, winner == NEW))
+
+    def _side(self, label: str, labels: Mapping[str, str]) -> int | None:
+        team = self.plan.team(label, labels)
+        return None if team is None else TEAMS[team[0]]
+
+    def _learn_labels(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Those that are known and those that are given, which may not contradict each other."""
+        known = self.labels()
+        for label, side in given.items():
+            if known.get(label, side) != side or (side in known.values() and label not in known):
+                raise ValueError(
+                    f"{label} cannot be the {side} model's: this trial has {known}; searches that were read with other "
+                    "ids would count for the wrong one. Begin another trial"
+                )
+        both = {**known, **given}
+        if both != known:
+            write_whole(self.folder / LABELS, json.dumps(both, indent=1) + "\n", private=True)
+        return both
+
+    def _new(
+        self, batches: Iterable[tuple[dict[str, Any], list[ShownSearch], list[SearchClick]]], found: EventLines
+    ) -> tuple[list[ShownSearch], list[SearchClick]]:
+        """What was not read before, with stand-ins for client ids."""
+        searches: dict[str, ShownSearch] = {}
+        clicks: set[SearchClick] = set()  # with all they claim: a false one may not hide a true one
+        for _, old_searches, old_clicks in batches:
+            searches.update((one.id, one) for one in old_searches)
+            clicks.update(old_clicks)
+        new_searches, new_clicks = [], []
+        for search in found.searches:
+            search = search._replace(client=self._stand_in(search.client))
+            if search.id not in searches:
+                searches[search.id] = search
+                new_searches.append(search)
+            elif searches[search.id][3:5] != search[3:5]:
+                found.dropped["a search that was logged before in another way; the first one counts"] += 1
+        for click in found.clicks:
+            click = click._replace(client=self._stand_in(click.client))
+            if click not in clicks:
+                clicks.add(click)
+                new_clicks.append(click)
+        return new_searches, new_clicks
+
+    def _stand_in(self, client: str) -> str:
+        """What is stored in place of a client's id: it cannot be turned back without the trial's key."""
+        return hmac.new(self.plan.key.encode(), client.encode(), hashlib.sha256).hexdigest()[:16] if client else ""
+
+    def _write(
+        self, number: int, found: EventLines, searches: list[ShownSearch], clicks: list[SearchClick], complete: bool
+    ) -> None:
+        head = {
+            "format": BATCH_FORMAT,
+            "read": now(),
+            "complete": complete,
+            "inputs": found.inputs,
+            "dropped": dict(found.dropped),
+        }
+        lines = [json.dumps(head), *(json.dumps(["search", *one]) for one in searches)]
+        lines += [json.dumps(["click", *one]) for one in clicks]
+        path = private_folder(self.folder / EVENTS) / f"{number:04d}.jsonl"
+        write_whole(path, "\n".join(lines) + "\n", private=True)
+
+    def _batches(self) -> Iterable[tuple[dict[str, Any], list[ShownSearch], list[SearchClick]]]:
+        """Each reading: its head, searches and clicks."""
+        for path in sorted((self.folder / EVENTS).glob("*.jsonl")):
+            try:
+                first, *rest = read_bytes(path).decode().splitlines()
+                head = parse_json(first)
+                if head["format"] != BATCH_FORMAT:
+                    raise ValueError("it is no reading of a trial")
+                rows = [parse_json(line) for line in rest]
+                searches = [_stored_search(row) for row in rows if row[0] == "search"]
+                clicks = [SearchClick(*map(str, row[1:])) for row in rows if row[0] == "click"]
+                yield head, searches, clicks
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as problem:
+                raise ValueError(f"{path} is damaged ({problem}); restore it from a backup") from None
+
+
+def _stored_search(row: list[Any]) -> ShownSearch:
+    id, client, time, shown, teams, known = row[1:]
+    if not set(teams) <= set(TEAMS) or len(teams) != len(shown) or not math.isfinite(time):
+        raise ValueError("a search in it cannot be read")
+    return ShownSearch(str(id), str(client), float(time), tuple(map(str, shown)), str(teams), bool(known))

@@ -1,0 +1,220 @@
+"""What engines and browsers say of searches in a trial, as lines of JSON. Browsers write events: nothing is believed.
+
+A search counts as its server logged it: what was shown, and whose choice each place was. A click counts if it is on
+something that such a search showed. Whatever else a click says, such as its place or its team, is compared with that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedrank.data.json_lines import field_of, json_rows, moment_of, name_of, values_of
+from fedrank.engine.team_draft import BOTH, NEW, OLD, team_draft
+from fedrank.engine.trial_plan import TrialPlan
+from fedrank.files import opened
+
+MOST_SHOWN = 1000  # documents in a list
+CODES = {OLD: "o", NEW: "n", BOTH: "b"}  # of teams, where many are stored
+
+
+class ShownSearch(NamedTuple):
+    """What a server showed: whose choice was each place?"""
+
+    id: str
+    client: str  # a browser; "" where the log names none
+    time: float
+    shown: tuple[str, ...]
+    teams: str  # a letter for each place: o, n, or b for what both chose
+    known: bool  # whether the log tells what both chose
+
+
+class SearchClick(NamedTuple):
+    """A click as a browser told it."""
+
+    search: str
+    document: str
+    client: str  # a browser; "" where it does not say
+    team: str  # that it claims; "" where it claims none
+
+
+class NotCounted(ValueError):
+    """Why a line says nothing."""
+
+
+@dataclass
+class EventLines:
+    """What some files say."""
+
+    searches: list[ShownSearch] = field(default_factory=list)
+    clicks: list[SearchClick] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)  # lines, by the reason
+    inputs: list[dict[str, Any]] = field(default_factory=list)  # name, digest, lines
+
+
+def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) -> EventLines:
+    """Read a file of searches, clicks, or both: UBI, lines of `team_draft.py`, or answers of Solr and OpenSearch.
+
+    `labels` says which of OpenSearch's ids is "old" and which "new". A file without a single line of use is refused.
+    """
+    found = EventLines()
+    rows = 0
+    for _, row, problem in json_rows(Path(file)):
+        rows += 1
+        try:
+            if row is None:
+                raise NotCounted(problem)
+            one = parse_row(row, plan, labels)
+        except NotCounted as why:
+            found.dropped[str(why)] += 1
+            continue
+        if isinstance(one, ShownSearch):
+            found.searches.append(one)
+        else:
+            found.clicks.append(one)
+    if rows and found.dropped.total() == rows:
+        reason, times = found.dropped.most_common(1)[0]
+        raise ValueError(
+            f"{file}: none of its {rows:,} lines is of use to this trial; {times:,} are left out because: {reason}"
+        )
+    with opened(file) as source:
+        digest = hashlib.file_digest(source, "sha256").hexdigest()
+    found.inputs.append({"name": Path(file).name, "digest": digest, "lines": rows})
+    return found
+
+
+def parse_row(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch | SearchClick:
+    """What one line says; NotCounted, with the reason, if nothing."""
+    if "action_name" in row:
+        if row["action_name"] != "click":
+            raise NotCounted("an event that is no click")
+        return _click(row, "query_id", "event_attributes.object.object_id", "client_id", "event_attributes.team")
+    if "clicked" in row:
+        return _click(row, "search", "clicked", "client", "team")
+    if "query_response_hit_ids" in row:
+        attributes = {name: field_of(row, f"query_attributes.{name}") for name in ("trial", "teams", "old", "new")}
+        row = {
+            **{name: value for name, value in attributes.items() if value is not None},
+            "search": row.get("query_id"),
+            "client": row.get("client_id"),
+            "time": row.get("timestamp"),
+            "shown": row["query_response_hit_ids"],
+        }
+    elif "response" in row or "hits" in row:
+        row = _answer(row)
+    if "shown" not in row:
+        raise NotCounted("neither a search nor a click")
+    return _search(row, plan, labels)
+
+
+def _click(row: dict[str, Any], search: str, document: str, client: str, team: str) -> SearchClick:
+    claimed = field_of(row, team)
+    return SearchClick(
+        _name(row, search, "a click that does not say in which search"),
+        _name(row, document, "a click that does not say on what"),
+        _client(row, client),
+        "" if claimed is None else name_of(claimed) or "?",
+    )
+
+
+def _answer(row: dict[str, Any]) -> dict[str, Any]:
+    """An engine's answer as your service logs it, with `query_id`, `client_id` and `timestamp` beside it."""
+    answer = row.get("response", row)
+    if isinstance(answer, dict) and isinstance(answer.get("response"), dict):  # the whole answer of Solr
+        answer = answer["response"]
+    documents = answer.get("docs") if isinstance(answer, dict) else None
+    hits = answer.get("hits") if isinstance(answer, dict) else None
+    if isinstance(documents, list):
+        places, document, team = documents, str(row.get("id_field") or "id"), "[interleaving]"
+    elif isinstance(hits, list):
+        places, document, team = hits, "_id", "_search_configuration_id"
+    else:
+        raise NotCounted("neither a search nor a click")
+    if not all(isinstance(place, dict) for place in places):
+        raise NotCounted("a list that cannot be read")
+    return {
+        **{name: row[name] for name in ("old", "new", "trial") if name in row},
+        "search": row.get("query_id"),
+        "client": row.get("client_id"),
+        "time": row.get("timestamp"),
+        "shown": [place.get(document) for place in places],
+        "teams": [place.get(team) for place in places],
+    }
+
+
+def _search(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch:
+    if row.get("trial") not in (None, plan.id):
+        raise NotCounted("of another trial")
+    search = _name(row, "search", "a search without an id")
+    client = _client(row, "client")
+    shown, teams = _ids(row["shown"]), values_of(row.get("teams"))
+    if not teams:
+        raise NotCounted("a search without teams: it was not part of the trial")
+    if len(teams) != len(shown):
+        raise NotCounted("not as many teams as places")
+    if len(set(shown)) < len(shown):
+        raise NotCounted("a list that shows something twice")
+    found = [plan.team(team, labels) if isinstance(team, str) else None for team in teams]
+    whose = [team for team in found if team is not None]
+    if len(whose) < len(found):
+        raise NotCounted("a team that this trial does not have")
+    if len(whose) > 1 and len(set(whose)) == 1 and BOTH not in whose:
+        raise NotCounted("a list of one model alone: it was not mixed")
+    known = plan.to == "own"
+    if "old" in row or "new" in row:
+        whose = _checked(search, shown, whose, _ids(row.get("old")), _ids(row.get("new")), plan)
+        known = True
+    time = moment_of(row.get("time"))
+    if time is None:
+        raise NotCounted("a search without a time that could be one")
+    return ShownSearch(search, client, time, shown, "".join(CODES[team] for team in whose), known)
+
+
+def _checked(
+    search: str, shown: tuple[str, ...], teams: list[str], old: tuple[str, ...], new: tuple[str, ...], plan: TrialPlan
+) -> list[str]:
+    """Teams as both lists say, with what both would have chosen marked; a list that does not follow is refused."""
+    if plan.to == "own":
+        if list(zip(shown, teams, strict=True)) != team_draft(old, new, len(shown), plan.key, search):
+            raise NotCounted("teams that do not follow from the two lists and the trial's key")
+        return teams
+    found, taken = [], set[str]()
+    leads = ""  # who made the first choice of this turn
+    for document, team in zip(shown, teams, strict=True):
+        wish = {
+            side: next((one for one in ranking if one not in taken), None) for side, ranking in ((OLD, old), (NEW, new))
+        }
+        if wish[team] != document:
+            raise NotCounted("teams that do not follow from the two lists")
+        begins = not leads or leads == team
+        found.append(BOTH if begins and wish[OLD] == wish[NEW] else team)
+        leads = team if begins else ""
+        taken.add(document)
+    return found
+
+
+def _ids(value: Any) -> tuple[str, ...]:
+    listed = values_of(value)
+    if not listed:
+        raise NotCounted("an empty list, or none")
+    if len(listed) > MOST_SHOWN:
+        raise NotCounted(f"a list of more than {MOST_SHOWN:,} places")
+    names = tuple(map(name_of, listed))
+    if "" in names:
+        raise NotCounted("a list with something in it that is no document")
+    return names
+
+
+def _name(row: dict[str, Any], field: str, without: str) -> str:
+    if name := name_of(field_of(row, field)):
+        return name
+    raise NotCounted(without)
+
+
+def _client(row: dict[str, Any], field: str) -> str:
+    """The browser; "" where none is named. What cannot be a name is one of those that nobody knows."""
+    return name_of(field_of(row, field))

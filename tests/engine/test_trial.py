@@ -1,0 +1,512 @@
+"""Trials: what is read counts once and only if it can be true, decisions hold, and the way back is one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedrank.engine import team_draft as draft
+from fedrank.engine.adoption import adopt, decide, read_current, roll_back
+from fedrank.engine.judging import DecidedSearch, TrialRules, judge, needed
+from fedrank.engine.planning import EngineAddress, plan_trial
+from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial_events import NotCounted, parse_row
+from fedrank.engine.trial_plan import digest_of, read_plan
+from fedrank.engine.trial_requests import DRAFT, commands_of
+from fedrank.rank import gate
+from fedrank.rank.model import Model, save_model
+from fedrank.rank.rankers import Linear
+
+BEGINNING = 1_800_000_000
+OLD, NEW = ["a", "b", "c", "d"], ["a", "d", "c", "b"]
+
+
+def a_model(path: Path, *weights: float) -> Path:
+    save_model(Model(Linear(), np.array(weights), len(weights)), path)
+    return path
+
+
+@pytest.fixture
+def models(tmp_path):
+    return a_model(tmp_path / "old.json", 1.0, 0.5), a_model(tmp_path / "new.json", 0.5, 1.0)
+
+
+@pytest.fixture
+def planned(tmp_path, models):
+    def plan(to="own", **more):
+        address = EngineAddress(index="products") if to != "own" else None
+        return plan_trial(models[1], models[0], to, tmp_path / "trial", TrialRules(**more), address, who="ann").plan
+
+    return plan
+
+
+def a_search(plan, number, client="x", wins=True, old=OLD, new=NEW, clicks=None):
+    """Lines of one search that the new model wins, or loses."""
+    search, time = f"s{number}", BEGINNING + 60 * number
+    mixed = draft.team_draft(old, new, len(old), plan.key, search)
+    clicked = clicks if clicks is not None else [next(one for one, team in mixed if team == ("new" if wins else "old"))]
+    return [
+        draft.search_line(mixed, old, new, search, client, time, plan.id),
+        *(draft.click_line(search, client, time + 9, document) for document in clicked),
+    ]
+
+
+def a_file(path, lines):
+    path.write_text("\n".join(line for some in lines for line in (some if isinstance(some, list) else [some])) + "\n")
+    return path
+
+
+def test_the_copied_draft_is_the_gates():
+    """The file for other services mixes as rank/gate.py does, coin for coin."""
+
+    class Coins:
+        turn = 0
+
+        def integers(self, _):
+            self.turn += 1
+            return int(draft.coin("key", search, self.turn))
+
+    rng = np.random.default_rng(3)
+    for number in range(200):
+        search, size = f"search {number}", int(rng.integers(1, 12))
+        old, new = rng.permutation(size), rng.permutation(size)
+        places = int(rng.integers(1, 13))
+        expected = gate.team_draft(old, new, places, Coins())
+        names = {gate.OLD: "old", gate.NEW: "new", gate.NEITHER: "both"}
+        found = draft.team_draft(old.astype(str), new.astype(str), places, "key", search)
+        assert found == [(str(d), names[int(t)]) for d, t in zip(expected.shown, expected.team, strict=True)]
+        shorter = draft.team_draft(
+            list(old[:places].astype(str)), list(new[:places].astype(str)), places, "key", search
+        )
+        assert shorter == found, "what is logged is enough to mix again"
+    assert 60 < sum(draft.coin("key", str(n), 1) for n in range(200)) < 140
+
+
+def test_a_plan_is_written_once_and_read_back(planned, tmp_path, models):
+    plan = planned()
+    assert read_plan(tmp_path / "trial") == plan
+    assert plan.new.digest == digest_of(models[1])
+    assert (tmp_path / "trial" / "trial.json").stat().st_mode & 0o077 == 0, "it holds a key"
+    with pytest.raises(FileExistsError, match="another trial"):
+        planned()
+    with pytest.raises(ValueError, match="same model"):
+        plan_trial(models[0], models[0], "own", tmp_path / "other", TrialRules())
+    with pytest.raises(ValueError, match="--index"):
+        plan_trial(*models, "solr", tmp_path / "other", TrialRules())
+    with pytest.raises(ValueError, match="no engine 'lucene'"):
+        plan_trial(*models, "lucene", tmp_path / "other", TrialRules())
+    assert not (tmp_path / "other").exists()
+    source = (tmp_path / "trial" / DRAFT).read_text()
+    assert "fedrank" not in "".join(re.findall(r"^(?:import|from) .*$", source, re.MULTILINE))
+
+
+def test_rules_are_for_the_share_of_wins_that_is_worth_having():
+    assert TrialRules.for_wins(0.6) == TrialRules()
+    rows = {one.wins: one for one in needed(TrialRules.for_wins(0.55), (0.2, 0.5, 0.55), trials=300)}
+    assert rows[0.5].adopted <= 0.05
+    assert rows[0.55].adopted >= 0.8
+    assert rows[0.2].median <= 25
+    assert rows[0.55].low < rows[0.55].median < rows[0.55].high
+    with pytest.raises(ValueError, match="more than half"):
+        TrialRules.for_wins(0.5)
+
+
+def test_every_form_says_the_same(planned):
+    plan = planned("solr")
+    teams = [plan.new.name, plan.old.name, plan.new.name]
+    shown, lists = ["d", "a", "c"], {"old": ["a", "d", "c"], "new": ["d", "c", "a"]}
+    about = {"query_id": "s1", "client_id": "x", "timestamp": BEGINNING * 1000}
+    documents = [{"id": d, "score": 1.0, "[interleaving]": t} for d, t in zip(shown, teams, strict=True)]
+    hits = [
+        {"_id": d, "_source": {}, "_search_configuration_id": t} for d, t in zip(shown, ("B", "A", "B"), strict=True)
+    ]
+    forms = [
+        {"search": "s1", "client": "x", "time": BEGINNING, "shown": shown, "teams": teams, **lists},
+        {**about, "query_response_hit_ids": shown, "query_attributes": {"teams": teams, **lists}},
+        {**about, "query_response_hit_ids": shown, "query_attributes.teams": teams, **_dotted(lists)},
+        {**about, "timestamp": "2027-01-15T08:00:00Z", "response": {"response": {"docs": documents}}, **lists},
+        {**about, "response": {"docs": documents}, **lists},
+        {**about, "response": {"test_id": "t", "hits": hits}, **lists},
+        {**about, "test_id": "t", "hits": hits, **lists},
+    ]
+    found = [parse_row(row, plan, {"A": "old", "B": "new"}) for row in forms]
+    assert found == [("s1", "x", float(BEGINNING), ("d", "a", "c"), "nob", True)] * len(forms)
+    clicks = [
+        {"search": "s1", "client": "x", "clicked": "d", "team": plan.new.name},
+        {"action_name": "click", "query_id": "s1", "client_id": "x",
+         "event_attributes": {"object": {"object_id": "d"}, "team": plan.new.name}},
+    ]  # fmt: skip
+    assert {parse_row(row, plan, {}) for row in clicks} == {("s1", "d", "x", plan.new.name)}
+
+
+def _dotted(lists):
+    return {f"query_attributes.{name}": value for name, value in lists.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"teams": ["new", "old"]}, "not as many teams"),
+        ({"teams": ["new", "old", "mine"]}, "does not have"),
+        ({"teams": ["new", "new", "new"]}, "one model alone"),
+        ({"teams": ["old", "new", "new"]}, "do not follow"),
+        ({"shown": ["d", "d", "c"]}, "twice"),
+        ({"shown": ["d", "a", {}]}, "no document"),
+        ({"shown": []}, "empty"),
+        ({"shown": ["d"] * 1001}, "more than 1,000"),
+        ({"teams": None}, "not part of the trial"),
+        ({"trial": "another"}, "another trial"),
+        ({"time": "soon"}, "time"),
+        ({"time": None}, "time"),
+        ({"search": ""}, "without an id"),
+        ({"old": ["x"]}, "do not follow"),
+    ],
+)
+def test_what_cannot_be_is_not_counted(planned, change, reason):
+    plan = planned("solr")
+    row = {"search": "s1", "client": "x", "time": BEGINNING, "shown": ["d", "a", "c"], "teams": ["new", "old", "new"]}
+    row |= {"old": ["a", "d", "c"], "new": ["d", "c", "a"]}
+    assert parse_row(row, plan, {}).teams == "nob"
+    with pytest.raises(NotCounted, match=reason):
+        parse_row(row | change, plan, {})
+
+
+def test_a_draft_of_ones_own_is_mixed_again(planned):
+    plan = planned()
+    row = json.loads(a_search(plan, 1)[0])
+    assert parse_row(row, plan, {}).known
+    turned = [{"old": "new", "new": "old", "both": "both"}[team] for team in row["teams"]]
+    with pytest.raises(NotCounted, match="trial's key"):
+        parse_row(row | {"teams": turned}, plan, {})
+
+
+def test_what_both_would_choose_is_nobodys(planned):
+    """An engine's draft gives it to one of them, by a coin."""
+    plan = planned("solr")
+    row = {"search": "s1", "client": "x", "time": BEGINNING, "shown": ["a", "d", "b", "c"]}
+    row |= {"teams": ["old", "new", "old", "new"]}
+    without = parse_row(row, plan, {})
+    assert (without.teams, without.known) == ("onon", False)
+    both = parse_row(row | {"old": OLD, "new": NEW}, plan, {})
+    assert (both.teams, both.known) == ("bnon", True)
+
+
+def test_each_thing_counts_once_however_it_is_read(planned, tmp_path):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}", wins=number % 3 > 0) for number in range(30)]
+    first, whole = a_file(tmp_path / "first", lines[:20]), a_file(tmp_path / "whole", lines)
+    assert trial.read([first]).searches == 20
+    before = _files(tmp_path / "trial")
+    again = trial.read([first])
+    assert (again.searches, again.clicks, again.skipped) == (0, 0, (str(first),))
+    assert _files(tmp_path / "trial") == before
+    more = trial.read([whole], complete=True)
+    assert (more.searches, more.clicks, more.known) == (10, 10, 40)
+    judged = trial.judged()
+    assert (judged.wins, judged.losses) == (20, 10)
+    copied = a_file(tmp_path / "copied", [*lines, ""])
+    trial.read([copied], complete=True)
+    assert (trial.judged().wins, trial.judged().losses) == (20, 10)
+    stored = "".join(path.read_text() for path in (tmp_path / "trial" / "events").iterdir())
+    assert '"c7"' not in stored, "client ids are not kept"
+
+
+def _files(folder):
+    return {
+        path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_clicks_may_come_before_or_after_their_searches(planned, tmp_path):
+    plan = planned(wait=600)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}") for number in range(40)]
+    searches, clicks = ([one[part] for one in lines] for part in (0, 1))
+    trial.read([a_file(tmp_path / "early", clicks[:20])])
+    assert trial.count().without_search == 20
+    trial.read([a_file(tmp_path / "searches", searches)])
+    count = trial.count()
+    assert (len(count.decided), count.open) == (20, 10), "ten are still waited for, ten were not clicked in time"
+    trial.read([a_file(tmp_path / "late", clicks[20:])], complete=True)
+    count = trial.count()
+    assert (len(count.decided), count.late, count.open, count.unclicked) == (30, 10, 0, 10)
+
+
+def test_a_crash_while_reading_loses_nothing(planned, tmp_path, monkeypatch):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}") for number in range(10)]
+    events = a_file(tmp_path / "events.jsonl", lines)
+    trial.read([a_file(tmp_path / "first", lines[:3])])
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        trial.read([events], complete=True)
+    monkeypatch.undo()
+    assert trial.count().searches == 3
+    trial.read([events], complete=True)
+    assert (trial.count().searches, trial.judged().wins) == (10, 10)
+
+
+def test_browsers_are_not_believed(planned, tmp_path):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    mixed = dict(draft.team_draft(OLD, NEW, 4, plan.key, "s1"))
+    new, old = (next(one for one, team in mixed.items() if team == side) for side in ("new", "old"))
+    lines = [
+        a_search(plan, 1, clicks=[])[0],
+        draft.click_line("s1", "x", 1, "never shown"),
+        draft.click_line("nobody's search", "x", 1, "a"),
+        draft.click_line("s1", "somebody else", 1, old),
+        json.dumps({"search": "s1", "client": "x", "clicked": new, "team": "old"}),  # may not hide the true one below
+        json.dumps({"search": "s1", "client": "x", "clicked": new, "team": "new"}),
+        *[draft.click_line("s1", "x", 1, new)] * 50,
+        "{", "[1]", "{}", json.dumps({"action_name": "view", "query_id": "s1"}),
+    ]  # fmt: skip
+    brought = trial.read([a_file(tmp_path / "events", lines)], complete=True)
+    assert brought.known == 49
+    assert sum(brought.dropped.values()) == 4
+    count = trial.count()
+    assert (count.not_shown, count.without_search, count.of_others, count.forged) == (1, 1, 1, 1)
+    assert [one.won for one in count.decided] == [True]
+    with pytest.raises(ValueError, match="none of its 2 lines is of use"):
+        trial.read([a_file(tmp_path / "useless", ["{}", "nothing"])])
+
+
+def test_clicks_on_what_both_chose_say_nothing(planned, tmp_path):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    trial.read([a_file(tmp_path / "events", [a_search(plan, n, clicks=["a"]) for n in range(5)])], complete=True)
+    count = trial.count()
+    assert (len(count.decided), count.drawn, count.nobodys) == (0, 5, 5)
+
+
+def test_one_client_counts_a_bounded_number(planned, tmp_path):
+    plan = planned(wait=0, per_client=3)
+    trial = EngineTrial(tmp_path / "trial")
+    flood = [a_search(plan, number, client="flood") for number in range(200)]
+    others = [a_search(plan, 200 + number, client=f"c{number}", wins=number % 2 > 0) for number in range(40)]
+    again = [a_search(plan, 300 + number, client="flood") for number in range(20)]
+    nameless = [a_search(plan, 400 + number, client="") for number in range(20)]
+    trial.read([a_file(tmp_path / "events", flood + others + again + nameless)], complete=True)
+    count, judged = trial.count(), trial.judged()
+    assert (judged.wins, judged.losses) == (20 + 3 + 3, 20)
+    assert (judged.beyond, judged.capped, count.without_client) == (217 + 17, 2, 20)
+    assert count.largest > 0.7
+
+
+def test_a_liar_gains_nothing():
+    """Adoption must hold without the client who did most for it: an equal model stays out, whatever that one does."""
+    rng = np.random.default_rng(5)
+    adopted = {True: 0, False: 0}
+    for _ in range(300):
+        honest = [DecidedSearch(f"c{n}", bool(rng.random() < 0.5)) for n in range(400)]
+        lies = [DecidedSearch("liar", True)] * 5
+        mixed = [*honest[:100], *lies, *honest[100:]]
+        for careful in (True, False):
+            found = judge(mixed, TrialRules(liars=int(careful)))
+            adopted[careful] += found.ruling == "adopt"
+    assert adopted[True] <= 0.06 * 300
+    assert adopted[False] > adopted[True]
+
+
+def test_evidence_is_that_of_the_gate():
+    rules = TrialRules(liars=0)
+    won = [bool(n % 3) for n in range(40)]
+    found = judge([DecidedSearch(str(n), one) for n, one in enumerate(won)], rules)
+    for n in range(1, len(found.evidence)):
+        wins = sum(won[:n])
+        assert tuple(found.evidence[n, [0, 2]]) == pytest.approx(rules.gate.evidence(wins, n - wins))
+        assert found.evidence[n, 0] == found.evidence[n, 1]
+    late = judge([DecidedSearch(str(n), n % 5 == 0) for n in range(100)], rules)
+    assert late.ruling == "refuse"
+    assert late.counted + late.after == 100
+    assert rules.gate.verdict(late.wins, late.losses) == "refuse"
+    assert "harm" in late.because
+
+
+def _trial_with(plan, folder, tmp_path, share, searches=300, name="events"):
+    trial = EngineTrial(folder)
+    lines = [a_search(plan, n, client=f"c{n}", wins=(n * 7) % 10 < 10 * share) for n in range(searches)]
+    trial.read([a_file(tmp_path / name, lines)], complete=True)
+    return trial
+
+
+def test_adopt_and_roll_back_leave_a_record(planned, tmp_path, models):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    with pytest.raises(ValueError, match=r"does not say that .* is better.*--anyway"):
+        adopt(trial, "ann")
+    with pytest.raises(ValueError, match="--because"):
+        adopt(trial, "ann", anyway=True)
+    trial = _trial_with(plan, tmp_path / "trial", tmp_path, 0.7)
+    count = trial.count()
+    deed = decide(trial, count, trial.judged(count), "bob")
+    assert (deed.facts["ruling"], deed.who) == ("adopt", "bob")
+    assert decide(trial, count, trial.judged(count), "eve") == deed, "it is decided once"
+    put = adopt(trial, "bob")
+    current = read_current(plan.current)
+    assert current.now == put
+    assert (put.digest, put.trial, put.who) == (plan.new.digest, plan.id, "bob")
+    with pytest.raises(ValueError, match="was adopted on"):
+        trial.read([tmp_path / "events"])
+    with pytest.raises(ValueError, match="in use already"):
+        adopt(trial)
+    with pytest.raises(ValueError, match="say why"):
+        roll_back(trial, " ")
+    back = roll_back(trial, "complaints", "cat")
+    current = read_current(plan.current)
+    assert (current.now, current.history) == (back, (put,))
+    assert (back.digest, back.because) == (plan.old.digest, "complaints")
+    assert [deed.what for deed in trial.history()] == ["planned", "decided", "adopted", "rolled back"]
+    with pytest.raises(ValueError, match=r"rolled back on .*complaints"):
+        adopt(trial)
+    a_model(models[0], 3.0, 4.0)
+    with pytest.raises(ValueError, match="is not the model that was on trial"):
+        roll_back(trial, "once more")
+
+
+def test_a_model_in_use_that_was_not_compared_stays(planned, tmp_path):
+    plan = planned(wait=0)
+    trial = _trial_with(plan, tmp_path / "trial", tmp_path, 0.7)
+    other = {"name": "x", "path": "x", "digest": "0", "since": "2026", "who": "", "because": "", "trial": ""}
+    Path(plan.current).write_text(json.dumps({"format": "fedrank-current", "now": other, "history": []}))
+    before = Path(plan.current).read_bytes()
+    with pytest.raises(ValueError, match="does not tell which"):
+        adopt(trial)
+    with pytest.raises(ValueError, match="no part of this trial"):
+        roll_back(trial, "harm")
+    assert Path(plan.current).read_bytes() == before
+    assert adopt(trial, because="it was agreed on", anyway=True).digest == plan.new.digest
+
+
+def test_an_unfair_coin_says_nothing(planned, tmp_path):
+    planned("solr", wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    rows = []
+    for number in range(200):
+        row = {"search": f"s{number}", "client": f"c{number}", "time": BEGINNING + number, "shown": ["d", "a"]}
+        rows += [row | {"teams": ["new", "old"]}, {"search": f"s{number}", "clicked": "d"}]
+    trial.read([a_file(tmp_path / "events", list(map(json.dumps, rows)))], complete=True)
+    assert trial.judged().ruling == "adopt"
+    with pytest.raises(ValueError, match="coin of this trial was not fair"):
+        adopt(trial)
+
+
+def test_ids_of_opensearch_are_learned_once(planned, tmp_path):
+    planned("opensearch", wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    hits = [{"_id": d, "_search_configuration_id": t} for d, t in (("a", "A"), ("d", "B"))]
+    answers = a_file(tmp_path / "answers", [json.dumps({"query_id": "s", "timestamp": BEGINNING, "hits": hits})])
+    with pytest.raises(ValueError, match="a team that this trial does not have"):
+        trial.read([answers])
+    trial.read([answers], {"A": "old", "B": "new"})
+    assert trial.count().searches == 1
+    with pytest.raises(ValueError, match="cannot be the new model's"):
+        trial.read([answers], {"A": "new"})
+    with pytest.raises(ValueError, match="cannot be the old model's"):
+        trial.read([answers], {"C": "old"})
+
+
+CURL = """#!/bin/sh
+echo "$@" >> "$LOG"
+case "$*" in
+*search_configurations*old*) echo '{"search_configuration_id":"id-of-old","search_configuration_result":"CREATED"}';;
+*search_configurations*new*) echo '{"search_configuration_id":"id-of-new","search_configuration_result":"CREATED"}';;
+*_search\\ *) echo '{"test_id":"t","hits":[{"_id":"1","_search_configuration_id":"uuid-of-a"}]}';;
+*ab_tests*) cat requests/test.json >> "$LOG"; echo '{}';;
+esac
+"""
+
+
+def _sh(script, tmp_path):
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    (tmp_path / "bin" / "curl").write_text(CURL)
+    (tmp_path / "bin" / "curl").chmod(0o755)
+    log = tmp_path / "log"
+    log.unlink(missing_ok=True)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(log)}
+    done = subprocess.run(["sh", str(script)], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, log.read_text() if log.exists() else ""
+
+
+def test_what_opensearch_is_asked(planned, tmp_path):
+    """Requests as the plugin's REST handlers take them (search-relevance, pull requests 498 and 511)."""
+    plan = planned("opensearch")
+    folder = tmp_path / "trial"
+    said, sent = _sh(folder / "begin.sh", tmp_path)
+    assert "The id of the old model: uuid-of-a" in said
+    paths = re.findall(r"-X (\w+) http://localhost:9200(\S+)", sent)
+    test = ("PUT", "/_plugins/_search_relevance/ab_tests/trial")
+    assert paths == [
+        ("PUT", "/_cluster/settings"),
+        ("POST", "/_ltr/_featureset/engine-1/_createmodel"),
+        ("POST", "/_ltr/_featureset/engine-1/_createmodel"),
+        ("PUT", "/_plugins/_search_relevance/search_configurations"),
+        ("PUT", "/_plugins/_search_relevance/search_configurations"),
+        test,
+        ("POST", "/_plugins/_search_relevance/ab_tests/trial/_search"),
+        test,
+    ]
+    states = _objects(sent)
+    assert [(one["search_configuration_a"], one["enabled"]) for one in states] == [
+        ("id-of-old", False),
+        ("id-of-old", True),
+    ]
+    new = json.loads((folder / "requests" / "new-configuration.json").read_text())
+    assert set(new) == {"name", "index", "query"}
+    body = json.loads(new["query"])
+    rescored = body["rescore"]["query"]["rescore_query"]["sltr"]
+    assert rescored["model"] == plan.new.name
+    assert rescored["params"]["keywords"] == "%SearchText%"
+    uploaded = json.loads((folder / "requests" / "new-model.json").read_text())
+    assert uploaded["model"]["name"] == plan.new.name
+    for script, first in (("adopt.sh", "id-of-new"), ("rollback.sh", "id-of-old")):
+        (state,) = _objects(_sh(folder / script, tmp_path)[1])
+        assert (state["search_configuration_a"], state["enabled"]) == (first, False)
+        assert commands_of(folder, script) == f"sh {folder / script}"
+
+
+def _objects(text):
+    return [json.loads(found) for found in re.findall(r"\{[^{}]*\}", text)]
+
+
+def test_what_solr_is_asked(models, tmp_path):
+    plan = plan_trial(models[1], "engine", "solr", tmp_path / "t", TrialRules(), EngineAddress(index="books")).plan
+    said, sent = _sh(tmp_path / "t" / "begin.sh", tmp_path)
+    assert f"{{!ltr model=_OriginalRanking_ model={plan.new.name} reRankDocs=100" in said
+    assert "[interleaving]" in said
+    assert re.findall(r"-X (\w+) \S+/solr(\S+)", sent) == [("PUT", "/books/schema/model-store")]
+    assert f"model={plan.new.name}" in _sh(tmp_path / "t" / "adopt.sh", tmp_path)[0]
+    assert "no rq" in _sh(tmp_path / "t" / "rollback.sh", tmp_path)[0]
+    assert plan.old.is_engine
+
+
+def test_an_own_query_needs_a_place_for_the_words(models, tmp_path):
+    query = tmp_path / "query.json"
+    query.write_text('{"query": {"match": {"text": "words"}}}')
+    with pytest.raises(ValueError, match="%SearchText%"):
+        plan_trial(*models, "opensearch", tmp_path / "t", TrialRules(), EngineAddress(index="x", query=query))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 2}, {"to": "lucene"}, {"rules": {}}, {"old": None}, {"places": 1.5}, {"key": 7}, {"engine": {"a": 1}}],
+)
+def test_a_damaged_plan_is_refused(planned, tmp_path, change):
+    planned()
+    path = tmp_path / "trial" / "trial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_plan(tmp_path / "trial")
