@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from fedrank.cli.deploy import deploy_app
+from fedrank.cli.engine import engine_app
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
@@ -67,6 +68,7 @@ app.add_typer(papers_app, name="papers")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(search_app, name="search")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(engine_app, name="engine")
 app.add_typer(trial_app, name="trial")
 
 
@@ -384,7 +386,9 @@ def export(
         Path | None, typer.Option(help="What the engine calls the features, one a line; the model's own if not given.")
     ] = None,
     client: Client = None,
-    store: Annotated[str | None, typer.Option(help="Solr's store that has the features; the usual if not given.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Solr's store that has the features; the usual if not given.")
+    ] = None,
 ) -> None:
     """Write a ranker as a search engine reads it, and check that the engine would score alike."""
     from fedrank.trees.export import export as write

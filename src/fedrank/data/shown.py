@@ -8,6 +8,7 @@ spent on each clicked one, and the scores by which the list was drawn.
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import os
 from array import array
@@ -81,6 +82,7 @@ class ShownRows:
     drawn: tuple[float, float] | None = None  # temperature and keep of all lists
     out_of_order: int = 0  # lists that stood behind a later one
     counts: dict[str, int] = field(default_factory=dict)  # of what else was seen
+    ids: tuple[str, ...] = ()  # [lists]: of their searches, where a log has them
 
     def __len__(self) -> int:
         return len(self.user)
@@ -99,6 +101,7 @@ class ShownRows:
         }
         about |= {name: getattr(self, name)[kept] for name in ("user", "time", "query", "first")}
         about["offsets"] = np.concatenate(([0], np.cumsum(np.diff(self.offsets)[kept])))
+        about["ids"] = tuple(itertools.compress(self.ids, kept))
         return ShownRows(**(self.__dict__ | about))
 
 
@@ -109,6 +112,7 @@ class ListColumns:
         self.places = places
         self.users: dict[str, int] = {}
         self.queries: dict[str, int] = {}
+        self.ids: list[str] = []  # of searches, where the log has them
         self.user, self.query, self.first = array("i"), array("i"), array("i")
         self.time, self.line = array("d"), array("q")
         self.offsets, self.document = array("q", [0]), array("i")
@@ -194,6 +198,7 @@ class ListColumns:
             users=list(self.users),
             queries=list(self.queries),
             out_of_order=int(np.count_nonzero(time < latest)),
+            ids=tuple(self.ids[one] for one in order) if self.ids else (),
             **others,
         )
 

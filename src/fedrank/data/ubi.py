@@ -210,6 +210,7 @@ class _UbiLog:
             return drawn
         assert moment is not None, "problem() has seen to it"
         one = self.lists.add(client or person, moment, asked, found, max(first, 0), number, drawn)
+        self.lists.ids.append(query_id)
         self.client_of.append(self.client.setdefault(client, len(self.client)))
         self.explicit.append(first >= 0)
         self.length.append(len(found))

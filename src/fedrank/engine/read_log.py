@@ -68,6 +68,7 @@ class LoggedFeatures:
     lines: int  # read, sound or not
     left_out: dict[str, LeftOut]
     missing: int  # values that were not logged and count as 0
+    entry: str = ""  # what the engine calls the set; Solr does not say
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -108,6 +109,7 @@ class _Gathered:
         self.rows: dict[str, dict[str, int]] = {}  # of every search: row by document
         self.values = array("f")
         self.missing = 0
+        self.found = entry
 
     def take(self, answer: dict[str, Any], number: int, most: int) -> None:
         hits = _hits(answer)
@@ -148,6 +150,7 @@ class _Gathered:
                 return BAD_VALUE
             row[place] = number
         self.missing += sum(map(math.isnan, row))
+        self.found = self.found or next(iter(_sets(hit)), "")
         known[name] = len(self.values) // len(row)
         self.values.extend(0.0 if math.isnan(value) else value for value in row)
         return ""
@@ -164,6 +167,7 @@ class _Gathered:
             lines,
             self.reasons.all(),
             self.missing,
+            self.found,
         )
 
 
@@ -254,9 +258,7 @@ def _logged(hit: dict[str, Any], entry: str) -> list[tuple[str, Any]] | str:
     text = hit.get("[features]")
     if isinstance(text, str):
         return _solr_pairs(text)
-    fields = hit.get("fields")
-    entries = fields.get("_ltrlog") if isinstance(fields, dict) else None
-    sets = entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
+    sets = _sets(hit)
     if entry:
         sets = {entry: sets[entry]} if entry in sets else {}
     if len(sets) > 1:
@@ -271,6 +273,13 @@ def _logged(hit: dict[str, Any], entry: str) -> list[tuple[str, Any]] | str:
         if one["name"] != EXTRA and "value" in one:
             pairs.append((one["name"], one["value"]))
     return pairs
+
+
+def _sets(hit: dict[str, Any]) -> dict[str, Any]:
+    """What OpenSearch or Elasticsearch logged for a document, by the name of the set."""
+    fields = hit.get("fields")
+    entries = fields.get("_ltrlog") if isinstance(fields, dict) else None
+    return entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
 
 
 def _solr_pairs(text: str) -> list[tuple[str, Any]] | str:

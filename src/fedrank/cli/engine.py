@@ -1,0 +1,126 @@
+"""`fedrank engine`: features and queries for a search engine that is already there, and what it logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrank.cli.shared import new_console, note, say
+
+engine_app = typer.Typer(
+    help="OpenSearch, Elasticsearch, Solr: features and queries for an engine, and what it logged.",
+    no_args_is_help=True,
+)
+
+LETOR = (".txt", ".letor", ".dat")
+
+
+@engine_app.command(
+    "features",
+    epilog="Examples:  fedrank engine features engine-1 --to opensearch --out engine  ·  fedrank engine features "
+    "engine-1-english --to solr --index products --changed updated --popularity sold --out engine",
+)
+def engine_features(
+    features: Annotated[str, typer.Argument(help="engine-1; or with Snowball's stemmer engine-1-english.")],
+    to: Annotated[str, typer.Option(help="opensearch, elasticsearch or solr.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files.")],
+    url: Annotated[str, typer.Option(help="Where the engine answers; on this machine if not given.")] = "",
+    index: Annotated[str, typer.Option(help="The engine's index, or Solr's collection.")] = "documents",
+    model: Annotated[str, typer.Option(help="What the engine calls the model.")] = "fedrank",
+    title: Annotated[str, typer.Option(help="The engine's field with the title.")] = "title",
+    body: Annotated[str, typer.Option(help="The engine's field with the text.")] = "body",
+    all_: Annotated[str, typer.Option("--all", help="Its field into which both are copied.")] = "all",
+    changed: Annotated[str, typer.Option(help="Its field with a date; nothing is recent if not given.")] = "",
+    popularity: Annotated[str, typer.Option(help="Its field with a number; nothing is popular if not given.")] = "",
+    bm25: Annotated[
+        str, typer.Option(help="lucene, or legacy with a factor k1 + 1; as new versions do it if not given.")
+    ] = "",
+) -> None:
+    """Write a feature set, the logging query and the rescore query, as files and as command lines."""
+    from fedrank.data.engine_features import EngineFeatures
+    from fedrank.engine.templates import EngineSetup, curl_lines, write_engine_files
+
+    setup = EngineSetup(
+        to, EngineFeatures.named(features), url, index, model, title, body, all_, changed, popularity, bm25
+    )
+    written = write_engine_files(setup, out)
+    console = new_console()
+    say(console, f"{len(written)} files: {out}")
+    for what, line in curl_lines(setup).items():
+        say(console, f"{what}:\n    {line}")
+    say(console, f"What to fill in, and what each feature means: {out / 'README.md'}")
+
+
+@engine_app.command(
+    "read-log",
+    epilog="Examples:  fedrank engine read-log ltr.ndjson --clicks events.ndjson --out train.txt  ·  fedrank engine "
+    "read-log ltr.ndjson --ubi-queries queries.ndjson --ubi-events events.ndjson --out data",
+)
+def engine_read_log(
+    log: Annotated[Path, typer.Argument(help="Answers of the engine, one a line, each with its query_id.")],
+    out: Annotated[Path, typer.Option(help="LETOR file (.txt); or a folder for lists as they were shown, with UBI.")],
+    clicks: Annotated[
+        Path | None, typer.Option(help="Clicks: query_id and document, or UBI's events; .jsonl, .tsv or .csv.")
+    ] = None,
+    ubi_queries: Annotated[Path | None, typer.Option(help="UBI's queries: who was shown what, and when.")] = None,
+    ubi_events: Annotated[Path | None, typer.Option(help="UBI's events.")] = None,
+    person: Annotated[
+        str | None, typer.Option(help="UBI's field that names the person; client_id, a browser, if not given.")
+    ] = None,
+    names: Annotated[
+        Path | None, typer.Option(help="Names of the features, one a line; those of engine-1 if not given.")
+    ] = None,
+    entry: Annotated[str, typer.Option(help="Which of several logged sets; the only one if not given.")] = "",
+) -> None:
+    """Logged features joined with clicks. What cannot be used is left out and counted with its reason."""
+    from fedrank.data.engine_features import NAMES
+    from fedrank.engine.read_log import read_feature_names, read_joined_clicks, read_logged, write_logged
+
+    if clicks is not None and ubi_queries is not None:
+        raise ValueError("--clicks and --ubi-queries are two ways to say who clicked what; leave one of them out")
+    if (ubi_queries is None) != (ubi_events is None):
+        raise ValueError("UBI is two files: queries, which say what was shown, and events; give both or none")
+    if out.suffix.lower() not in LETOR and ubi_queries is None:
+        raise ValueError(
+            f"--out {out}: a folder holds lists as they were shown, and nothing says what was; give --ubi-queries "
+            "and --ubi-events, or let the name end in .txt for a LETOR file"
+        )
+    console = new_console()
+    logged = read_logged(log, read_feature_names(names) if names is not None else NAMES, entry)
+    _say_left_out(log, logged.left_out)
+    if logged.missing:
+        note(f"{logged.missing:,} values were not logged, as their query did not match; they count as 0")
+    if ubi_queries is not None and ubi_events is not None:
+        from fedrank.engine.shown_log import join_ubi, write_joined
+
+        joined = join_ubi(logged, ubi_queries, ubi_events, person)
+        _say_left_out(ubi_queries, joined.left_out)
+        if out.suffix.lower() in LETOR:
+            write_logged(out, logged, joined.grades)
+            grades = joined.grades
+        else:
+            data = write_joined(out, logged, joined)
+            say(console, f"Data set: {out}, {len(data):,} lists of {len(data.users):,} users ({data.unit}s)")
+            return
+    elif clicks is not None:
+        found = read_joined_clicks(clicks, logged)
+        _say_left_out(clicks, found.left_out)
+        write_logged(out, logged, found.grades)
+        grades = found.grades
+    else:
+        note("no clicks were given: all grades are 0, so that the file is for scoring, not for training")
+        write_logged(out, logged)
+        grades = None
+    clicked = 0 if grades is None else int(grades.sum())
+    say(
+        console,
+        f"LETOR: {out}, {len(logged.searches):,} searches, {len(logged):,} documents, {clicked:,} of them clicked",
+    )
+
+
+def _say_left_out(path: Path, left_out: object) -> None:
+    if isinstance(left_out, dict):
+        for reason, count in left_out.items():
+            note(f"{path}: left out, {reason}: {count}")
