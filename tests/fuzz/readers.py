@@ -582,6 +582,28 @@ def _trial(folder: Path) -> Any:
     return str(vars(trial.count())), trial.judged().ruling
 
 
+def _save_engine_log(folder: Path) -> None:
+    values = [{"name": "a", "value": 1.5}, {"name": "b"}, {"name": "extra_logging", "value": {}}]
+    hits = [{"_id": f"d{i}", "fields": {"_ltrlog": [{"set": values}]}} for i in range(3)]
+    docs = [{"id": "d1", "[features]": "a=1.5,b=-2.0E-3"}, {"id": "d2", "[features]": "b:7"}]
+    rows = [
+        {"query_id": "q1", "hits": {"hits": hits}},
+        {"responseHeader": {"params": {"query_id": "q2"}}, "response": {"docs": docs}},
+    ]
+    (folder / "log.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "clicks.csv").write_text('query_id,document\nq1,d1\n"q2",d2\n')
+    event = {"action_name": "click", "query_id": "q1", "event_attributes": {"object": {"object_id": "d2"}}}
+    (folder / "clicks.jsonl").write_text(json.dumps(event) + "\n")
+
+
+def _engine_log(folder: Path) -> Any:
+    from fedrank.engine.read_log import as_letor, read_joined_clicks, read_logged
+
+    logged = read_logged(folder / "log.ndjson", ("a", "b"))
+    clicks = [read_joined_clicks(folder / name, logged).grades for name in ("clicks.csv", "clicks.jsonl")]
+    return logged.searches, logged.documents, logged.features, clicks, as_letor(logged, clicks[0]).offsets
+
+
 READERS = {
     "linear model": Reader(_save_linear, _model, sealed=True),
     "neural models of clients": Reader(_save_neural, _model, sealed=True),
@@ -616,6 +638,7 @@ READERS = {
     "privacy card": Reader(_save_card, _card),
     "documents to search": Reader(_save_documents, _documents),
     "trial": Reader(_save_trial, _trial),
+    "log of an engine": Reader(_save_engine_log, _engine_log),
 }
 
 
