@@ -6,13 +6,16 @@ is looked at is clicked if it seems relevant. What stands high seems so more oft
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
+from fedrank.data.shown_folder import ShownLists, write_shown
 from fedrank.seeds import rng_for
 from fedrank.types import Features
 
@@ -90,6 +93,10 @@ class Relevant:
     def queries(self) -> int:
         return len(self.candidates)
 
+    def some(self, queries: slice) -> Relevant:
+        """Some of the queries; documents keep their rows."""
+        return replace(self, candidates=self.candidates[queries])
+
     def judged(self) -> RankingData:
         """The queries with their relevance in five grades, by which models are judged."""
         count = self.candidates.shape[1]
@@ -148,6 +155,30 @@ class SimulatedShown:
         expected = self.truth.relevance[shown] @ self.browsing.slope(places) + self.browsing.intercept(places).sum()
         asked = np.bincount(self.query, minlength=self.truth.queries) if share is None else share
         return float(expected @ asked / asked.sum())
+
+    def write(self, folder: str | Path) -> SearchLog:
+        """Write it as a data set of shown lists; features are those of the truth."""
+        pairs = len(self.truth.features)
+        return write_shown(
+            folder,
+            ShownLists(
+                features=self.truth.features,
+                lists=self.lists,
+                clicks=self.clicks,
+                user=self.user,
+                time=self.time,
+                query=self.query,
+                document=np.arange(pairs),
+                users=[f"u{user}" for user in range(int(self.user.max()) + 1)],
+                queries=[f"query {query}" for query in range(self.truth.queries)],
+                documents=[f"d{number}" for number in range(pairs)],
+                feature_names=[f"feature {number + 1}" for number in range(self.truth.features.shape[1])],
+                scores=self.scores,
+                temperature=self.showing.temperature or None,
+                keep=0.0 if self.scores is not None else None,
+            ),
+            {"features": "made up", "browsing": vars(self.browsing), "showing": vars(self.showing)},
+        )
 
 
 def simulate_shown(

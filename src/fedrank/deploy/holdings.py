@@ -29,6 +29,8 @@ from fedrank.deploy.plan import names_digest
 from fedrank.deploy.settings import searches_of
 from fedrank.federate.clients import make_clients
 from fedrank.rank.learners import Pdgd
+from fedrank.rank.propensity import OWN
+from fedrank.run.places import corrected_crowd
 from fedrank.types import Crowd, has
 
 if TYPE_CHECKING:
@@ -112,6 +114,10 @@ def open_holdings(folder: Path, settings: SiteSettings, plan: Plan) -> SiteHoldi
         raise ValueError("\n".join(found))
     share = load_share(settings.data)
     crowd = crowd_of(share, plan, settings.id)
+    data = plan.experiment.data
+    if data.propensities == OWN:
+        assert settings.data.log is not None, "differences has seen to it"
+        crowd = corrected_crowd(crowd, load_log(settings.data.log), data.bias)
     return SiteHolding(
         crowd, 1, np.zeros(len(crowd if crowd.people is None else crowd.people), dtype=np.int64), share.test
     )
@@ -155,6 +161,16 @@ def differences(share: SiteShare, plan: Plan) -> list[str]:
         found.append(
             'learner.lists: the plan has "logged", and this site has no log of what was shown; set data.log, or plan '
             'with "drawn"'
+        )
+    if has(learner, "logged") and not len(train.who):
+        found.append(
+            "learner: the plan learns from lists that were shown, and this site has no log of them; set data.log, or "
+            "plan with pdgd"
+        )
+    elif has(learner, "logged") and plan.experiment.data.propensities == OWN and not len(train.place):
+        found.append(
+            "data.propensities: the plan corrects clicks for their places, and lists of this site's log were made up, "
+            "so that they have none; build it from a log of shown lists"
         )
     return found
 

@@ -23,6 +23,7 @@ from fedrank.federate.robust import without_promise
 from fedrank.files import parse_json
 from fedrank.protect.mechanisms import SecureSum
 from fedrank.rank.learners import Pdgd
+from fedrank.rank.propensity import OWN
 from fedrank.seeds import rng_for
 from fedrank.silo.training import CrossSilo
 from fedrank.spec.experiment import Experiment, SpecError, to_tables
@@ -30,7 +31,7 @@ from fedrank.spec.families import code_from_outside, name_of
 from fedrank.spec.federated import ELSEWHERE, ClientsSpec, FederatedExperiment
 from fedrank.spec.grid import read_tables
 from fedrank.spec.silo import SiloExperiment, SilosSpec
-from fedrank.spec.toml import parse_toml, write_toml
+from fedrank.spec.toml import TomlTable, parse_toml, write_toml
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.splits import Sites
@@ -192,7 +193,7 @@ class Plan:
     def without(self, leaving: Sequence[str], experiment: FederatedExperiment, name: str) -> Plan:
         """The plan of a run that forgets some sites, for those who stay, with the ids that they have."""
         tables = to_tables(experiment)
-        tables["data"] = {"name": ELSEWHERE} if not self.simulated else tables["data"]
+        tables["data"] = _elsewhere(tables["data"]) if not self.simulated else tables["data"]
         staying = tuple(site for site in self.sites if site.name not in leaving)
         plan = replace(self, name=name, spec=write_toml(tables), sites=staying, fewest=min(self.fewest, len(staying)))
         check_plan(plan)
@@ -235,7 +236,7 @@ def make_plan(
         )
     tables = to_tables(experiment)
     if not simulated:
-        tables["data"] = {"name": ELSEWHERE}
+        tables["data"] = _elsewhere(tables["data"])
         tables["clients"].pop("partition", None)  # which nothing but a log needs
         tables.pop("start", None)
     plan = Plan(
@@ -271,6 +272,11 @@ def names_digest(names: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:32] if listed else ""
 
 
+def _elsewhere(data: TomlTable) -> TomlTable:
+    """What sites are told of the data: nothing but how each corrects its own clicks."""
+    return {"name": ELSEWHERE} | {key: data[key] for key in ("propensities", "bias") if key in data}
+
+
 def only_simulated(experiment: FederatedExperiment) -> list[str]:
     """What belongs to a simulation, and has no meaning between real sites: one line each."""
     clients, usual = experiment.clients, ClientsSpec(count=1)
@@ -279,6 +285,11 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
         for name in ("partition", "user", "user_per", "malicious")
         if getattr(clients, name) != getattr(usual, name) and not _of_log(experiment, name)
     ]
+    if experiment.data.propensities not in (None, OWN):
+        found.append(
+            f"data.propensities: {experiment.data.propensities!r} belongs to a simulation, since nobody sees the "
+            f'clicks of all sites; use "{OWN}"'
+        )
     if experiment.attack is not None:
         found.append("attack: nobody attacks a real federation on purpose; leave it out, or try it with --local")
     if experiment.fine_tune:

@@ -19,14 +19,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.optimize import minimize
 
 from fedrank.seeds import rng_for
 from fedrank.types import Features
 
 Bias = Literal["position", "trust"]
 BIASES: tuple[Bias, ...] = ("position", "trust")
+SHARED, OWN = "shared", "own"  # whose clicks tell: those of all clients together, or each client's
 INTERVENTIONS, REGRESSION, GIVEN = "documents that changed places", "regression EM", "given"
 
 REPEATS = 200  # of the bootstrap over queries
@@ -248,6 +247,8 @@ class Meetings:
 
     def summed(self, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
         """[repeats, places x places, 7]: sums over queries, each counted as often as `multiples` [repeats, queries]."""
+        from scipy import sparse
+
         cell = self.a * self.places + self.b
         cells, width = self.places**2, self.sums.shape[1]
         if multiples is None:
@@ -537,6 +538,8 @@ def regression_em(
     A click was looked at and found relevant, with a probability that is logistic in the features. Regression EM climbs
     this likelihood step by step; here it is climbed along its slope, which ends in the same place, and far sooner.
     """
+    from scipy.optimize import minimize
+
     places, width = len(begin), table.shape[1]
 
     def cost(free: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,8 @@ from fedrank.data.log_fold import TEST_SHARE, log_fold
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
+from fedrank.rank.propensity import OWN, Bias
+from fedrank.run.places import corrected_crowd, corrected_data
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.sections import DataSpec
 from fedrank.types import Crowd
@@ -21,7 +24,8 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
     """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
     if data.log is not None:
         share = TEST_SHARE if data.test_share is None else data.test_share
-        return _load_log(data.log, data.users, share, data.normalise, data.described_by)
+        source = None if data.propensities == OWN else data.propensities  # those of each client: see `clients_of`
+        return _load_log(data.log, data.users, share, data.normalise, data.described_by, source, data.bias)
     if data.collection is not None:
         return _load_collection(data.collection, data.parts or 1, fold, data.described_by, data.normalise)
     if data.name is not None:
@@ -29,15 +33,28 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
     return _load_files(data.train, data.test, data.validation, data.normalise or "none", features=data.features)
 
 
-def _log(folder: str, users: int | None, share: float, normalise: str | None, features: str) -> Fold:
-    """The fold of a search log, whose features must be those that are asked for, if any are."""
-    has = log_features(load_log(folder))
+def _log(
+    folder: str,
+    users: int | None,
+    share: float,
+    normalise: str | None,
+    features: str,
+    propensities: str | None,
+    bias: Bias,
+) -> Fold:
+    """The fold of a search log, whose features must be those that are asked for, if any are; clicks are corrected."""
+    log = load_log(folder)
+    has = log_features(log)
     if features and features != has:
         raise ValueError(
             f"data.features: {folder} has the features {has}, not {features}; build it again with `fedrank logs build "
             f"--features {features}`, or leave data.features out"
         )
-    return log_fold(folder, users, share, normalise or default_normalisation(has), fixed_ranges(has))
+    fold = log_fold(folder, users, share, normalise or default_normalisation(has), fixed_ranges(has))
+    if propensities is None:
+        return fold
+    train, notes = corrected_data(fold.train, log, propensities, bias)
+    return replace(fold, train=train, notes=(*fold.notes, *notes))
 
 
 _load_named = lru_cache(maxsize=2)(load)
@@ -68,7 +85,7 @@ def described(name: str, train_queries: int, test_queries: int, data: RankingDat
 
 def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> Crowd:
     """The clients of an experiment."""
-    return make_clients(
+    crowd = make_clients(
         load_fold(experiment.data, fold).train,
         experiment.clients.count,
         partition=experiment.clients.partition,
@@ -80,3 +97,7 @@ def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> Crowd:
         people=experiment.clients.people,
         seed=seed,
     )
+    data = experiment.data
+    if data.log is None or data.propensities != OWN:
+        return crowd
+    return corrected_crowd(crowd, load_log(data.log), data.bias)

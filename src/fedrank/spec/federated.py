@@ -25,13 +25,13 @@ from fedrank.rank.rankers import RANKERS, Linear
 from fedrank.rank.users import USERS, User
 from fedrank.spec.experiment import Experiment
 from fedrank.spec.families import Elsewhere, SpecSection, code_from_outside, describe, hints_of
+from fedrank.spec.sections import ELSEWHERE as ELSEWHERE
 from fedrank.spec.sections import DataSpec, PrivacySpec
 from fedrank.spec.toml import TomlTable, shown
 from fedrank.spec.values import Filled, Positive, at_least, at_most, checked, more_than, noting
 from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerStep, has
 
 Count = Annotated[int, at_least(0)]
-ELSEWHERE = "coordinator"  # data of a plan between sites: the coordinator's own, to which no site has a path
 
 
 def _user(given: str | TomlTable) -> str | User:
@@ -251,13 +251,21 @@ def _log_problems(spec: Any) -> list[str]:
             'clients.partition: "users" needs to know who asked what; set data.log to the folder of a log, or '
             "data.collection and data.parts"
         )
-    if getattr(spec.learner, "lists", "drawn") == "logged":
+    if spec.data.propensities is not None and not has(spec.learner, "logged"):
+        found.append(
+            "data.propensities: correct clicks of a log, which this learner does not weigh; use the learner "
+            '"logged-clicks", or leave them out'
+        )
+    if getattr(spec.learner, "lists", "drawn") == "logged" or has(spec.learner, "logged"):
+        place, otherwise = (
+            ("learner: it", "pdgd") if has(spec.learner, "logged") else ('learner.lists: "logged"', '"drawn"')
+        )
         if not _has_log(spec):
-            found.append('learner.lists: "logged" learns from what a search log says was shown; set data.log')
+            found.append(f"{place} learns from what a search log says was shown; set data.log")
         if spec.clients.user != "perfect" or hasattr(spec.attack, "user"):
             found.append(
-                'learner.lists: "logged" takes clicks from the log, so that nobody clicks in another way; use the user '
-                '"perfect" and no attack by clicks, or "drawn"'
+                f"{place} takes clicks from the log, so that nobody clicks in another way; use the user "
+                f'"perfect" and no attack by clicks, or {otherwise}'
             )
         if spec.kind != "async" and getattr(spec.mechanism, "unit", "client") == "interaction":
             found.append(

@@ -13,8 +13,11 @@ from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import load_log
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.names import nearest
+from fedrank.rank.propensity import OWN, SHARED
 from fedrank.spec.families import SpecSection
 from fedrank.spec.values import Filled, Positive, less_than, more_than
+
+ELSEWHERE = "coordinator"  # data of a plan between sites: the coordinator's own, to which no site has a path
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class DataSpec(SpecSection):
     log: str | None = None  # a folder that `fedrank logs build` made
     users: Positive | None = None  # of a log: only so many, those with most entries; None: all
     test_share: Annotated[float, more_than(0), less_than(1)] | None = None  # of a log: the latest entries; None: 0.2
+    # Of a log of shown lists: what corrects clicks for their places: propensities of all clients ("shared"), of
+    # each by itself ("own"), or a file of them; None: nothing does.
+    propensities: str | None = None
+    bias: Literal["position", "trust"] = "position"  # what is corrected; trust: also that what stands high is believed
     collection: str | None = None  # a folder with documents, queries and judgements, or its name below FEDRANK_DATA
     parts: Positive | None = None  # of a collection: searchers, each with the documents of one topic; None: 1
     normalise: str | None = None  # "query", "global" or "none"; None: as the catalog says, "none" for files, or "query"
@@ -73,8 +80,8 @@ class DataSpec(SpecSection):
                 f"data.features: {self.features!r} names features of texts; set data.collection or data.log, or write "
                 "how many features files have"
             )
-        for name in ("users", "test_share"):
-            if getattr(self, name) is not None:
+        for name in ("users", "test_share", "propensities"):
+            if getattr(self, name) is not None and not (name == "propensities" and self.name == ELSEWHERE):
                 found.append(
                     f"data.{name}: is a setting of a search log, and there is none; set data.log, or leave it out"
                 )
@@ -112,6 +119,13 @@ class DataSpec(SpecSection):
             found.append("data.features: is a number for files only; a log knows its own; leave it out, or name a set")
         if self.evaluate_on == "validation":
             found.append("data.evaluate_on: a log has no validation queries; use test")
+        if self.propensities not in (None, SHARED, OWN) and not Path(self.propensities).is_file():
+            found.append(
+                f'data.propensities: {self.propensities!r} is no file; use "{SHARED}", "{OWN}", or a file of '
+                "`fedrank logs places`"
+            )
+        if self.propensities is None and self.bias != "position":
+            found.append(f"data.bias: {self.bias!r} corrects nothing by itself; set data.propensities, or leave it out")
         return found + [f"data.folds: no fold {fold}; a log is fold 1" for fold in self.folds if fold != 1]
 
     def _problems_of_collection(self) -> list[str]:
@@ -126,7 +140,7 @@ class DataSpec(SpecSection):
             found.append('data.normalise: searchers do not know the ranges of others; use "none" or "query"')
         found += [
             f"data.{name}: is a setting of a search log, and this is a collection; leave it out"
-            for name in ("users", "test_share")
+            for name in ("users", "test_share", "propensities")
             if getattr(self, name) is not None
         ]
         return found

@@ -12,6 +12,7 @@ from typing import Any
 from fedrank.files import read_text
 from fedrank.names import nearest
 from fedrank.rank.given import GIVEN
+from fedrank.rank.propensity import OWN, SHARED
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import (
@@ -28,7 +29,9 @@ from fedrank.spec.grid import (
 from fedrank.spec.toml import TomlTable, flat, parse_override, parse_toml, put, shown
 
 # Keys that name files.
-_FILES = re.compile(r"start|data\.(train|test|validation|log|folder)|clients(\.partition)+\.(file|over)|split\.file")
+_FILES = re.compile(
+    r"start|data\.(train|test|validation|log|folder|propensities)|clients(\.partition)+\.(file|over)|split\.file"
+)
 
 
 def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = False, trust: bool = True) -> Grid[Any]:
@@ -203,8 +206,8 @@ def _resolve(tables: TomlTable, folder: Path) -> None:
 
 
 def _is_path(key: str, value: Any) -> bool:
-    words = {"start": GIVEN, "over": "grade"}  # which name no file
-    return isinstance(value, str) and bool(value) and words.get(key.rpartition(".")[2]) != value
+    words = {"start": (GIVEN,), "over": ("grade",), "propensities": (SHARED, OWN)}  # which name no file
+    return isinstance(value, str) and bool(value) and value not in words.get(key.rpartition(".")[2], ())
 
 
 def _tables_in(tables: Any) -> list[TomlTable]:
