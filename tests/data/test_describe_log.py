@@ -18,9 +18,11 @@ from fedrank.data.describe_log import (
     power_law,
 )
 from fedrank.data.logs import SearchLog
+from fedrank.data.shown_folder import ShownLists, write_shown
 from fedrank.report.answers import about_log
 from fedrank.report.log_figures import draw_log
 from fedrank.report.terminal import show
+from tests.made_up import made_up_shown
 
 DAY = 86_400
 
@@ -55,6 +57,62 @@ def made_up_log(tmp_path, counts=(40, 20, 4), features=None):
         },
         folder=tmp_path / "toy",
     )
+
+
+def test_lists_as_they_were_shown(tmp_path):
+    facts = {
+        "left_out": {"event without its query": {"rows": 7, "lines": [1]}},
+        "noticed": {"clicks with a position that is not that of their list": {"rows": 3, "lines": [2]}},
+        "capped": {"beyond what a client may add in an hour": {"lists": 5, "clicks": 9, "clients": 2}},
+        "largest": {"before": [0.5, 0.25], "after": [0.1, 0.1]},
+        "redacted": {"asked by too few": 4},
+    }
+    shown = ShownLists(
+        features=np.arange(12.0, dtype=np.float32).reshape(6, 2),
+        lists=np.array([[0, 1, 2], [3, 4, -1], [5, -1, -1], [1, 0, -1]]),
+        clicks=np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]]),
+        first=np.array([0, 0, 2, 0]),
+        user=np.array([0, 1, 2, 0]),
+        time=np.array([10, 20, 30, 40]),
+        query=np.array([0, 1, 1, 0]),
+        document=np.arange(6),
+        users=["a", "b", "c"],
+        queries=["x", "y"],
+        documents=list("012345"),
+        feature_names=["f", "g"],
+        dwell=np.array([[30, np.nan, 10], *([[np.nan] * 3] * 3)]),
+        unit="browser",
+    )
+    found = describe_log(write_shown(tmp_path / "log", shown, {"features": "own"}, facts))
+    assert found.shown.shown_at.tolist() == [3, 3, 2]
+    assert found.shown.clicked_at.tolist() == [2, 1, 1]
+    assert (found.shown.lengths, found.shown.later_pages, found.shown.unclicked) == ((1, 2, 3), 1, 0.25)
+    assert found.shown.dwell == 20
+    assert found.compared == ("a", "b"), "nobody else clicked"
+    told = json.loads(description_as_json(found))["shown"]
+    assert told["capped"] == facts["capped"]
+    assert told["left_out"] == {"event without its query": 7}
+    out = io.StringIO()
+    show(about_log(found), Console(file=out, width=200))
+    said = " ".join(out.getvalue().split())
+    for text in (
+        "clicked by place 66.7%, 33.3%, 50.0%",
+        "busiest browser 50.0% of all clicks, 10.0% after limits",
+        "cut 5 lists with 9 clicks of 2: beyond what a client may add in an hour",
+        "odd 3 clicks with a position that is not that of their list",
+        "time on a document median 20 s",
+    ):
+        assert text in said
+    draw_log(found, tmp_path / "log.svg")
+    assert "event without its query" in (tmp_path / "log.svg").read_text()
+
+
+def test_a_log_without_a_click(tmp_path):
+    log = made_up_shown(tmp_path / "log", [0, 1, 0], clicks=np.zeros((3, 10)))
+    found = describe_log(log)
+    assert found.compared == ()
+    assert math.isnan(found.mean_distance)
+    draw_log(found, tmp_path / "log.svg")
 
 
 def test_burstiness_by_hand():

@@ -7,6 +7,7 @@ import json
 import re
 import stat
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ from fedrank.run.unlearning import unlearn_runs
 from fedrank.spec.families import build
 from fedrank.spec.grid import read_tables
 from fedrank.unlearn.methods import Unlearner
-from tests.made_up import made_up_data
+from tests.made_up import made_up_data, made_up_shown
 
 GAUSSIAN = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "client"}
 FEDERATED = {
@@ -171,6 +172,17 @@ def test_a_log_has_a_card(log):
     assert list(card.files) == ["facts.json"]
     assert "user ids" in card.summary
     assert "do not pass it on" in card.summary
+
+
+def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(tmp_path):
+    browsers = made_up_shown(tmp_path / "b", [0, 1], unit="browser")
+    assert "a user here is a browser, not a person" in log_card(browsers).summary
+    assert "browser" not in log_card(made_up_shown(tmp_path / "p", [0, 1])).summary
+    facts = {"settings": {"keep_days": 90}, "redacted": {"an e-mail address": 2, "asked by too few": 1000}}
+    said = log_card(replace(browsers, facts=browsers.facts | facts)).summary
+    assert "Lists older than 90 days before it was made were never stored; build it anew to keep to that." in said
+    assert "The text of 1,002 queries was never stored (an e-mail address: 2, asked by too few: 1,000)." in said
+    assert "what redacted queries found" in said
 
 
 def test_the_command_writes_the_card_of_a_log(tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
+from fedrank.data.log_fold import log_fold
 from fedrank.search.answers import Filters, NotFound, SearchError
 from fedrank.search.client import SearchClient
 from tests.search.made_up import Clock, opened, write_documents
@@ -264,6 +266,30 @@ def test_ubi_is_written_in_the_order_shown_without_clicks_taken_back(client, clo
     assert query["timestamp"].endswith("Z")
     assert (files.searches, files.clicks) == (1, 1)
     assert os.stat(files.queries).st_mode & 0o077 == 0
+
+
+def test_what_is_exported_becomes_a_data_set(client, clock, tmp_path):
+    found = search_and_click(client, clock, "orchard apple", place=3)
+    client.shown(found.impression, 2)
+    other = client.search("orchard pear")
+    files = client.export_ubi(tmp_path / "ubi")
+    seen = {result.id for shown in (found, client.shown(found.impression, 2), other) for result in shown.results}
+    documents = [client.document(id) for id in sorted(seen)]
+    rows = [{"id": str(one.id), "title": one.title, "text": one.text} for one in documents]
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = UbiSource(Path(files.queries), Path(files.events))
+    log = build_shown(source, tmp_path / "docs.jsonl", tmp_path / "log", ShownBuild(features="live-1"))
+    assert log.facts["left_out"] == log.facts["noticed"] == {}
+    lists = [[int(log.documents[log.document[pair]]) for pair in one if pair >= 0] for one in log.lists]
+    assert lists[0][:10] == [result.id for result in found.results]
+    assert len(lists[0]) == 20
+    assert lists[1] == [result.id for result in other.results]
+    assert np.argwhere(log.clicks).tolist() == [[0, 3]], "the click stands where it was made"
+    assert (log.users, log.unit) == (("me",), "browser")
+    assert log.queries == ("[redacted 1]", "[redacted 2]"), "asked by fewer than five"
+    train = log_fold(log.folder, test_share=0.5).train
+    assert train.place.tolist() == list(range(20))
+    assert train.grades.tolist() == [int(place == 3) for place in range(20)]
 
 
 def test_searches_go_on_while_files_are_indexed(client, tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from fedrank.cli.shared import answer, new_console, progress, say
 from fedrank.files import write_whole
 
 if TYPE_CHECKING:
+    from fedrank.data.click_caps import ClickCaps
     from fedrank.data.logs import SearchLog
     from fedrank.progress import Progress
 
@@ -24,51 +26,135 @@ logs_app = typer.Typer(
 @logs_app.command(
     "build",
     epilog="Examples:  fedrank logs build --log log.tsv --docs corpus.jsonl --out aol  ·  fedrank logs build --log "
-    "clicks.csv.gz --docs corpus.tsv --out mine --users 100 --exclude 71845 --column user=person",
+    "clicks.csv.gz --docs corpus.tsv --out mine --users 100 --exclude 71845 --column user=person  ·  fedrank logs "
+    "build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out shop --keep-days 90",
 )
 def logs_build(
-    log: Annotated[
-        Path,
-        typer.Option(help="Who searched when for what and clicked which: .tsv, .csv, .jsonl; or ir_datasets:NAME."),
-    ],
     docs: Annotated[
         Path, typer.Option(help="The documents, with id, title, text and url: .jsonl, .tsv; or ir_datasets:NAME.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the data set.")],
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Who searched when for what and clicked which: .tsv, .csv, .jsonl; or ir_datasets:NAME. With a column "
+            "named shown, lists are those that were shown."
+        ),
+    ] = None,
+    ubi_queries: Annotated[
+        Path | None, typer.Option(help="Searches and what they returned, of User Behavior Insights: .ndjson.")
+    ] = None,
+    ubi_events: Annotated[Path | None, typer.Option(help="Clicks, of User Behavior Insights: .ndjson.")] = None,
     users: Annotated[
         int | None, typer.Option(min=1, help="Only so many users, the most active; all if not given.")
     ] = None,
     least: Annotated[int, typer.Option(min=1, help="Entries that a user must have.")] = 1,
     exclude: Annotated[list[str] | None, typer.Option(help="User to leave out; may be repeated.")] = None,
-    window: Annotated[str, typer.Option(help="ranked, or shuffled as in the published code.")] = "ranked",
+    window: Annotated[
+        str | None, typer.Option(help="ranked, or shuffled as in the published code.", show_default="ranked")
+    ] = None,
     short: Annotated[
-        str, typer.Option(help="Where too few documents match: drop the entry, or fill at random.")
-    ] = "drop",
+        str | None,
+        typer.Option(help="Where too few documents match: drop the entry, or fill at random.", show_default="drop"),
+    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="FIELD=NAME", help="What the log calls user, time, query or document; may be repeated."),
     ] = None,
     match: Annotated[
-        str, typer.Option(help="Clicks name documents by id or url; auto: by url in AOL's format.")
-    ] = "auto",
+        str | None,
+        typer.Option(help="Clicks name documents by id or url; auto: by url in AOL's format.", show_default="auto"),
+    ] = None,
     stem: Annotated[str, typer.Option(help="Stems of words instead of words: none, or english.")] = "none",
     features: Annotated[
-        str, typer.Option(help="aol-103, those of AOL4FOLTR; or live-1, those of fedrank search.")
+        str,
+        typer.Option(help="aol-103, those of AOL4FOLTR; live-1, of fedrank search; or engine-1, of search engines."),
     ] = "aol-103",
     published: Annotated[bool, typer.Option("--published", help="Features as the published code has them.")] = False,
+    person: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="UBI: what names the person; else users are browsers.")
+    ] = None,
+    action: Annotated[
+        list[str] | None, typer.Option(help="UBI: event that counts as a click; may be repeated.", show_default="click")
+    ] = None,
+    object_field: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="UBI: column of the documents that object ids are in.")
+    ] = None,
+    places: Annotated[
+        int | None, typer.Option(min=1, help="Shown lists: places of a page that are kept.", show_default="100")
+    ] = None,
+    drawn: Annotated[
+        str | None,
+        typer.Option(metavar="TEMPERATURE,KEEP", help="Shown lists: how those with a column scores were drawn."),
+    ] = None,
+    cap: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE=N", help="Shown lists: robot, clicks_list, lists_hour, clicks_hour, share or least; or none."
+        ),
+    ] = None,
+    keep_days: Annotated[int | None, typer.Option(min=1, help="Shown lists: older ones are never stored.")] = None,
+    rare: Annotated[
+        int | None,
+        typer.Option(min=1, help="Shown lists: users that a query needs, or its text is not stored.", show_default="5"),
+    ] = None,
+    keep_patterns: Annotated[
+        bool, typer.Option("--keep-patterns", help="Shown lists: store queries with e-mail addresses and long numbers.")
+    ] = False,
+    redact_words: Annotated[
+        Path | None, typer.Option(help="Shown lists: words, one a line; queries with one are not stored.")
+    ] = None,
+    drop_redacted: Annotated[
+        bool, typer.Option("--drop-redacted", help="Shown lists: leave out the lists of redacted queries as well.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="For what is drawn by chance.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="For features; one per core if not given.")] = None,
 ) -> None:
-    """Result lists, features, users and times of a log. A build that was interrupted continues."""
+    """Lists, features, users and times of a log, with made-up lists or those shown. One that was stopped continues."""
     from fedrank.data.build_log import LogBuild, build_log
+    from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
     from fedrank.data.lists import ListRules
+    from fedrank.data.redaction import Redaction, read_words
+    from fedrank.data.shown import is_shown_table
+    from fedrank.data.ubi import UbiRules
 
+    workers = threads or os.cpu_count() or 1
     columns = dict(_pair(text) for text in column or [])
-    how = LogBuild(
-        ListRules(window=window, short=short), users, least, tuple(exclude or ()), columns, match, published, seed,
-        stem, features,
+    of_ubi = {"--person": person, "--action": action, "--object-field": object_field}
+    of_tables = {"--column": column, "--drawn": drawn}
+    of_shown = {
+        "--places": places, "--cap": cap, "--keep-days": keep_days, "--rare": rare, "--keep-patterns": keep_patterns,
+        "--redact-words": redact_words, "--drop-redacted": drop_redacted,
+    }  # fmt: skip
+    of_made_up = {"--window": window, "--short": short, "--match": match, "--published": published}
+    source: Path | UbiSource
+    if ubi_queries is not None and ubi_events is not None and log is None:
+        source, wrong = UbiSource(ubi_queries, ubi_events), {**of_made_up, **of_tables}
+    elif log is None or ubi_queries is not None or ubi_events is not None:
+        raise ValueError("give --log, or both --ubi-queries and --ubi-events")
+    elif is_shown_table(log, columns):
+        source, wrong = log, {**of_made_up, **of_ubi}
+    else:
+        _only("lists as they were shown", {**of_ubi, **of_shown, "--drawn": drawn})
+        rules = ListRules(window=window or "ranked", short=short or "drop")
+        made_up = LogBuild(
+            rules, users, least, tuple(exclude or ()), columns, match or "auto", published, seed, stem, features
+        )
+        _make_log(lambda report: build_log(log, docs, out, made_up, threads=workers, progress=report))
+        return
+    _only("another kind of log", wrong)
+    usual, hidden = UbiRules(), Redaction()
+    how = ShownBuild(
+        features, stem, users, least, tuple(exclude or ()), columns, _draws(drawn),
+        UbiRules(person, tuple(action or usual.actions), object_field, places or usual.places),
+        _caps(cap or []),
+        Redaction(
+            rare or hidden.people, not keep_patterns, read_words(redact_words) if redact_words else (),
+            "drop" if drop_redacted else "replace",
+        ),
+        keep_days,
     )  # fmt: skip
-    _make_log(lambda report: build_log(log, docs, out, how, threads=threads or os.cpu_count() or 1, progress=report))
+    _make_log(lambda report: build_shown(source, docs, out, how, threads=workers, progress=report))
 
 
 @logs_app.command(
@@ -156,3 +242,41 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not value:
         raise ValueError(f"--column {text!r}: write FIELD=NAME, such as user=AnonID")
     return name, value
+
+
+def _only(what: str, options: Mapping[str, object]) -> None:
+    """Refuse options that would be ignored."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name} is for {what}, and would change nothing here; leave it out")
+
+
+def _draws(text: str | None) -> tuple[float, float] | None:
+    """Temperature and keep."""
+    if text is None:
+        return None
+    try:
+        temperature, keep = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"--drawn {text!r}: write TEMPERATURE,KEEP, such as 0.3,0.5") from None
+    if not (0 < temperature < float("inf") and 0 <= keep <= 1):
+        raise ValueError(f"--drawn {text!r}: no list can be drawn so; use a temperature above 0 and a share to keep")
+    return temperature, keep
+
+
+def _caps(texts: list[str]) -> ClickCaps:
+    """Limits, with those that are set otherwise."""
+    from fedrank.data.click_caps import ClickCaps
+    from fedrank.names import nearest
+
+    chosen: dict[str, int | float | None] = {}
+    rules = [one.name for one in fields(ClickCaps)]
+    for text in texts:
+        rule, _, value = text.partition("=")
+        if rule not in rules:
+            raise ValueError(f"--cap {text!r}: no such rule{nearest(rule, rules)}")
+        try:
+            chosen[rule] = None if value == "none" and rule != "least" else (float if rule == "share" else int)(value)
+        except ValueError:
+            raise ValueError(f"--cap {text!r}: write a number, as in {rule}=60, or {rule}=none") from None
+    return replace(ClickCaps(), **chosen)  # type: ignore[arg-type]  # checked by name

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.build_log import notes
-from fedrank.data.logs import SearchLog
+from fedrank.data.logs import SearchLog, lengths_of
 from fedrank.seeds import rng_for
 
 COMPARED = 10  # users whose clicks are compared, the most active ones
@@ -19,7 +19,9 @@ DRAWN = 5  # users whose days are drawn, as in the paper
 FEWEST = 10  # entries of a user whose burstiness counts; of fewer it is mostly chance
 TAIL = 10  # users that the fitted part of a power law must hold
 SAMPLE = 2000  # clicks of a user that are compared at most
+PLACES = 1000  # whose clicks are counted; hardly anybody goes further
 _DAY = 86_400
+_SOME = 100_000  # lists that are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,28 @@ class PowerLaw:
     least: int  # where the law begins
     users: int  # that it describes
     distance: float  # Kolmogorov-Smirnov, between the counts and the law; small is good
+
+
+@dataclass(frozen=True)
+class ShownDescription:
+    """Of lists as they were shown: what can be seen of people's clicks, and of those who forge them."""
+
+    unit: str  # what a user is: "person" or "browser"
+    lengths: tuple[int, int, int]  # of lists: shortest, median, longest
+    later_pages: int  # lists that do not begin at the first place
+    unclicked: float  # share of lists without a click
+    shown_at: NDArray[np.int64]  # [places]: how often a document was shown there
+    clicked_at: NDArray[np.int64]  # [places]: and clicked
+    dwell: float  # median of the known seconds on a clicked document; NaN: none is known
+    drawn: bool  # whether it is known how lists were drawn
+    largest_before: tuple[
+        float, ...
+    ]  # shares of all clicks of the users with most of them, before limits; largest first
+    largest_after: tuple[float, ...]
+    capped: dict[str, dict[str, int]]  # by rule: lists, clicks, and clients that had them
+    noticed: dict[str, int]  # rows that are odd
+    left_out: dict[str, int]  # rows that were not used, by reason
+    redacted: dict[str, int]  # queries whose text is not stored, by reason
 
 
 @dataclass(frozen=True)
@@ -54,6 +78,7 @@ class LogDescription:
     by_chance: float  # mean distance if the compared users had dealt their clicks out at random
     features: tuple[tuple[str, float], ...]  # which differ, by their mean distance, most first
     notes: tuple[str, ...]  # what became of the log's rows
+    shown: ShownDescription | None = None  # None: lists were made up
 
     @property
     def mean_distance(self) -> float:
@@ -63,15 +88,17 @@ class LogDescription:
 
 
 def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> LogDescription:
-    """Count, fit and compare; only clicks of the most active users are compared, at most 2,000 of each."""
+    """Count, fit and compare; only clicks of the most active users are compared, of at most 2,000 entries of each."""
     clicks = np.bincount(log.user, minlength=len(log.users)).astype(np.int64)
-    chosen = list(range(min(compared, len(log.users))))
+    chosen = _who_clicked(log)[:compared]
     tables = []
     for user in chosen:
         rows = log.rows_of(user)
         if len(rows) > SAMPLE:
             rows = np.sort(rng_for(seed, "describe", user).choice(rows, SAMPLE, replace=False))
         tables.append(np.asarray(log.features[log.clicked(rows)], dtype=np.float64))
+    chosen = [user for user, table in zip(chosen, tables, strict=True) if len(table)]
+    tables = [table for table in tables if len(table)] or [np.zeros((1, log.features.shape[1]))]
     distances, per_feature = feature_distances(tables)
     mixed = rng_for(seed, "by chance").permutation(np.concatenate(tables))
     ends = np.cumsum([len(table) for table in tables])
@@ -97,11 +124,54 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
         burstiness=_bursts(log),
         days=days,
         drawn=log.users[: len(days)],
-        compared=log.users[: len(chosen)],
+        compared=tuple(log.users[user] for user in chosen),
         distances=distances,
         by_chance=float(chance.sum() / pairs) if len(chosen) > 1 else float("nan"),
         features=tuple((log.feature_names[i], float(per_feature[i])) for i in order),
         notes=tuple(notes(log.facts)),
+        shown=_shown(log) if log.is_shown else None,
+    )
+
+
+def _who_clicked(log: SearchLog) -> list[int]:
+    """Users with a click, most active first."""
+    if log.clicks is None:
+        return list(range(len(log.users)))
+    some = [log.user[i : i + _SOME][log.clicks[i : i + _SOME].any(axis=1)] for i in range(0, len(log), _SOME)]
+    return [int(user) for user in np.unique(np.concatenate(some))]
+
+
+def _shown(log: SearchLog) -> ShownDescription:
+    entries = np.arange(len(log))
+    data_places, clicked_places = np.zeros(PLACES, np.int64), np.zeros(PLACES, np.int64)
+    unclicked = 0
+    assert log.clicks is not None, "a shown log has them"
+    assert log.first is not None, "and places"
+    for begin in range(0, len(log), _SOME):
+        some = slice(begin, begin + _SOME)
+        places = log.first[some][:, None] + np.arange(log.lists.shape[1])
+        for counts, which in ((data_places, log.lists[some] >= 0), (clicked_places, log.clicks[some] > 0)):
+            counts += np.bincount(places[which & (places < PLACES)], minlength=PLACES)
+        unclicked += int(np.count_nonzero(~log.clicks[some].any(axis=1)))
+    last = int(np.flatnonzero(data_places)[-1]) + 1 if data_places.any() else 0
+    lengths = lengths_of(log, entries)
+    known = log.dwell[~np.isnan(log.dwell)] if log.dwell is not None else np.empty(0)
+    largest = log.facts.get("largest", {})
+    return ShownDescription(
+        unit=log.unit,
+        lengths=(int(lengths.min()), int(np.median(lengths)), int(lengths.max())),
+        later_pages=int(np.count_nonzero(log.first)),
+        unclicked=unclicked / len(log),
+        shown_at=data_places[:last],
+        clicked_at=clicked_places[:last],
+        dwell=float(np.median(known)) if len(known) else float("nan"),
+        drawn=log.drawn is not None,
+        largest_before=tuple(largest.get("before", ())),
+        largest_after=tuple(largest.get("after", ())),
+        capped=dict(log.facts.get("capped", {})),
+        noticed={reason: one["rows"] for reason, one in log.facts.get("noticed", {}).items()},
+        left_out={reason: one["rows"] for reason, one in log.facts.get("left_out", {}).items()},
+        redacted=dict(log.facts.get("redacted", {})),
     )
 
 
@@ -175,7 +245,8 @@ def _bursts(log: SearchLog) -> NDArray[np.float64]:
 
 def description_as_json(found: LogDescription) -> str:
     """All numbers as JSON text; what is not known is null."""
-    return json.dumps(_plain(asdict(found)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    told = {key: value for key, value in asdict(found).items() if key != "shown" or value is not None}
+    return json.dumps(_plain(told), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def date_of(seconds: int) -> str:

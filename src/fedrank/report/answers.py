@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fedrank.attack.audits import Finding
     from fedrank.data.catalog import DataSet
     from fedrank.data.check import FileCheck
-    from fedrank.data.describe_log import LogDescription
+    from fedrank.data.describe_log import LogDescription, ShownDescription
     from fedrank.rank.model import Scorer
     from fedrank.run.apply import Quality
     from fedrank.run.tune import Tried
@@ -620,4 +620,28 @@ def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
             )
         )
         rows.append(("differ most in", "; ".join(f"{name} ({value:.2f})" for name, value in log.features[:5])))
+    return rows + (_shown_rows(log.shown) if log.shown else [])
+
+
+def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
+    """What is only known of lists as they were shown."""
+    low, middle, high = shown.lengths
+    places = [
+        f"{clicked / often:.1%}" for clicked, often in zip(shown.clicked_at, shown.shown_at, strict=True) if often
+    ]
+    rows = [
+        ("lists as shown", f"{low:,} to {high:,} documents, median {middle:,}; {shown.later_pages:,} of later pages"),
+        ("without a click", f"{shown.unclicked:.1%} of the lists"),
+        ("clicked by place", ", ".join(places[:10]) + (", ..." if len(places) > 10 else "")),
+    ]
+    if not np.isnan(shown.dwell):
+        rows.append(("time on a document", f"median {shown.dwell:,.0f} s where it is known"))
+    if shown.drawn:
+        rows.append(("draws", "known: probabilities of these lists can be computed"))
+    if shown.largest_before:
+        after = f", {shown.largest_after[0]:.1%} after limits" if shown.largest_after else ""
+        rows.append((f"busiest {shown.unit}", f"{shown.largest_before[0]:.1%} of all clicks{after}"))
+    for rule, one in shown.capped.items():
+        rows.append(("cut", f"{one['lists']:,} lists with {one['clicks']:,} clicks of {one['clients']:,}: {rule}"))
+    rows += [("odd", f"{n:,} {reason}") for reason, n in shown.noticed.items()]
     return rows

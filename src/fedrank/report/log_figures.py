@@ -12,19 +12,30 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.special import zeta
 
-from fedrank.data.describe_log import LogDescription, date_of
+from fedrank.data.describe_log import LogDescription, ShownDescription, date_of
 from fedrank.report.figures import COLOURS, LOOK, plain
+
+MOST_REASONS = 10  # that are drawn
 
 
 def draw_log(log: LogDescription, path: str | Path) -> None:
-    """Draw users by clicks, days of the most active users, and their differences; the file's ending is its format."""
+    """Draw users by clicks, days of the most active users, and their differences; the file's ending is its format.
+
+    Of lists as they were shown, a second row has clicks by place, what was left out, and who clicks most.
+    """
     with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(12.5, 3.9), layout="constrained")
+        rows = 1 if log.shown is None else 2
+        figure = Figure(figsize=(12.5, 3.9 * rows), layout="constrained")
         FigureCanvasAgg(figure)
-        users, days, differences = figure.subplots(1, 3, width_ratios=(1, 1.25, 1.05))
+        panels = figure.subplots(rows, 3, width_ratios=(1, 1.25, 1.05), squeeze=False)
+        users, days, differences = panels[0]
         _draw_users(users, log)
         _draw_days(days, log)
         _draw_differences(figure, differences, log)
+        if log.shown is not None:
+            _draw_places(panels[1, 0], log.shown)
+            _draw_lost(panels[1, 1], log.shown)
+            _draw_shares(panels[1, 2], log.shown)
         figure.savefig(path, dpi=150)
 
 
@@ -67,6 +78,47 @@ def _draw_differences(figure: Any, axis: Any, log: LogDescription) -> None:
     axis.set_title(f"Differences in clicked features{note}", loc="left", fontsize=9.5)
     figure.colorbar(image, ax=axis, shrink=0.8).outline.set_visible(False)
     _plain_labels(axis)
+
+
+def _draw_places(axis: Any, shown: ShownDescription) -> None:
+    """How often what stands at a place is clicked; where few lists reach, nothing is drawn."""
+    often = shown.shown_at >= max(1, shown.shown_at.max(initial=0) // 100)
+    places = np.flatnonzero(often)
+    axis.plot(places + 1, shown.clicked_at[places] / shown.shown_at[places], "o-", color=COLOURS[0], ms=3, lw=1.2)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("place")
+    axis.set_ylabel("clicks per document shown")
+    axis.set_title(f"Clicks by place\n{shown.unclicked:.0%} of the lists have none", loc="left", fontsize=9.5)
+
+
+def _draw_lost(axis: Any, shown: ShownDescription) -> None:
+    """What was left out, cut or odd, most first."""
+    lost = [(n, f"{reason} (rows)", COLOURS[0]) for reason, n in shown.left_out.items()]
+    lost += [(one["lists"], f"{rule} (lists)", COLOURS[1]) for rule, one in shown.capped.items()]
+    lost += [(n, reason, COLOURS[2]) for reason, n in shown.noticed.items()]
+    lost = sorted(lost, reverse=True)[:MOST_REASONS]
+    axis.barh(range(len(lost)), [n for n, _, _ in lost], color=[colour for _, _, colour in lost], height=0.6)
+    axis.set_yticks([])
+    for place, (n, reason, _) in enumerate(lost):
+        text = axis.annotate(f"{n:,} {reason}", (0, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        plain(text)
+    axis.set_ylim(max(len(lost), 1) - 0.5, -0.5)
+    axis.set_xlabel("how many")
+    axis.set_title("Left out, cut by limits, and odd", loc="left", fontsize=9.5)
+
+
+def _draw_shares(axis: Any, shown: ShownDescription) -> None:
+    for shares, label, colour in (
+        (shown.largest_before, "in the log", COLOURS[1]),
+        (shown.largest_after, "after limits", COLOURS[0]),
+    ):
+        axis.plot(np.arange(1, len(shares) + 1), shares, "o-", color=colour, label=label, ms=4, lw=1.2)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel(f"{shown.unit}s with most clicks")
+    axis.set_ylabel("share of all clicks")
+    if shown.largest_before:
+        axis.legend(frameon=False, fontsize=8)
+    axis.set_title("Who clicks most", loc="left", fontsize=9.5)
 
 
 def _plain_labels(axis: Any) -> None:

@@ -137,11 +137,35 @@ def log_card(log: SearchLog) -> Card:
         who_sees_what=sees,
         delta=0.0,
         budget=None,
-        not_covered=LOG,
+        not_covered=(*LOG, *_not_covered_of_shown(log)),
         clients=len(log.users),
-        summary=f"No mechanism: {sees}. Nothing can be claimed; do not pass it on.",
+        summary=f"No mechanism: {sees}. Nothing can be claimed; do not pass it on.{_kept_of_shown(log)}",
     )
     return issued(made, log.folder, log.folder.name, [FACTS])
+
+
+def _not_covered_of_shown(log: SearchLog) -> tuple[str, ...]:
+    said = []
+    if log.unit == "browser":
+        said.append(
+            "persons: a user here is a browser, not a person. Somebody with two browsers counts as two, so that an ε "
+            "per user is not one per person, and people who share a browser count as one"
+        )
+    if log.facts.get("redacted"):
+        said.append("what redacted queries found: lists, clicks and features of theirs are there, and can tell a lot")
+    return tuple(said)
+
+
+def _kept_of_shown(log: SearchLog) -> str:
+    """What was decided not to be kept."""
+    settings, redacted = log.facts.get("settings", {}), log.facts.get("redacted") or {}
+    said = ""
+    if days := settings.get("keep_days"):
+        said += f" Lists older than {days:,} days before it was made were never stored; build it anew to keep to that."
+    if redacted:
+        reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
+        said += f" The text of {sum(redacted.values()):,} queries was never stored ({reasons})."
+    return said
 
 
 def sketch_card(path: Path) -> Card:
