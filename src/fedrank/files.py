@@ -148,6 +148,38 @@ def parse_json(text: str | bytes, each: Callable[[list[tuple[str, Any]]], dict[s
         raise ValueError("it is nested too deeply") from None
 
 
+def exchange(new: str | Path, old: str | Path) -> None:
+    """Let two folders change places at once, so that nobody ever finds none, or half of one.
+
+    A system that cannot do that moves one after the other; a process that is killed in between leaves `old` without a
+    folder, and both of them under other names.
+    """
+    if not _swapped(os.fsencode(new), os.fsencode(old)):
+        aside = Path(old).with_name(f"{Path(new).name}{UNFINISHED}")
+        os.rename(old, aside)
+        os.rename(new, old)
+        os.rename(aside, new)
+
+
+def _swapped(new: bytes, old: bytes) -> bool:
+    """Whether the system exchanged two names in one step."""
+    import ctypes
+    import sys
+
+    here, exchanging = -100, 2  # AT_FDCWD; RENAME_EXCHANGE of Linux is RENAME_SWAP of macOS
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            failed = library.renamex_np(new, old, exchanging)
+        else:
+            failed = library.renameat2(here, new, here, old, exchanging)
+    except (OSError, AttributeError, TypeError):  # another system, or an older one
+        return False
+    if failed and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.fsdecode(old))
+    return not failed
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process of this number runs; where that cannot be asked, yes."""
     if os.name == "nt":  # signal 0 would end it there

@@ -1,0 +1,206 @@
+"""One user's rows out of a data set: a new folder is written beside the old one and takes its place at once.
+
+Whoever is killed at any moment leaves the old folder or the new one, whole. What only the user brought goes as well:
+queries that nobody else asked, and features of documents that nobody else was shown for a query.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from fedrank.data.log_folder import UNFINISHED, working_on
+from fedrank.data.logs import FACTS, TEXTS, SearchLog, load_log, write_names
+from fedrank.files import UNFINISHED as PART
+from fedrank.files import exchange, is_alive, private_folder, sync, write_whole
+
+GONE = "(forgotten)"  # what stands in facts instead of a name
+_SOME = 50_000  # rows that are in memory at a time
+_PART = "forgetting"
+
+
+@dataclass(frozen=True)
+class RemovedRows:
+    """What went out of a data set."""
+
+    entries: int
+    clicks: int
+    queries: int  # that nobody else asked
+    pairs: int  # of a query and a document, that nobody else was shown
+    first: int  # seconds since 1970: from the first entry ...
+    last: int  # ... to the last
+
+
+def rows_of_user(log: SearchLog, name: str) -> RemovedRows:
+    """What forgetting a user would remove; refuses whoever is not there, or is all that is there."""
+    own = _own(log, name)
+    queries, pairs = _kept_queries(log, own), _kept_pairs(log, own)
+    mine = np.flatnonzero(own)
+    clicked = len(mine) if log.clicks is None else int(np.asarray(log.clicks[mine]).sum())
+    times = np.asarray(log.time[mine])
+    return RemovedRows(
+        len(mine),
+        clicked,
+        len(log.queries) - int(queries.sum()),
+        len(log.document) - int(pairs.sum()),
+        int(times.min()) if len(times) else 0,
+        int(times.max()) if len(times) else 0,
+    )
+
+
+def forget_user(
+    folder: str | os.PathLike[str],
+    name: str,
+    note: dict[str, Any] | None = None,
+    complete: Callable[[Path, RemovedRows], None] = lambda part, removed: None,
+) -> RemovedRows:
+    """Remove a user from a data set for good.
+
+    `note` is added to what the data set says was forgotten, and should not name anybody. `complete` may add files to
+    the new folder before it takes the old one's place.
+    """
+    folder = Path(folder).resolve()
+    sweep(folder)
+    with working_on(folder):
+        log = load_log(folder)
+        removed = rows_of_user(log, name)
+        part = folder.with_name(f".{folder.name}.{_PART}.{os.getpid()}")
+        private_folder(part)
+        try:
+            _write(log, name, part, removed, note or {})
+            complete(part, removed)
+            load_log(part)  # what cannot be opened takes nobody's place
+            for path in part.iterdir():
+                os.chmod(path, 0o600)
+                sync(path)
+            sync(part)
+            exchange(part, folder)
+            sync(folder.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)  # the old folder now, or what was begun of the new one
+    return removed
+
+
+def sweep(folder: Path) -> int:
+    """Delete what a process that was killed left beside a data set; returns how many folders that were."""
+    stale = [path for path in folder.parent.glob(f".{folder.name}.{_PART}.*") if _is_left(path)]
+    for path in sorted(stale):  # a new folder before the old one that it was to replace
+        if not folder.exists() and (path / FACTS).exists():
+            os.rename(path, folder)  # killed between two renames, on a system that knows no exchange
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return len(stale)
+
+
+def _is_left(path: Path) -> bool:
+    pid = path.name.removesuffix(PART).rpartition(".")[2]
+    return pid.isdigit() and not is_alive(int(pid))
+
+
+def _own(log: SearchLog, name: str) -> NDArray[np.bool_]:
+    """[entries]: whose they are."""
+    if name not in log.users:
+        before = len(log.facts.get("forgotten", ()))
+        since = f"; {before} were forgotten there before" if before else ""
+        raise ValueError(
+            f"nobody in {log.folder} is called {name!r}{since}; users are {log.unit}s there, by the ids of the log it "
+            "was built from"
+        )
+    own: NDArray[np.bool_] = np.asarray(log.user) == log.users.index(name)
+    if own.all():
+        raise ValueError(
+            f"{log.folder} has no entries of anybody else, so that nothing would be left; delete the folder"
+        )
+    return own
+
+
+def _kept_queries(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[queries]: False where only they asked."""
+    theirs, others = np.zeros((2, len(log.queries)), np.bool_)
+    query = np.asarray(log.query)
+    theirs[query[own]], others[query[~own]] = True, True
+    kept: NDArray[np.bool_] = ~theirs | others
+    return kept
+
+
+def _kept_pairs(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[pairs]: False where only they were shown them."""
+    theirs, others = np.zeros((2, len(log.document) + 1), np.bool_)  # the last one stands for -1, behind shorter lists
+    for whose, entries in ((theirs, np.flatnonzero(own)), (others, np.flatnonzero(~own))):
+        for rows in _blocks(entries):
+            whose[np.asarray(log.lists[rows]).ravel()] = True
+    kept: NDArray[np.bool_] = (~theirs | others)[:-1]
+    return kept
+
+
+def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    for first in range(0, len(rows), _SOME):
+        yield rows[first : first + _SOME]
+
+
+def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: dict[str, Any]) -> None:
+    own = _own(log, name)
+    entries, queries, pairs = np.flatnonzero(~own), _kept_queries(log, own), _kept_pairs(log, own)
+    user = log.users.index(name)
+    new_pair = np.append(np.cumsum(pairs) - 1, -1)  # -1 stays -1
+    new_query = np.cumsum(queries) - 1
+    shapes = {}
+    for array in log.facts["shapes"]:
+        values: NDArray[Any] = getattr(log, array)
+        rows = np.flatnonzero(pairs) if array in ("features", "document") else entries
+        out = open_memmap(part / f"{array}.npy", mode="w+", dtype=values.dtype, shape=(len(rows), *values.shape[1:]))
+        for first, some in zip(range(0, len(rows), _SOME), _blocks(rows), strict=True):
+            block = np.asarray(values[some])
+            if array == "lists":
+                block = new_pair[block]
+            elif array == "query":
+                block = new_query[block]
+            elif array == "user":
+                block = block - (block > user)
+            out[first : first + len(some)] = block
+        out.flush()
+        shapes[array] = list(out.shape)
+        del out
+    texts = {
+        "users": tuple(one for one in log.users if one != name),
+        "queries": tuple(one for one, kept in zip(log.queries, queries, strict=True) if kept),
+        "documents": log.documents,
+    }
+    for text in TEXTS:
+        write_names(part / f"{text}.txt", texts[text])
+    _copy_others(log, part, {*(f"{array}.npy" for array in shapes), *(f"{text}.txt" for text in TEXTS), FACTS})
+    counts = log.facts["counts"] | {
+        "entries": len(entries),
+        "pairs": int(pairs.sum()),
+        **{text: len(texts[text]) for text in TEXTS},
+    }
+    facts = _without(log.facts, name) | {"counts": counts, "shapes": shapes}
+    if (facts.get("heavy_user") or {}).get("user") == GONE:
+        facts["heavy_user"] = None
+    facts["forgotten"] = [*log.facts.get("forgotten", ()), {"entries": removed.entries, **note}]
+    write_whole(part / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
+
+
+def _copy_others(log: SearchLog, part: Path, ours: set[str]) -> None:
+    """Receipts and whatever else lies there; what only the work of a moment needs stays behind."""
+    for path in log.folder.iterdir():
+        if path.is_file() and path.name not in ours and UNFINISHED not in path.name:
+            shutil.copy2(path, part / path.name)
+
+
+def _without(value: Any, name: str) -> Any:
+    """The same, with a name taken out wherever it stands alone."""
+    if isinstance(value, dict):
+        return {GONE if key == name else key: _without(one, name) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without(one, name) for one in value]
+    return GONE if value == name and isinstance(value, str) else value
