@@ -10,15 +10,16 @@ from fedrank.data.click_caps import EVERYWHERE, HOURLY, ROBOT, SHARE, ClickCaps,
 NONE = {"robot": None, "clicks_list": None, "lists_hour": None, "clicks_hour": None, "share": None}
 
 
-def cut_by(client, time, clicks, **limits):
-    return apply_caps(ClickCaps(**NONE | limits), np.array(client), np.array(time), np.array(clicks))
+def cut_by(client, time, clicks, lengths=100, **limits):
+    lists = np.broadcast_to(lengths, len(client))
+    return apply_caps(ClickCaps(**NONE | limits), np.array(client), np.array(time), np.array(clicks), lists)
 
 
 def test_without_limits_all_is_kept():
     kept, cut = cut_by([0] * 9, range(9), [50] * 9)
     assert kept.all()
     assert cut == {}
-    kept, cut = apply_caps(ClickCaps(), np.empty(0, int), np.empty(0, int), np.empty(0, int))
+    kept, cut = apply_caps(ClickCaps(), *[np.empty(0, int)] * 4)
     assert len(kept) == 0
     assert cut == {}
 
@@ -26,7 +27,8 @@ def test_without_limits_all_is_kept():
 def test_usual_people_are_within_the_usual_limits():
     rng = np.random.default_rng(1)
     client = rng.integers(50, size=2000)
-    kept, cut = apply_caps(ClickCaps(), client, np.sort(rng.integers(30 * 86_400, size=2000)), rng.poisson(1, 2000))
+    time, clicks = np.sort(rng.integers(30 * 86_400, size=2000)), rng.poisson(1, 2000)
+    kept, cut = apply_caps(ClickCaps(), client, time, clicks, np.full(2000, 10))
     assert kept.all()
     assert cut == {}
 
@@ -45,6 +47,9 @@ def test_a_list_that_was_clicked_everywhere():
     kept, cut = cut_by([0, 0, 1], [0, 1, 2], [10, 11, 50], clicks_list=10)
     assert kept.tolist() == [True, False, False]
     assert cut == {EVERYWHERE: Cut(2, 61, 2)}
+    kept, cut = cut_by([0, 1, 2], [0, 1, 2], [3, 6, 6], lengths=[3, 6, 7], clicks_list=10)
+    assert kept.tolist() == [True, False, True], "somebody opens all of three, but not of six"
+    assert cut_by([1], [1], [6], lengths=[6])[0].all(), "without the rule"
 
 
 def test_hours_of_a_client():

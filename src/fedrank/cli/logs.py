@@ -199,9 +199,15 @@ def logs_describe(
         say(console, f"Numbers: {numbers}, with user ids")
 
 
-@logs_app.command("synth", epilog="Example:  fedrank logs synth --users 1000 --out toy")
+@logs_app.command(
+    "synth",
+    epilog="Examples:  fedrank logs synth --users 1000 --out toy  ·  fedrank logs synth --ubi --users 500 --out shop",
+)
 def logs_synth(
     out: Annotated[Path, typer.Option(help="Folder for log.tsv and corpus.jsonl.")],
+    ubi: Annotated[
+        bool, typer.Option("--ubi", help="A production log in place of log.tsv: shown lists and clicks, as UBI.")
+    ] = False,
     users: Annotated[int, typer.Option(min=1, help="How many people search.")] = 1000,
     documents: Annotated[int, typer.Option(min=1, help="How many documents there are.")] = 2000,
     topics: Annotated[int, typer.Option(min=1, help="What documents and tastes are about.")] = 20,
@@ -210,9 +216,21 @@ def logs_synth(
 ) -> None:
     """Make up a log with the character of a real one: few busy users, bursts, tastes that differ."""
     from fedrank.data.synthetic_log import synthetic_log
+    from fedrank.data.synthetic_ubi import synthetic_ubi
 
-    log, docs = synthetic_log(out, users, seed, documents=documents, topics=topics, days=days)
     console = new_console()
+    if ubi:
+        made = synthetic_ubi(out, users, seed, documents=documents, topics=topics, days=days)
+        say(console, f"Queries: {made.queries}")
+        say(console, f"Events: {made.events}")
+        say(console, f"Documents: {made.corpus}")
+        say(
+            console,
+            f"Next: fedrank logs build --ubi-queries {made.queries} --ubi-events {made.events} --docs {made.corpus} "
+            f"--out {out / 'data'}",
+        )
+        return
+    log, docs = synthetic_log(out, users, seed, documents=documents, topics=topics, days=days)
     say(console, f"Log: {log}")
     say(console, f"Documents: {docs}")
     say(console, f"Next: fedrank logs build --log {log} --docs {docs} --out {out / 'data'}")

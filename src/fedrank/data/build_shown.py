@@ -190,7 +190,7 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
         until = since + ((how.keep_days or 0) + 2) * DAY  # a clock may be a day ahead
         keep(rows.time < until, FUTURE)
     keep(~np.isin(rows.user, [rows.users.index(name) for name in how.exclude]), EXCLUDED)
-    kept, cut = apply_caps(how.caps, rows.user, rows.time, rows.clicks_of_lists())
+    kept, cut = apply_caps(how.caps, rows.user, rows.time, rows.clicks_of_lists(), np.diff(rows.offsets))
     rows = rows.select(kept)
     people = np.unique(np.stack([rows.query, rows.user]), axis=1)[0]
     reasons = how.redaction.reasons(rows.queries, np.bincount(people, minlength=len(rows.queries)))

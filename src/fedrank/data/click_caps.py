@@ -18,6 +18,7 @@ HOURLY = "beyond what a client may add in an hour"
 SHARE = "beyond a client's share of all clicks"
 RULES = (ROBOT, EVERYWHERE, HOURLY, SHARE)
 _HOUR = 3600
+_FEW = 5  # documents of a list that somebody may open all
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ClickCaps:
     """How much of one client counts. None of these: no such limit."""
 
     robot: int | None = 300  # lists in an hour: one every twelve seconds is no person, and nothing of it counts
-    clicks_list: int | None = 10  # on one list: people open a few, scripts that fetch results open all
+    clicks_list: int | None = 10  # on one list, or all of more than five: people open a few, scripts open everything
     lists_hour: int | None = 60  # one a minute for an hour; what comes behind them does not count
     clicks_hour: int | None = 60  # the same for clicks
     share: float | None = 0.1  # of all clicks that count: ten clients at least must agree on what is good
@@ -51,13 +52,22 @@ class Cut(NamedTuple):
 
 
 def apply_caps(
-    caps: ClickCaps, client: NDArray[np.integer], time: NDArray[np.integer], clicks: NDArray[np.integer]
+    caps: ClickCaps,
+    client: NDArray[np.integer],
+    time: NDArray[np.integer],
+    clicks: NDArray[np.integer],
+    lengths: NDArray[np.integer],
 ) -> tuple[NDArray[np.bool_], dict[str, Cut]]:
-    """Which lists count, and what each rule left out. Lists stand in order of time; `clicks` [lists] fell on each."""
+    """Which lists count, and what each rule left out. Lists stand in order of time.
+
+    `clicks` [lists] fell on each of them, on different documents, of which each has `lengths`.
+    """
     kept = np.ones(len(client), bool)
+    everywhere = (clicks == lengths) & (lengths > _FEW) if caps.clicks_list is not None else ~kept
     cut: dict[str, Cut] = {}
     for rule, find in zip(RULES, (_robots, _everywhere, _hourly, _share), strict=True):
         out = kept & find(caps, np.asarray(client), np.asarray(time), np.where(kept, clicks, 0), kept)
+        out |= kept & everywhere if rule == EVERYWHERE else False
         if out.any():
             cut[rule] = Cut(int(out.sum()), int(clicks[out].sum()), len(np.unique(client[out])))
         kept &= ~out

@@ -1,0 +1,62 @@
+"""A made-up production log has what real ones have."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
+from fedrank.data.click_caps import EVERYWHERE, ROBOT
+from fedrank.data.describe_log import describe_log
+from fedrank.data.synthetic_ubi import synthetic_ubi
+from fedrank.data.ubi import FORGED, NO_QUERY, UbiRules
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return synthetic_ubi(tmp_path_factory.mktemp("ubi"), 150, documents=400, topics=6, days=20)
+
+
+def test_the_same_seed_gives_the_same_bytes(made, tmp_path):
+    again = synthetic_ubi(tmp_path, 150, documents=400, topics=6, days=20)
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(made, again, strict=True))
+    with pytest.raises(FileExistsError, match="is there already"):
+        synthetic_ubi(tmp_path, 150)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "corpus.jsonl",
+        "ubi_events.ndjson",
+        "ubi_queries.ndjson",
+    ]
+
+
+def test_what_is_read_of_it(made, tmp_path):
+    how = ShownBuild(features="engine-1")
+    log = build_shown(UbiSource(made.queries, made.events), made.corpus, tmp_path / "out", how)
+    assert {"robot", "forger"}.isdisjoint(log.users)
+    assert log.facts["capped"][EVERYWHERE]["lists"] >= 1
+    assert log.facts["capped"][ROBOT]["lists"] == 400
+    assert log.facts["left_out"][NO_QUERY]["rows"] == 60
+    assert log.facts["noticed"][FORGED]["rows"] == 10, "each of ten documents was clicked once, and again"
+    assert log.facts["redacted"]["an e-mail address"] > 0
+    assert all("@" not in text for text in log.queries)
+    told = describe_log(log).shown
+    rates = told.clicked_at / told.shown_at
+    assert rates[0] > 1.5 * rates[4] > 1.5 * rates[9], "people look from above"
+    assert told.later_pages > 50
+    assert told.dwell > 0
+    people = build_shown(
+        UbiSource(made.queries, made.events),
+        made.corpus,
+        tmp_path / "people",
+        ShownBuild(ubi=UbiRules(person="user_id")),
+    )
+    assert len(people.users) < len(log.users)
+    assert people.unit == "person"
+
+
+def test_rows_are_as_the_schema_has_them(made):
+    queries, events = ([json.loads(line) for line in path.read_text().splitlines()] for path in made[:2])
+    assert all({"user_query", "query_id", "client_id", "timestamp"} <= row.keys() for row in queries)
+    assert all({"action_name", "timestamp"} <= row.keys() for row in events)
+    assert all("position" in row["event_attributes"] for row in events)
