@@ -17,6 +17,7 @@ from fedrank.cli.engine import engine_app
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
+from fedrank.cli.rights import forget_person
 from fedrank.cli.search import search_app
 from fedrank.cli.shared import (
     AnswerFile,
@@ -70,6 +71,11 @@ app.add_typer(search_app, name="search")
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(engine_app, name="engine")
 app.add_typer(trial_app, name="trial")
+app.command(
+    "forget-person",
+    epilog="Examples:  fedrank forget-person 71845 --data aol --plan  ·  fedrank forget-person 71845 --data aol --out "
+    "receipt.json",
+)(forget_person)
 
 
 @app.command(

@@ -63,6 +63,11 @@ _load_log = lru_cache(maxsize=2)(_log)
 _load_collection = lru_cache(maxsize=5)(collection_fold)
 
 
+def drop_kept_logs() -> None:
+    """Read logs again when they are asked for next: one has changed on disk."""
+    _load_log.cache_clear()
+
+
 def judged(fold: Fold, data: DataSpec) -> RankingData:
     """The queries by which models are judged."""
     queries = fold.test if data.evaluate_on == "test" else fold.validation

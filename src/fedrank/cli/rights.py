@@ -1,0 +1,75 @@
+"""`fedrank forget-person` and `fedrank impact`: what people may ask of whoever learns from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrank.cli.shared import Trust, new_console, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedrank.run.forget_person import AffectedRun, ForgettingPlan
+
+
+def forget_person(
+    person: Annotated[str, typer.Argument(metavar="ID", help="Who leaves: the id that the log has for them.")],
+    data: Annotated[Path, typer.Option(help="A data set that fedrank logs build wrote.")],
+    runs: Annotated[
+        list[Path] | None, typer.Option(help="Folder of runs that may have used it; may be repeated. [default: runs]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the receipt; it lies in the data set as well.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Remove one person's rows from a data set; find the runs that used them; write a receipt."""
+    from fedrank.run.forget_person import forget_person as forget
+    from fedrank.run.forget_person import plan_forgetting
+
+    folders = list(runs or [])
+    if not folders and Path("runs").is_dir():
+        folders = [Path("runs")]
+    console = new_console()
+    found = plan_forgetting(person, data, folders, trust)
+    if plan:
+        _say_plan(found, console)
+        say(console, "Nothing was changed.")
+        return
+    if not yes:
+        _say_plan(found, console)
+        typer.confirm(f"Delete these rows from {data}? This cannot be undone.", abort=True)
+    receipt, path = forget(person, data, folders, out, trust)
+    say(console, receipt.summary)
+    _say_commands(found.runs, console, before=False)
+    say(console, f"Receipt: {path}")
+
+
+def _say_plan(plan: ForgettingPlan, console: Console) -> None:
+    removed = plan.removed
+    say(
+        console,
+        f"{removed.entries:,} lists of one {plan.unit}, {removed.clicks:,} clicks, {removed.queries:,} queries that "
+        f"nobody else asked, {removed.pairs:,} rows of features that nobody else needs",
+    )
+    for run in plan.runs:
+        say(console, f"{run.run}: {run.used}{f' ({run.because})' if run.because else ''}")
+        if run.holds:
+            say(console, f"    claimed for its model: {'; '.join(run.claims) or 'nothing'}")
+    _say_commands(plan.runs, console, before=True)
+
+
+def _say_commands(runs: tuple[AffectedRun, ...], console: Console, before: bool) -> None:
+    unlearn = dict.fromkeys(run.before for run in runs if run.before)
+    if before and unlearn:
+        say(console, "To let models forget without training them again, before rows are deleted:")
+        for line in unlearn:
+            say(console, f"    {line}")
+    again = dict.fromkeys(run.after for run in runs if run.after and run.holds)
+    if again:
+        say(console, "To train again on what is left, after rows are deleted:")
+        for line in again:
+            say(console, f"    {line}")
