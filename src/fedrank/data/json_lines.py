@@ -11,7 +11,7 @@ import json
 import lzma
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -126,12 +126,20 @@ def field_of(row: dict[str, Any], name: str) -> Any:
 
 def name_of(value: Any) -> str:
     """An id as text: of a short text or a whole number; "" for what names nothing."""
+    if type(value) is str and len(value) <= LONGEST_NAME and value.isascii() and value.isprintable():
+        return value.strip()  # what nearly all ids are
     if type(value) is int:
         value = str(value) if abs(value) < 1 << 64 else ""
     if not isinstance(value, str):
         return ""
     value = value.strip()
     return value if len(value) <= LONGEST_NAME and is_name(value) else ""
+
+
+def row_of(value: Any, known: Mapping[str, int]) -> int:
+    """The row that an id names; -1 where it names none."""
+    row = known.get(value) if type(value) is str else None
+    return known.get(name_of(value), -1) if row is None else row
 
 
 def moment_of(value: Any) -> float | None:

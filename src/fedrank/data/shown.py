@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedrank.data import from_ir_datasets
 from fedrank.data.documents import Documents, find_columns, is_name, kind_of
-from fedrank.data.json_lines import TOO_LONG, Reasons, bounded_lines, json_rows, moment_of, name_of, values_of
+from fedrank.data.json_lines import TOO_LONG, Reasons, bounded_lines, json_rows, moment_of, name_of, row_of, values_of
 from fedrank.data.logs import (
     BAD_BYTES,
     BAD_ROW,
@@ -285,7 +285,7 @@ def read_shown(
             unit = "browser"
         text, moment, first = normalised(_text(row["query"])), moment_of(row["time"]), first_of(row.get("first"))
         ids = values_of(row["shown"])
-        found = [known.get(name_of(one), -1) for one in ids or []]
+        found = [row_of(one, known) for one in ids or []]
         draws = drawn_of(row.get("scores"), *(drawn or (None, None)), len(found)) if drawn else None
         who = name_of(row["user"])
         reason = BAD_ROW if ids is None else lists.problem(who, moment, text, found)
@@ -299,7 +299,7 @@ def read_shown(
         dwell.extend([math.nan] * length)
         spent = values_of(row.get("dwell")) or []
         for place, clicked in enumerate(values_of(row.get("clicked")) or []):
-            at = lists.place_of(one, known.get(name_of(clicked), -1))
+            at = lists.place_of(one, row_of(clicked, known))
             if at < 0 or clicks[at]:
                 left_out.add(NOT_SHOWN if at < 0 else REPEATED, number)
                 continue

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.data.documents import FIELDS, Documents, as_text, kind_of, text_lines
-from fedrank.data.json_lines import Reasons, field_of, json_rows, moment_of, name_of, values_of
+from fedrank.data.json_lines import Reasons, field_of, json_rows, moment_of, name_of, row_of, values_of
 from fedrank.data.logs import BAD_ROW, BAD_TIME, normalised
 from fedrank.data.shown import (
     BAD_DWELL,
@@ -194,7 +194,7 @@ class _UbiLog:
         hits = values_of(row.get("query_response_hit_ids"))
         if hits is None:
             return BAD_ROW
-        found = [known.get(name_of(one), -1) for one in hits]
+        found = [row_of(one, known) for one in hits]
         client, text = name_of(row.get("client_id")), row.get("user_query")
         moment = moment_of(row.get("timestamp"))
         asked = normalised(text) if isinstance(text, str) else ""
@@ -298,12 +298,9 @@ class _UbiLog:
         if about is None and not clicked:
             self._count("of whole pages, not of a document")
             return ""
-        name = name_of(about)
-        if not name:
-            return NO_OBJECT
-        document = self.names.of(field_of(row, "event_attributes.object.object_id_field")).get(name, -1)
+        document = row_of(about, self.names.of(field_of(row, "event_attributes.object.object_id_field")))
         if document < 0:
-            return UNKNOWN_OBJECT if document != _SEVERAL else SHARED_ID
+            return NO_OBJECT if not name_of(about) else UNKNOWN_OBJECT if document != _SEVERAL else SHARED_ID
         at, page = self._place(several, document, moment)
         if at < 0:
             return NOT_SHOWN

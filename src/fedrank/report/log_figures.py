@@ -43,16 +43,22 @@ def _draw_users(axis: Any, log: LogDescription) -> None:
     values = np.unique(log.clicks)
     at_least = len(log.clicks) - np.searchsorted(np.sort(log.clicks), values)
     axis.loglog(values, at_least, ".", color=COLOURS[0], ms=4)
-    title = "Users with at least so many clicks"
+    what = _entries(log)
+    title = f"Users with at least so many {what}"
     if law := log.power_law:
         tail = values[values >= law.least]
         axis.loglog(
             tail, law.users * zeta(law.exponent, tail) / zeta(law.exponent, law.least), color=COLOURS[1], lw=1.2
         )
         title += f"\npower law, exponent {law.exponent:.2f}"
-    axis.set_xlabel("clicks")
+    axis.set_xlabel(what)
     axis.set_ylabel("users")
     axis.set_title(title, loc="left", fontsize=9.5)
+
+
+def _entries(log: LogDescription) -> str:
+    """What is counted: a made-up list has one click, a shown one any number."""
+    return "clicks" if log.shown is None else "lists"
 
 
 def _draw_days(axis: Any, log: LogDescription) -> None:
@@ -62,7 +68,9 @@ def _draw_days(axis: Any, log: LogDescription) -> None:
     axis.set_yticks(range(len(log.drawn)), _places(log.drawn))
     axis.set_ylim(len(log.drawn) - 0.5, -0.5)
     axis.set_xlabel(f"days since {date_of(log.first)[:10]}")
-    axis.set_title(f"Days of the most active users\nlargest dot: {sizes.max():,} clicks", loc="left", fontsize=9.5)
+    axis.set_title(
+        f"Days of the most active users\nlargest dot: {sizes.max():,} {_entries(log)}", loc="left", fontsize=9.5
+    )
     _plain_labels(axis)
 
 
@@ -97,12 +105,14 @@ def _draw_lost(axis: Any, shown: ShownDescription) -> None:
     lost += [(one["lists"], f"{rule} (lists)", COLOURS[1]) for rule, one in shown.capped.items()]
     lost += [(n, reason, COLOURS[2]) for reason, n in shown.noticed.items()]
     lost = sorted(lost, reverse=True)[:MOST_REASONS]
-    axis.barh(range(len(lost)), [n for n, _, _ in lost], color=[colour for _, _, colour in lost], height=0.6)
+    axis.barh(range(len(lost)), [n for n, _, _ in lost], color=[colour for _, _, colour in lost], height=0.25)
     axis.set_yticks([])
     for place, (n, reason, _) in enumerate(lost):
-        text = axis.annotate(f"{n:,} {reason}", (0, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        text = axis.annotate(
+            f"{n:,} {reason}", (0, place - 0.15), (1, 0), textcoords="offset points", va="bottom", fontsize=7
+        )
         plain(text)
-    axis.set_ylim(max(len(lost), 1) - 0.5, -0.5)
+    axis.set_ylim(max(len(lost), 5) - 0.5, -0.7)
     axis.set_xlabel("how many")
     axis.set_title("Left out, cut by limits, and odd", loc="left", fontsize=9.5)
 
