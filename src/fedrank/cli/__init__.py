@@ -17,7 +17,7 @@ from fedrank.cli.engine import engine_app
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
-from fedrank.cli.rights import forget_person
+from fedrank.cli.rights import forget_person, impact
 from fedrank.cli.search import search_app
 from fedrank.cli.shared import (
     AnswerFile,
@@ -76,6 +76,9 @@ app.command(
     epilog="Examples:  fedrank forget-person 71845 --data aol --plan  ·  fedrank forget-person 71845 --data aol --out "
     "receipt.json",
 )(forget_person)
+app.command(
+    epilog="Examples:  fedrank impact my.toml --out dpia.md  ·  fedrank impact runs/my --out dpia.md",
+)(impact)
 
 
 @app.command(

@@ -73,3 +73,28 @@ def _say_commands(runs: tuple[AffectedRun, ...], console: Console, before: bool)
         say(console, "To train again on what is left, after rows are deleted:")
         for line in again:
             say(console, f"    {line}")
+
+
+def impact(
+    source: Annotated[str, typer.Argument(metavar="SPEC_OR_RUNS", help="A spec, or a folder of finished runs.")],
+    out: Annotated[Path, typer.Option(help="Markdown file to write; one that is there is never replaced.")],
+    runs: Annotated[
+        Path, typer.Option(help="The folder that runs go to: ledgers of a population lie in RUNS/populations.")
+    ] = Path("runs"),
+    trust: Trust = False,
+) -> None:
+    """Begin a data protection impact assessment: what files say is filled in, what people must say is marked."""
+    from fedrank.files import writing
+    from fedrank.report.impact import TO_FILL_IN, read_assessed
+    from fedrank.report.impact import impact as assess
+    from fedrank.report.markdown import markdown
+
+    if out.suffix.lower() != ".md":
+        raise ValueError(f"--out {out}: the assessment is Markdown; let its name end in .md")
+    if out.exists():
+        raise FileExistsError(f"{out} is there already, and somebody may have filled it in; name another file")
+    text = markdown(assess(read_assessed(source, trust), runs))
+    with writing(out, replace=False) as file:
+        file.write(text.encode())
+    console = new_console()
+    say(console, f"Written: {out}, with {text.count(TO_FILL_IN.strip()):,} places marked {TO_FILL_IN.strip()}")
