@@ -88,9 +88,7 @@ def through_files(organisations: int, rng: np.random.Generator) -> dict[str, tup
 def organisation(folder: Path, skill: float, rng: np.random.Generator) -> Judgement:
     """One organisation's trial over 1,200 searches in three days, from lists to a ruling."""
     models = TrialModel("old", "old.json", "0" * 64), TrialModel("new", "new.json", "1" * 64)
-    plan = TrialPlan(
-        "t", "own", *models, TrialRules(), now(), "somebody", "", new_key(), PLACES, str(folder / "c.json")
-    )
+    plan = TrialPlan("t", "own", *models, TrialRules(), now(), "somebody", "", new_key(), PLACES, "c.json")
     write_plan(plan, folder)
     trial = EngineTrial(folder)
     for day in range(3):

@@ -25,6 +25,8 @@ from typer.testing import CliRunner
 
 from fedrank.cli import app
 from fedrank.deploy.settings import read_federation, read_site
+from fedrank.engine.adoption import read_current
+from fedrank.engine.trial import EngineTrial
 from fedrank.kernels.compile import same_bytes_here
 from fedrank.papers.items import named
 from fedrank.spec.experiment import Experiment
@@ -39,6 +41,8 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, *(path for name in ("README.md", "CONTRIBUTING.md") if (path := ROOT / name).exists())]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+PRODUCTION = ROOT / "docs" / "tutorial-production.md"
+FOLLOWED = (TUTORIAL, PRODUCTION)  # their code stands on what comes before it
 SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
 OTHER_FILES: dict[str, Callable[[Path], object]] = {"sites": read_federation, "policy": read_site}  # by a key
@@ -206,7 +210,7 @@ def test_every_key_of_a_spec_is_documented() -> None:
                 assert tomllib.loads(f"value = {rows[name].strip('`')}") == {"value": default}, f"{section}: {name}"
 
 
-@pytest.mark.parametrize("block", [block for block in blocks("python") if block.page != TUTORIAL], ids=str)
+@pytest.mark.parametrize("block", [block for block in blocks("python") if block.page not in FOLLOWED], ids=str)
 def test_code_runs(block: Block, folder: Path) -> None:
     exec(compile(block.text, str(block), "exec", dont_inherit=True), {"__name__": "document"})
 
@@ -216,6 +220,19 @@ def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert {"interactions.toml", "own.toml", "report.html", "own.run", "ranker.json", "curve.png"} <= {
         path.name for path in folder.iterdir()
     }
+
+
+def test_the_way_into_production_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a log to a model in use, and back: the better model is adopted, the worse one is not."""
+    _follow(PRODUCTION, folder, monkeypatch)
+    assert {"log.png", "evidence.png", "harm.png"} <= {path.name for path in folder.iterdir()}
+    in_use = read_current("trials/current.json").now
+    assert in_use is not None
+    assert in_use.path == "runs/sites/corrected/fold-1-seed-1/model.json"
+    assert [deed.what for deed in EngineTrial("trials/spring").history()] == ["planned", "decided", "adopted"]
+    assert [deed.what for deed in EngineTrial("trials/summer").history()] == [
+        *("planned", "decided", "adopted", "rolled back"),
+    ]
 
 
 def test_two_organisations_can_follow_their_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -355,7 +355,7 @@ def test_adopt_and_roll_back_leave_a_record(planned, tmp_path, models):
     assert (deed.facts["ruling"], deed.who) == ("adopt", "bob")
     assert decide(trial, count, trial.judged(count), "eve") == deed, "it is decided once"
     put = adopt(trial, "bob")
-    current = read_current(plan.current)
+    current = read_current(trial.current)
     assert current.now == put
     assert (put.digest, put.trial, put.who) == (plan.new.digest, plan.id, "bob")
     with pytest.raises(ValueError, match="was adopted on"):
@@ -365,7 +365,7 @@ def test_adopt_and_roll_back_leave_a_record(planned, tmp_path, models):
     with pytest.raises(ValueError, match="say why"):
         roll_back(trial, " ")
     back = roll_back(trial, "complaints", "cat")
-    current = read_current(plan.current)
+    current = read_current(trial.current)
     assert (current.now, current.history) == (back, (put,))
     assert (back.digest, back.because) == (plan.old.digest, "complaints")
     assert [deed.what for deed in trial.history()] == ["planned", "decided", "adopted", "rolled back"]
@@ -380,13 +380,13 @@ def test_a_model_in_use_that_was_not_compared_stays(planned, tmp_path):
     plan = planned(wait=0)
     trial = _trial_with(plan, tmp_path / "trial", tmp_path, 0.7)
     other = {"name": "x", "path": "x", "digest": "0", "since": "2026", "who": "", "because": "", "trial": ""}
-    Path(plan.current).write_text(json.dumps({"format": "fedrank-current", "now": other, "history": []}))
-    before = Path(plan.current).read_bytes()
+    trial.current.write_text(json.dumps({"format": "fedrank-current", "now": other, "history": []}))
+    before = trial.current.read_bytes()
     with pytest.raises(ValueError, match="does not tell which"):
         adopt(trial)
     with pytest.raises(ValueError, match="no part of this trial"):
         roll_back(trial, "harm")
-    assert Path(plan.current).read_bytes() == before
+    assert trial.current.read_bytes() == before
     assert adopt(trial, because="it was agreed on", anyway=True).digest == plan.new.digest
 
 

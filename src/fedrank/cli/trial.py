@@ -51,6 +51,9 @@ def trial_plan(
     current: Annotated[
         Path | None, typer.Option(help="File that says which model is in use; current.json beside TRIAL if not given.")
     ] = None,
+    key: Annotated[
+        str, typer.Option(help="Of the coin, for simulations that can be repeated; a new one if not given.")
+    ] = "",
     because: Annotated[str, typer.Option(help="Why, for the record.")] = "",
     who: Who = None,
 ) -> None:
@@ -61,7 +64,7 @@ def trial_plan(
 
     rules = TrialRules.for_wins(wins, level, per_client=per_client, liars=liars, wait=60 * wait)
     engine = EngineAddress(url, index, feature_set, query)
-    planned = plan_trial(model, against, to, out, rules, engine, places, who, because, current)
+    planned = plan_trial(model, against, to, out, rules, engine, places, who, because, current, key)
     console = new_console()
     answer(about_plan(planned.plan, planned.needed), console)
     say(console, f"The record: {planned.record}")
@@ -184,7 +187,7 @@ def _tell_put(trial: EngineTrial, put: InUse, script: str) -> None:
 
     console = new_console()
     say(console, f"In use: {put.name or 'the engine'} ({put.path or 'its own order'})")
-    say(console, f"The record: {trial.plan.current}, and history.json in {trial.folder}")
+    say(console, f"The record: {trial.current}, and history.json in {trial.folder}")
     if command := commands_of(trial.folder, script):
         say(console, f"Tell your engine: {command}")
     else:

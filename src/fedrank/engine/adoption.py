@@ -124,7 +124,7 @@ def _put(
     anyway: bool,
 ) -> InUse:
     check_unchanged(model)
-    path = Path(trial.plan.current)
+    path = trial.current
     with trial.working(), locked(path.with_name(f".{path.name}.lock"), str(path)):
         before = read_current(path)
         if before.now is not None and not before.now.is_model(instead_of) and not before.now.is_model(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,9 @@ def plan_trial(
     who: str | None = None,
     because: str = "",
     current: str | Path | None = None,
+    key: str = "",
 ) -> Planned:
-    """Write `trial.json`, and files and commands for the engine beside it."""
+    """Write `trial.json`, and files and commands for the engine beside it; `key` is that of the coin, "": a new one."""
     engine = engine or EngineAddress()
     if to not in ENGINES:
         raise ValueError(f"no engine {to!r}; use one of {', '.join(ENGINES)}")
@@ -79,9 +81,9 @@ def plan_trial(
         planned=now(),
         who=who or somebody(),
         because=because,
-        key=new_key(),
+        key=key or new_key(),
         places=places,
-        current=str(current or out.resolve().parent / CURRENT),
+        current=os.path.relpath(current or out.parent / CURRENT, out),
         engine={} if to == "own" else {"url": url, "index": engine.index, "feature_set": engine.feature_set},
     )
     record = write_plan(plan, out)

@@ -18,6 +18,7 @@ import hashlib
 import hmac
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +97,11 @@ class EngineTrial:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.plan: TrialPlan = read_plan(folder)
+
+    @property
+    def current(self) -> Path:
+        """The file that says which model is in use."""
+        return Path(os.path.normpath(self.folder / self.plan.current))
 
     def history(self) -> list[Deed]:
         path = self.folder / HISTORY

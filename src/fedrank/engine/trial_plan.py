@@ -56,7 +56,7 @@ class TrialPlan:
     because: str
     key: str  # of the coin, and of what stands in for client ids; it stays on the server
     places: int = 10
-    current: str = ""  # the file that says which model is in use
+    current: str = ""  # the file that says which model is in use, seen from the trial's folder
     engine: dict[str, str] = field(default_factory=dict)  # url, index and the like
 
     def team(self, label: str, labels: Mapping[str, str]) -> str | None:

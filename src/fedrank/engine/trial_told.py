@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedrank.engine.adoption import read_current
 from fedrank.engine.judging import Judgement, Needed
-from fedrank.engine.trial import UNFAIR, Brought, Count, EngineTrial
+from fedrank.engine.trial import UNFAIR, Brought, Count, Deed, EngineTrial
 from fedrank.engine.trial_plan import TrialPlan
 from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, say
 
@@ -65,7 +65,7 @@ def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[
         [
             [Cell("the new model wins more than half"), _odds(gained), _needed(gate.level)],
             [
-                Cell(f"the same without the {plan.rules.liars} clients who did most for it"),
+                Cell(f"the same without {_friends(plan.rules.liars)} who did most for it"),
                 _odds(without),
                 _needed(gate.level),
             ],
@@ -132,13 +132,17 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
 
 def _history(trial: EngineTrial) -> list[Section]:
     deeds = trial.history()
-    current = read_current(trial.plan.current).now
+    current = read_current(trial.current).now
     parts: list[Part] = []
     if deeds:
-        parts.append(Points(tuple(f"{deed.at[:16]} {deed.what} by {deed.who}: {deed.because}" for deed in deeds)))
+        parts.append(Points(tuple(_told(deed) for deed in deeds)))
     if current is not None:
         parts.append(say(f"In use: {current.name}, since {current.since[:16]}"))
     return [Section("History", tuple(parts))] if parts else []
+
+
+def _told(deed: Deed) -> str:
+    return f"{deed.at[:16]} {deed.what} by {deed.who}" + (f": {deed.because}" if deed.because else "")
 
 
 def _models(plan: TrialPlan) -> Pairs:
@@ -152,6 +156,10 @@ def _planned(plan: TrialPlan) -> str:
 def _odds(evidence: float) -> Cell:
     """What a stake of 1 has become, of a logarithm."""
     return Cell(f"{math.exp(evidence):.3g}" if evidence < LARGE else "very large")
+
+
+def _friends(clients: int) -> str:
+    return "the client" if clients == 1 else f"the {clients} clients"
 
 
 def _needed(level: float) -> Cell:

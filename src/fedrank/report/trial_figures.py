@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -31,21 +32,16 @@ def draw_trial(evidence: NDArray[np.float64], gate: Gate, title: str, path: str 
         for label, column, style in lines:
             colour = COLOURS[1] if column == 2 else COLOURS[0]
             axis.plot(at, np.exp(np.maximum(evidence[:, column], math.log(DEEPEST))), style, color=colour, label=label)
-        for level, colour, name in ((gate.level, COLOURS[0], "adopt"), (gate.harm, COLOURS[1], "refuse")):
-            axis.axhline(1 / level, color=colour, lw=0.9, ls="--")
-            if name == "adopt" or gate.harm != gate.level:
-                axis.annotate(
-                    name if gate.harm != gate.level else "decides",
-                    (1, 1 / level),
-                    xycoords=("axes fraction", "data"),
-                    ha="right",
-                    va="bottom",
-                    color=QUIET,
-                )
+        levels = {gate.level: "decides"} if gate.level == gate.harm else {gate.level: "adopts", gate.harm: "refuses"}
+        for level, word in levels.items():
+            axis.axhline(1 / level, color=QUIET, lw=0.9, ls="--")
+            where: Any = ("axes fraction", "data")
+            axis.annotate(word, (0.01, 1.1 / level), xycoords=where, va="bottom", color=QUIET)
+        axis.set_ylim(0.7 * DEEPEST, 4 / min(levels))
         axis.set_yscale("log")
         axis.set_xlim(0, max(len(evidence) - 1, 10))
         axis.set_xlabel("decided searches")
         axis.set_ylabel("what a stake of 1 has become")
         axis.set_title(title, loc="left")
-        axis.legend(loc="lower left")
+        figure.legend(loc="outside lower center", ncols=3)
         figure.savefig(path, dpi=150)

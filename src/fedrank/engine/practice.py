@@ -1,0 +1,188 @@
+"""A made-up organisation to practise on: four sites, a search engine, people who click, and a truth that is known.
+
+The engine orders by BM25 of title and body. What people want also depends on titles and on popularity, so that a model
+on the features `engine-1` can do better. Documents change places from time to time, as in a real log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.engine_features import ENGINE_1, NAMES
+from fedrank.data.synthetic_shown import Browsing
+from fedrank.data.synthetic_text import synthetic_collection
+from fedrank.engine.team_draft import team_draft
+from fedrank.engine.trial_plan import TrialModel, read_plan
+from fedrank.files import write_whole
+from fedrank.seeds import rng_for
+from fedrank.trees.export import plain_scores
+from fedrank.trees.model_files import load_model
+from fedrank.types import Features
+
+SITES = ("north", "east", "south", "west")
+QUERIES, EVENTS, DOCUMENTS = "ubi_queries.ndjson", "ubi_events.ndjson", "docs.jsonl"
+FOUND, PLACES = 20, 10  # documents that match a query, and that are shown
+BEGINNING = 1_767_225_600  # the first of January 2026
+WANTED = {"all_match": 1.5, "title_match": 0.7, "popularity": 0.5}  # what people go by
+RESTLESS = 0.35  # by how much the engine's scores vary between two searches, as a part of how much they vary at all
+ROBOT_SEARCHES = 150
+
+
+@dataclass(frozen=True, eq=False)
+class Practice:
+    """The organisation: queries, what the engine finds for each, and how likely each satisfies who asks."""
+
+    queries: list[str]
+    names: list[str]  # of documents
+    corpus: list[dict[str, str]]  # the documents as a file has them
+    found: NDArray[np.int64]  # [queries, FOUND]: rows of documents, the engine's best first
+    features: Features  # [queries, FOUND, features]
+    relevance: NDArray[np.float64]  # [queries, FOUND], 0 .. 1
+    browsing: Browsing
+    seed: int
+
+    @classmethod
+    def begin(cls, seed: int = 1, queries: int = 240) -> Practice:
+        """Documents, queries and a truth; the same seed gives the same organisation."""
+        made = synthetic_collection(queries=queries, seed=seed)
+        rng = rng_for(seed, "practice", "popularity")
+        popularity = np.exp(rng.normal(3.0, 2.0, size=len(made.documents))).astype(int)
+        documents = replace(made.documents, popularity=[str(number) for number in popularity])
+        index = ENGINE_1.index(documents)
+        everything = np.arange(len(documents))
+        found, features = [], []
+        for query in made.queries:
+            table = index.describe(query, everything)
+            best = np.argsort(-table[:, NAMES.index("all_match")], kind="stable")[:FOUND]
+            found.append(best)
+            features.append(table[best])
+        described = np.stack(features)
+        scaled = described / ENGINE_1.ranges[1]
+        spread = scaled.reshape(-1, len(NAMES)).std(axis=0)
+        columns = [NAMES.index(name) for name in WANTED]
+        quality = (scaled[:, :, columns] / spread[columns]) @ np.array(list(WANTED.values()))
+        quality += 0.5 * rng.normal(size=quality.shape)
+        relevance = 1 / (1 + np.exp(-2.5 * (quality - np.quantile(quality, 0.85))))
+        corpus = [
+            {"id": id, "title": title, "text": text, "popularity": popular}
+            for id, title, text, popular in zip(
+                documents.ids, documents.title, documents.text, documents.popularity, strict=True
+            )
+        ]
+        return cls(made.queries, documents.ids, corpus, np.stack(found), described, relevance, Browsing(), seed)
+
+    def write_log(self, folder: str | Path, searches: int = 6000) -> None:
+        """What the four sites logged: documents, and searches and clicks as User Behavior Insights has them.
+
+        A robot is in it, clicks on things that were not shown, and lines that are no JSON.
+        """
+        folder, rng = Path(folder), rng_for(self.seed, "practice", "log")
+        queries: list[str] = []
+        events: list[str] = []
+        engine = self.features[:, :, NAMES.index("all_match")].astype(np.float64)
+        for number, (query, site, client, time) in enumerate(self._searches(searches, rng)):
+            restless = RESTLESS * engine[query].std() * rng.normal(size=FOUND)
+            shown = np.argsort(-(engine[query] + restless), kind="stable")[:PLACES]
+            id = f"q{number:05d}"
+            queries.append(self._query_line(id, client, time, query, shown, {"site": site}))
+            events += self._click_lines(id, client, time, query, shown, rng)
+            if number % 500 == 0:
+                events += [_event(id, client, time, f"never-shown-{number}"), "{cut off"]
+        for number in range(ROBOT_SEARCHES):
+            id, time, query = f"r{number}", BEGINNING + 20 * number, int(rng.integers(len(self.queries)))
+            queries.append(self._query_line(id, "robot", time, query, np.arange(PLACES), {"site": SITES[0]}))
+            events += [_event(id, "robot", time, self._name(query, place)) for place in range(PLACES)]
+        write_whole(folder / DOCUMENTS, "".join(json.dumps(row) + "\n" for row in self.corpus))
+        write_whole(folder / QUERIES, "\n".join(queries) + "\n")
+        write_whole(folder / EVENTS, "\n".join(events) + "\n")
+
+    def write_trial(self, trial: str | Path, folder: str | Path, searches: int = 1000, first: int = 0) -> None:
+        """Some days of a trial: lists of both models, mixed by its key, and clicks on them, as UBI.
+
+        `first` is the number of searches in it before these.
+        """
+        plan, folder = read_plan(trial), Path(folder)
+        rng = rng_for(self.seed, "practice", "trial", plan.id, first)
+        orders = [self._order(model) for model in (plan.old, plan.new)]
+        queries, events = [], []
+        for number, (query, site, client, time) in enumerate(self._searches(searches, rng, first), first):
+            id = f"{plan.id}-{number}"
+            old, new = ([self._name(query, row) for row in order[query]] for order in orders)
+            mixed = team_draft(old, new, plan.places, plan.key, id)
+            place_of = {self._name(query, row): row for row in range(FOUND)}
+            shown = np.array([place_of[document] for document, _ in mixed])
+            teams = {"trial": plan.id, "teams": [team for _, team in mixed]}
+            lists = {"old": old[: plan.places], "new": new[: plan.places]}
+            queries.append(self._query_line(id, client, time, query, shown, {"site": site, **teams, **lists}))
+            events += self._click_lines(id, client, time, query, shown, rng)
+        write_whole(folder / QUERIES, "\n".join(queries) + "\n")
+        write_whole(folder / EVENTS, "\n".join(events) + "\n")
+
+    def clicks_a_search(self, model: str | Path | None = None) -> float:
+        """The truth that no organisation knows: clicks that people would make on lists of a model, or the engine's."""
+        order = np.tile(np.arange(FOUND), (len(self.queries), 1)) if model is None else self._by_model(model)
+        shown = np.take_along_axis(self.relevance, order, axis=1)[:, :PLACES]
+        return float((shown @ self.browsing.examined(np.arange(PLACES))).mean())
+
+    def _order(self, model: TrialModel) -> NDArray[np.int64]:
+        return np.tile(np.arange(FOUND), (len(self.queries), 1)) if model.is_engine else self._by_model(model.path)
+
+    def _by_model(self, path: str | Path) -> NDArray[np.int64]:
+        """[queries, FOUND]: places in the engine's list, the model's best first."""
+        model = load_model(path)
+        scores = np.stack([plain_scores(model, table) for table in self.features])
+        order: NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")
+        return order
+
+    def _searches(self, count: int, rng: np.random.Generator, first: int = 0) -> Iterator[tuple[int, str, str, float]]:
+        """(query, site, browser, seconds): sites search for different things, and few people search most."""
+        queries = np.arange(len(self.queries))
+        people = np.arange(1.0, 101) ** -0.7
+        people /= people.sum()
+        for number in range(first, first + count):
+            site = int(rng.integers(len(SITES)))
+            own = queries[queries % len(SITES) == site] if rng.random() < 0.7 else queries
+            query, person = int(rng.choice(own)), int(rng.choice(len(people), p=people))
+            yield query, SITES[site], f"{SITES[site]}-{person}", BEGINNING + 97.0 * number
+
+    def _query_line(
+        self, id: str, client: str, time: float, query: int, shown: NDArray[np.int64], attributes: dict[str, object]
+    ) -> str:
+        return json.dumps(
+            {
+                "query_id": id,
+                "client_id": client,
+                "timestamp": int(1000 * time),
+                "user_query": self.queries[query],
+                "query_response_hit_ids": [self._name(query, int(row)) for row in shown],
+                "query_attributes": attributes,
+            }
+        )
+
+    def _click_lines(
+        self, id: str, client: str, time: float, query: int, shown: NDArray[np.int64], rng: np.random.Generator
+    ) -> list[str]:
+        looked = self.browsing.examined(np.arange(len(shown)))
+        clicked = rng.random(len(shown)) < looked * self.relevance[query, shown]
+        return [_event(id, client, time + 5, self._name(query, int(row))) for row in shown[clicked]]
+
+    def _name(self, query: int, place: int) -> str:
+        return self.names[int(self.found[query, place])]
+
+
+def _event(query: str, client: str, time: float, document: str) -> str:
+    return json.dumps(
+        {
+            "action_name": "click",
+            "query_id": query,
+            "client_id": client,
+            "timestamp": int(1000 * time),
+            "event_attributes": {"object": {"object_id": document}},
+        }
+    )

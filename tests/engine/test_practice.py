@@ -1,0 +1,38 @@
+"""The made-up organisation: the same for the same seed, and its trials are read without a complaint."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from fedrank.data.engine_features import ENGINE_1, NAMES
+from fedrank.engine.judging import TrialRules
+from fedrank.engine.planning import plan_trial
+from fedrank.engine.practice import DOCUMENTS, EVENTS, QUERIES, SITES, WANTED, Practice
+from fedrank.engine.trial import EngineTrial
+from fedrank.rank.model import Model, save_model
+from fedrank.rank.rankers import Linear
+
+
+def test_an_organisation_and_its_trial(tmp_path):
+    made = Practice.begin(queries=40)
+    for name in ("a", "b"):
+        Practice.begin(queries=40).write_log(tmp_path / name, searches=300)
+    for file in (DOCUMENTS, QUERIES, EVENTS):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    rows = [json.loads(line) for line in (tmp_path / "a" / QUERIES).read_text().splitlines()]
+    assert {row["query_attributes"]["site"] for row in rows} == set(SITES)
+    weights = np.zeros(len(NAMES))
+    for name, weight in WANTED.items():
+        weights[NAMES.index(name)] = weight * 3 if name == "popularity" else weight
+    save_model(Model(Linear(), weights, len(NAMES), "global", NAMES, ranges=ENGINE_1.ranges), tmp_path / "good.json")
+    assert made.clicks_a_search(tmp_path / "good.json") > made.clicks_a_search() + 0.05
+    plan = plan_trial(tmp_path / "good.json", "engine", "own", tmp_path / "t", TrialRules(wait=0), key="k").plan
+    for first in (0, 200):
+        made.write_trial(tmp_path / "t", tmp_path / f"days-{first}", 200, first)
+        days = tmp_path / f"days-{first}"
+        brought = EngineTrial(tmp_path / "t").read([days / QUERIES, days / EVENTS])
+        assert (brought.searches, brought.dropped, brought.known) == (200, {}, 0)
+    assert plan.key == "k"
+    assert EngineTrial(tmp_path / "t").judged().wins > EngineTrial(tmp_path / "t").judged().losses
