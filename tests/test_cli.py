@@ -401,7 +401,7 @@ COMMANDS = [
     ["deploy", "folder", "leave"], ["deploy", "folder", "expel"],
     ["search", "index"], ["search", "serve"], ["search", "status"], ["search", "forget"], ["search", "learn"],
     ["search", "export"], ["search", "demo"], ["search", "join"], ["search", "leave"], ["search", "aggregate"],
-    ["engine", "features"], ["engine", "read-log"], ["forget-person"], ["impact"],
+    ["engine", "features"], ["engine", "read-log"], ["engine", "compare"], ["forget-person"], ["impact"],
     ["trial", "plan"], ["trial", "read"], ["trial", "decide"], ["trial", "show"], ["trial", "adopt"],
     ["trial", "rollback"],
 ]  # fmt: skip

@@ -120,6 +120,55 @@ def engine_read_log(
     )
 
 
+@engine_app.command(
+    "compare",
+    epilog="Examples:  fedrank engine compare rescored.ndjson --model runs/mine/only/fold-1-seed-1  ·  fedrank engine "
+    "compare ltr.ndjson --docs docs.jsonl --queries queries.tsv",
+)
+def engine_compare(
+    log: Annotated[Path, typer.Argument(help="Answers of the engine, one a line, each with its query_id.")],
+    model: Annotated[Path | None, typer.Option(help="The model behind the engine's scores: compare these.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="The documents that the engine has: compare features.")] = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="With --docs: query_id, query and perhaps time; .tsv or .jsonl.")
+    ] = None,
+    features: Annotated[str, typer.Option(help="With --docs: engine-1, or with a stemmer.")] = "engine-1",
+    names: Annotated[
+        Path | None, typer.Option(help="Names of the features, one a line; those of engine-1 if not given.")
+    ] = None,
+    entry: Annotated[str, typer.Option(help="Which of several logged sets; the only one if not given.")] = "",
+) -> None:
+    """Does the engine compute what fedrank does? Features from documents, or scores and the ten best, to 1e-5."""
+    from fedrank.data.documents import read_documents
+    from fedrank.data.engine_features import NAMES, EngineFeatures
+    from fedrank.engine.compare import compare_features, compare_scores, read_queries
+    from fedrank.engine.read_log import read_feature_names, read_logged
+    from fedrank.trees.model_files import load_model
+
+    if (model is None) == (docs is None) or (docs is None) != (queries is None):
+        raise ValueError("compare scores with --model, or features with --docs and --queries")
+    logged = read_logged(log, read_feature_names(names) if names is not None else NAMES, entry)
+    _say_left_out(log, logged.left_out)
+    console = new_console()
+    if docs is not None and queries is not None:
+        found = compare_features(logged, read_documents(docs), read_queries(queries), EngineFeatures.named(features))
+        for one in found:
+            say(
+                console, f"{one.what}: {one.values:,} values, at most {one.worst:.2g} apart, {one.beyond:,} beyond 1e-5"
+            )
+        agrees = all(one.agrees for one in found)
+    else:
+        assert model is not None
+        scores = compare_scores(logged, load_model(model, note))
+        one = scores.scores
+        say(console, f"{one.values:,} scores, at most {one.worst:.2g} apart, {one.beyond:,} beyond 1e-5")
+        say(console, f"The ten best are the same in {scores.same_top:,} of {scores.lists:,} lists")
+        agrees = scores.agrees
+    if not agrees:
+        say(console, "They differ: see What engines do differently, and the README of the feature set.")
+        raise typer.Exit(1)
+
+
 def _say_left_out(path: Path, left_out: object) -> None:
     if isinstance(left_out, dict):
         for reason, count in left_out.items():

@@ -69,6 +69,7 @@ class LoggedFeatures:
     left_out: dict[str, LeftOut]
     missing: int  # values that were not logged and count as 0
     entry: str = ""  # what the engine calls the set; Solr does not say
+    scores: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # [rows]: the engine's; NaN: it has none
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -107,7 +108,7 @@ class _Gathered:
     def __init__(self, columns: Mapping[str, int], entry: str) -> None:
         self.columns, self.entry, self.reasons = columns, entry, Reasons()
         self.rows: dict[str, dict[str, int]] = {}  # of every search: row by document
-        self.values = array("f")
+        self.values, self.scores = array("f"), array("d")
         self.missing = 0
         self.found = entry
 
@@ -152,6 +153,8 @@ class _Gathered:
         self.missing += sum(map(math.isnan, row))
         self.found = self.found or next(iter(_sets(hit)), "")
         known[name] = len(self.values) // len(row)
+        score = _finite(hit.get("_score", hit.get("score")))
+        self.scores.append(math.nan if score is None else score)
         self.values.extend(0.0 if math.isnan(value) else value for value in row)
         return ""
 
@@ -168,6 +171,7 @@ class _Gathered:
             self.reasons.all(),
             self.missing,
             self.found,
+            np.array(self.scores, np.float64)[order],
         )
 
 

@@ -1,0 +1,166 @@
+"""Whether an engine computes what fedrank does: its features from the same documents, its scores by the same model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.documents import Documents, find_columns, kind_of, text_lines
+from fedrank.data.engine_features import NAMES, TOLERANCE, EngineFeatures
+from fedrank.data.json_lines import json_rows, moment_of
+from fedrank.engine.read_log import LoggedFeatures
+from fedrank.engine.templates import EngineSetup
+from fedrank.rank.model import Scorer
+from fedrank.trees.export import plain_scores
+
+TOP = 10
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "query_id": ("query_id", "queryid", "id"),
+    "query": ("query", "user_query", "text"),
+    "time": ("time", "timestamp"),
+}
+
+
+@dataclass(frozen=True)
+class AskedQuery:
+    """What somebody typed, and when."""
+
+    text: str
+    time: float | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How far values lie apart, as shares of their size, or as they are where they are below 1."""
+
+    what: str
+    values: int
+    worst: float
+    beyond: int  # values that are farther apart than the tolerance
+
+    @property
+    def agrees(self) -> bool:
+        return self.values > 0 and not self.beyond
+
+
+@dataclass(frozen=True)
+class ComparedScores:
+    """Scores of an engine beside those of a model, and the documents that both would show first."""
+
+    scores: Compared
+    lists: int
+    same_top: int  # lists whose ten best are the same in the same order, but for documents that score alike
+
+    @property
+    def agrees(self) -> bool:
+        return self.scores.agrees and self.same_top == self.lists
+
+
+def compare_scores(logged: LoggedFeatures, model: Scorer, tolerance: float = TOLERANCE) -> ComparedScores:
+    """Score what was logged by the model, and compare with the scores that the engine gave."""
+    if model.features != len(logged.names):
+        raise ValueError(
+            f"the model has {model.features} features and the log {len(logged.names)}; name the log's with --names"
+        )
+    known = ~np.isnan(logged.scores)
+    if not known.any():
+        raise ValueError("no answer has a score of the engine; ask with the rescore query, which logs features, too")
+    ours = plain_scores(model, logged.features)
+    same = 0
+    lists = [slice(*logged.offsets[one : one + 2]) for one in range(len(logged.searches))]
+    for one in lists:
+        given, own = logged.scores[one], ours[one]
+        theirs, mine = (np.argsort(-values, kind="stable")[:TOP] for values in (given, own))
+        same += bool(np.all(_apart(own[theirs], own[mine]) <= tolerance))
+    return ComparedScores(_compared("scores", logged.scores[known], ours[known], tolerance), len(lists), same)
+
+
+def compare_features(
+    logged: LoggedFeatures,
+    documents: Documents,
+    queries: dict[str, AskedQuery],
+    features: EngineFeatures,
+    tolerance: float = TOLERANCE,
+) -> list[Compared]:
+    """Compute engine-1 from documents for what was logged, and compare feature by feature."""
+    if logged.names != NAMES:
+        raise ValueError(f"the log has other features than {features.version}; only these are computed from documents")
+    index = features.index(documents)
+    row_of = {name: row for row, name in enumerate(documents.ids)}
+    theirs, ours = [], []
+    for number, search in enumerate(logged.searches):
+        asked = queries.get(search)
+        here = np.arange(*logged.offsets[number : number + 2])
+        known = [row for row in here if logged.documents[row] in row_of]
+        if asked is not None and known:
+            theirs.append(logged.features[known])
+            rows = [row_of[logged.documents[row]] for row in known]
+            ours.append(index.describe(asked.text, rows, asked.time))
+    if not theirs:
+        raise ValueError(
+            "no logged search is among the queries with a document that is there; do they belong together?"
+        )
+    there, here_ = np.concatenate(theirs), np.concatenate(ours)
+    return [_compared(name, there[:, i], here_[:, i], tolerance) for i, name in enumerate(NAMES)]
+
+
+def read_queries(path: str | os.PathLike[str]) -> dict[str, AskedQuery]:
+    """Queries by id: JSON Lines (also UBI's) or TSV with columns query_id, query and perhaps time."""
+    path = Path(path)
+    found: dict[str, AskedQuery] = {}
+    for number, row in _query_rows(path):
+        key, text = str(row.get("query_id") or "").strip(), str(row.get("query") or "")
+        if not key or not text.strip():
+            raise ValueError(f"{path}, line {number}: it needs query_id and query; write both in every line")
+        found[key] = AskedQuery(text, moment_of(row.get("time")))
+    if not found:
+        raise ValueError(f"{path} holds no query; write query_id and query, one a line")
+    return found
+
+
+def _query_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    if kind_of(path) == "json":
+        for number, row, trouble in json_rows(path):
+            if row is None:
+                raise ValueError(f"{path}, line {number}: {trouble}; write one object of JSON a line")
+            names = find_columns(list(row), COLUMNS, {}, ("query_id", "query"), f"{path}, line {number}")
+            yield number, {name: row.get(column) for name, column in names.items()}
+        return
+    columns: dict[str, int] = {}
+    for number, line in text_lines(path):
+        cells = line.decode("utf-8", errors="replace").removeprefix("\ufeff").split("\t")
+        if not columns:
+            names = find_columns(cells, COLUMNS, {}, ("query_id", "query"), f"{path}, line {number}")
+            columns = {name: cells.index(column) for name, column in names.items()}
+        else:
+            yield number, {name: cells[place] for name, place in columns.items() if place < len(cells)}
+
+
+def documents_for(setup: EngineSetup, documents: Documents) -> Iterator[str]:
+    """Documents as an engine takes many at once: lines of `_bulk`, or of Solr's JSON Lines."""
+    for row, name in enumerate(documents.ids):
+        fields: dict[str, Any] = {setup.title: documents.title[row], setup.body: documents.text[row]}
+        if setup.changed and documents.changed and documents.changed[row]:
+            fields[setup.changed] = documents.changed[row]
+        if setup.popularity and documents.popularity and documents.popularity[row]:
+            fields[setup.popularity] = documents.popularity[row]
+        if setup.to == "solr":
+            yield json.dumps({"id": name} | fields, ensure_ascii=False) + "\n"
+        else:
+            yield json.dumps({"index": {"_index": setup.index, "_id": name}}) + "\n"
+            yield json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def _apart(one: Any, other: Any) -> Any:
+    return np.abs(np.asarray(one, np.float64) - other) / np.maximum(np.abs(np.asarray(other, np.float64)), 1.0)
+
+
+def _compared(what: str, theirs: Any, ours: Any, tolerance: float) -> Compared:
+    apart = _apart(theirs, ours)
+    return Compared(what, len(apart), float(apart.max(initial=0.0)), int(np.count_nonzero(apart > tolerance)))
