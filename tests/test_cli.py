@@ -385,6 +385,7 @@ def test_version(fedrank):
 
 COMMANDS = [
     ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
+    ["estimate"], ["logs", "places"],
     ["ledger", "show"], ["ledger", "forget"],
     ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "convert"], ["logs", "describe"],
     ["logs", "synth"], ["methods"], ["demo"], ["export"], ["papers", "list"], ["papers", "run"], ["papers", "report"],

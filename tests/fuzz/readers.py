@@ -604,6 +604,17 @@ def _engine_log(folder: Path) -> Any:
     return logged.searches, logged.documents, logged.features, clicks, as_letor(logged, clicks[0]).offsets
 
 
+def _save_places(folder: Path) -> None:
+    (folder / "places.json").write_text('{"slope": [1, 0.5, null], "extra": [0, 0.01, null], "how": "x"}\n')
+
+
+def _places(folder: Path) -> Any:
+    from fedrank.run.places import read_propensities
+
+    found = read_propensities(folder / "places.json")
+    return found.slope, found.extra
+
+
 READERS = {
     "linear model": Reader(_save_linear, _model, sealed=True),
     "neural models of clients": Reader(_save_neural, _model, sealed=True),
@@ -615,6 +626,7 @@ READERS = {
     "spec": Reader(_save_spec, _spec),
     "run folder": Reader(_save_runs, _runs),
     "LETOR": Reader(_save_letor, _letor),
+    "propensities": Reader(_save_places, _places),
     "collection": Reader(_save_collection, _collection),
     "search log": Reader(_save_clicks, _clicks),
     "log folder": Reader(_save_log_folder, _log_folder),

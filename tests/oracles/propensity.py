@@ -81,3 +81,23 @@ def softmax_update(weights, features, relevance, rate):
     for d in known:
         step += rate * (float(relevance[d]) - total * math.exp(scores[d]) / mass) * features[d].astype(float)
     return step
+
+
+def clicks_with(shown, scores, looked, extra, most):
+    """Clicks a list if scores ordered every list, document by document; weights are `most` at most."""
+    by_search: dict[int, list[int]] = {}
+    for row, search in enumerate(shown.search):
+        by_search.setdefault(int(search), []).append(row)
+    there = {}
+    for rows in by_search.values():
+        places = sorted(int(shown.place[row]) for row in rows)
+        ranked = sorted(rows, key=lambda row: (-scores[row], shown.place[row]))
+        there |= dict(zip(ranked, places, strict=True))
+    total = 0.0
+    for pair in set(shown.pair.tolist()):
+        rows = [row for row in range(len(shown.pair)) if shown.pair[row] == pair]
+        seen = sum(looked[shown.place[row]] for row in rows)
+        would = sum(looked[there[row]] for row in rows)
+        clicks = sum(int(shown.clicked[row]) - extra[shown.place[row]] for row in rows)
+        total += min(would / seen, most) * clicks + sum(extra[there[row]] for row in rows)
+    return total / len(by_search)

@@ -14,6 +14,7 @@ import typer
 
 from fedrank.cli.deploy import deploy_app
 from fedrank.cli.engine import engine_app
+from fedrank.cli.estimate import estimate
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
 from fedrank.cli.papers import papers_app
@@ -79,6 +80,10 @@ app.command(
 app.command(
     epilog="Examples:  fedrank impact my.toml --out dpia.md  ·  fedrank impact runs/my --out dpia.md",
 )(impact)
+app.command(
+    epilog="Examples:  fedrank estimate runs/mine/only/fold-1-seed-1 --log mylog  ·  fedrank estimate model.json --log "
+    "mylog --out estimate.png  ·  fedrank estimate model.json --log mylog --json"
+)(estimate)
 
 
 @app.command(

@@ -144,15 +144,19 @@ class SimulatedShown:
         """[searches]: places before the list."""
         return np.zeros(len(self.lists), np.int32)
 
-    def clicks_a_list(self, scores: NDArray[np.floating], share: NDArray[np.float64] | None = None) -> float:
+    def clicks_a_list(
+        self, scores: NDArray[np.floating], share: NDArray[np.float64] | None = None, places: int | None = None
+    ) -> float:
         """What people would click if `scores` [pairs] had ordered the documents of each query: the truth.
 
-        `share` [queries] is how often each is asked; as often as in this log, if not given.
+        `share` [queries] is how often each is asked; as often as in this log, if not given. Clicks are those in so many
+        places, or in all.
         """
         order = np.argsort(-np.asarray(scores)[self.truth.candidates], axis=1, kind="stable")
-        shown = np.take_along_axis(self.truth.candidates, order, axis=1)[:, : self.showing.places]
-        places = np.arange(shown.shape[1])
-        expected = self.truth.relevance[shown] @ self.browsing.slope(places) + self.browsing.intercept(places).sum()
+        most = self.showing.places if places is None else min(places, self.showing.places)
+        shown = np.take_along_axis(self.truth.candidates, order, axis=1)[:, :most]
+        at = np.arange(shown.shape[1])
+        expected = self.truth.relevance[shown] @ self.browsing.slope(at) + self.browsing.intercept(at).sum()
         asked = np.bincount(self.query, minlength=self.truth.queries) if share is None else share
         return float(expected @ asked / asked.sum())
 

@@ -191,6 +191,15 @@ def correct(clicked: NDArray[np.bool_], place: NDArray[np.integer], by: Propensi
     )
 
 
+class Repeated(NamedTuple):
+    """Propensities, and what they would be with other queries of the same kind."""
+
+    found: Propensities
+    multiples: NDArray[np.int64]  # [repeats, queries]: how often each query counts, in the order of their numbers
+    slope: NDArray[np.float64]  # [1 + repeats, places]: as found, however unsure, then in all repeats
+    extra: NDArray[np.float64]
+
+
 def propensities_of(
     shown: ShownResults, features: Features | None = None, bias: Bias = "position", seed: int = 1
 ) -> Propensities:
@@ -198,6 +207,13 @@ def propensities_of(
 
     `features` [pairs, features] are for regression EM. Intervals are over queries.
     """
+    return repeated_propensities(shown, features, bias, seed).found
+
+
+def repeated_propensities(
+    shown: ShownResults, features: Features | None = None, bias: Bias = "position", seed: int = 1
+) -> Repeated:
+    """The same with all repeats of the bootstrap over queries."""
     if bias not in BIASES:
         raise ValueError(f"no bias {bias!r} is known; use one of {', '.join(BIASES)}")
     meetings = meetings_of(shown)
@@ -212,7 +228,7 @@ def propensities_of(
     logs = np.vstack([strengths(meetings.clicks(None)), strengths(meetings.clicks(multiples))])
     found = _with_intervals(logs, meetings, INTERVENTIONS)
     if _enough(found, shown):
-        return found
+        return Repeated(found, multiples, np.exp(logs), np.zeros_like(logs))
     if features is not None:
         return _by_regression(shown, features, meetings, logs, seed)
     raise NotIdentifiable(
@@ -376,7 +392,7 @@ def _reached(weight: NDArray[np.float64]) -> NDArray[np.bool_]:
 def _with_intervals(logs: NDArray[np.float64], meetings: Meetings, how: str) -> Propensities:
     """The first row is the estimate, the others are repeats of it."""
     with np.errstate(invalid="ignore"):
-        error = CERTAIN * _spread(logs[1:])
+        error = CERTAIN * spread_of(logs[1:])
     sure = np.isfinite(logs[0]) & (2 * error < math.log(WIDEST))
     value: NDArray[np.float64] = np.where(sure, np.exp(logs[0]), np.nan)
     return Propensities(
@@ -390,7 +406,7 @@ def _with_intervals(logs: NDArray[np.float64], meetings: Meetings, how: str) -> 
     )
 
 
-def _spread(repeats: NDArray[np.float64]) -> NDArray[np.float64]:
+def spread_of(repeats: NDArray[np.float64]) -> NDArray[np.float64]:
     """Standard deviation; infinite where a repeat has no value."""
     lost = np.isnan(repeats).any(axis=0)
     return np.where(lost, np.inf, np.std(np.where(np.isnan(repeats), 0, repeats), axis=0, ddof=1))
@@ -406,13 +422,13 @@ def _enough(found: Propensities, shown: ShownResults) -> bool:
 # Trust
 
 
-def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int64]) -> Propensities:
+def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int64]) -> Repeated:
     """Slopes and extras of all places from how click rates of the same documents in two places go together."""
     slopes, extras = affine(meetings.summed(None), meetings.places)
     more, extra = affine(meetings.summed(multiples), meetings.places)
     logs = np.vstack([np.log(slopes), np.log(more)])
     found = _with_intervals(logs, meetings, INTERVENTIONS)
-    unsure = _spread(extra)
+    unsure = spread_of(extra)
     sure = found.known & np.isfinite(extras[0]) & np.isfinite(unsure)
     made = Propensities(
         np.where(sure, found.slope, np.nan),
@@ -431,7 +447,7 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int
             f'{WIDEST:g}; use bias = "position", which is wrong where people trust the top',
             offer_swaps(shown),
         )
-    return made
+    return Repeated(made, multiples, np.exp(logs), np.vstack([extras, extra]))
 
 
 def affine(summed: NDArray[np.float64], places: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -475,7 +491,7 @@ def _levels(weight: NDArray[np.float64], difference: NDArray[np.float64]) -> NDA
 
 def _by_regression(
     shown: ShownResults, features: Features, meetings: Meetings, harvested: NDArray[np.float64], seed: int
-) -> Propensities:
+) -> Repeated:
     """Regression EM from two beginnings, which must end in one place, and agree with the documents that did move."""
     cells = _cells(shown)
     if len(cells.pair) > _EM_CELLS:  # some of the queries are enough
@@ -501,10 +517,10 @@ def _by_regression(
             f"documents of one place differ, less than {_EXPLAINED:.0%}; relevance is no function of them",
             offer_swaps(shown),
         )
-    multiples = drawn_queries(cells.queries, _EM_REPEATS, seed)[:, query]
-    repeats = [regression_em(place, times * more, clicks * more, table, one)[0] for more in multiples]
+    multiples = drawn_queries(cells.queries, _EM_REPEATS, seed)
+    repeats = [regression_em(place, times * more, clicks * more, table, one)[0] for more in multiples[:, query]]
     logs = np.log(np.vstack([one, *repeats]))
-    error = np.hypot(_spread(logs[1:]), _spread(harvested[1:]))
+    error = np.hypot(spread_of(logs[1:]), spread_of(harvested[1:]))
     with np.errstate(invalid="ignore"):
         apart = np.abs(logs[0] - harvested[0]) > _CONTRADICTS * error
     if np.any(apart & seen):
@@ -521,7 +537,7 @@ def _by_regression(
             offer_swaps(shown),
         )
     note = "relevance is taken to be a function of the features; where it is not, these propensities are wrong"
-    return replace(found, notes=(note,))
+    return Repeated(replace(found, notes=(note,)), multiples, np.exp(logs), np.zeros_like(logs))
 
 
 def regression_em(
