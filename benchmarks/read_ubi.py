@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-LEAST_ROWS = 40_000  # a second of CPU time
-MOST_MEMORY = 1500.0  # MB for a million events
+LEAST_ROWS = 25_000  # a second of CPU time
+MOST_MEMORY = 600.0  # MB for a million events
 DOCUMENTS, PAGE = 20_000, 10
 
 

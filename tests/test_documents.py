@@ -235,6 +235,12 @@ def test_the_way_into_production_can_be_followed(folder: Path, monkeypatch: pyte
     ]
 
 
+def test_a_production_log_can_be_brought(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _follow(ROOT / "docs" / "how-to-bring-a-production-log.md", folder, monkeypatch)
+    assert (folder / "shop" / "log.png").is_file()
+    assert next((folder / "runs").rglob("model.json"))
+
+
 def test_two_organisations_can_follow_their_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From documents to a model; neither has a file of the other that was not sent."""
     _follow(ROOT / "docs" / "how-to-share-sketches.md", folder, monkeypatch)
