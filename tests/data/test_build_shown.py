@@ -141,8 +141,12 @@ def test_lists_of_redacted_queries_can_be_dropped(tmp_path):
 
 
 def test_old_rows_are_never_stored(tmp_path):
-    rows = [*ROWS, ("old", NOW - 3 * DAY, "old words", ["d1"], []), ("late", NOW + 5 * DAY, "late words", ["d1"], [])]
-    edge = ("edge", 19_998 * DAY, "edge", ["d1"], [])
+    rows = [
+        *ROWS,
+        ("old", 19_999 * DAY - 1, "old words", ["d1"], []),
+        ("late", NOW + 5 * DAY, "late words", ["d1"], []),
+    ]
+    edge = ("edge", 19_999 * DAY, "edge", ["d1"], [])  # yesterday, from its first second on
     log = built(tmp_path, [*rows, edge], keep_days=2)
     assert log.users == ("bob", "ann", "eve", "edge")
     assert {reason: n for reason, n in log.facts["dropped"].items() if n} == {module.TOO_OLD: 1, module.FUTURE: 1}

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 
+import numpy as np
 import pytest
 
 from fedrank.data import json_lines, shown, ubi
@@ -152,6 +153,60 @@ def test_a_query_may_say_where_its_page_begins(tmp_path, said):
 def test_a_page_that_begins_nowhere(tmp_path, place):
     rows = read(tmp_path, pages(query_attributes={"from": place}), [event()])
     assert reasons(rows) == {shown.BAD_FIRST: (1, (2,))}
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_pages_that_are_numbered(tmp_path, base):
+    """Many services make a new query id for every page."""
+    numbered = [
+        asked(f"q{page}", query_attributes={"page": str(page + base), "size": 10}, timestamp=TIME + page)
+        for page in range(3)
+    ]
+    assert [first for first, _, _ in lists_of(read(tmp_path, numbered, [event()]))] == [0, 10, 20]
+    unsized = asked("x", query_attributes={"page": 2})
+    assert lists_of(read(tmp_path, [unsized], [event()]))[0][0] == 0, "a number alone does not say where"
+    odd = [asked(query_attributes=said) for said in ({"page": 2, "size": 0}, {"page": "two", "rows": 10})]
+    assert reasons(read(tmp_path, [asked("q0"), *odd], [event(query_id="q0")])) == {shown.BAD_FIRST: (2, (2, 3))}
+
+
+def test_an_id_that_everybody_shares_names_no_query(tmp_path):
+    many = [asked("undefined", client_id=f"c{i}") for i in range(201)]
+    rows = read(tmp_path, [*many, asked()], [event(query_id="undefined", client_id="c3"), event()])
+    assert lists_of(rows) == [(0, [1, 2, 3], [1])]
+    assert reasons(rows) == {ubi.TOO_SHARED: (202, (1, 2, 3, 4, 5))}
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "a\x00", "\ud800", "x" * 257, True, 1.5, ["a"], {}, 1 << 70])
+def test_ids_that_name_nobody(tmp_path, name):
+    assert reasons(read(tmp_path, [asked(), asked("q2", client_id=name)], [event()])) == {NO_USER: (1, (2,))}
+
+
+def test_the_same_lists_and_clicks_whatever_the_order_and_form(tmp_path):
+    """What people saw and clicked is made up, written in all ways, and found again."""
+    rng = np.random.default_rng(5)
+    queries, events, truth = [], [], {}
+    for number in range(60):
+        order = rng.permutation(30)
+        moment = TIME + 10_000 * number
+        for page in range(rng.integers(1, 4)):
+            hits = [f"d{d + 1}" for d in order[10 * page : 10 * page + 10]]
+            clicked = [hit for hit in hits if rng.random() < 0.2]
+            when = moment + 100 * page
+            row = asked(f"q{number}", hits, client_id=f"c{number % 7}", user_query=f"words {number % 9}")
+            truth[when] = (10 * page, [int(hit[1:]) for hit in hits], sorted(int(hit[1:]) for hit in clicked))
+            queries.append(row | {"timestamp": [when, when * 1000, str(when * 1000)][rng.integers(3)]})
+            for hit in clicked:
+                flat = {"event_attributes.object.object_id": hit} if rng.random() < 0.5 else {}
+                one = event(hit, f"q{number}", client_id=f"c{number % 7}", timestamp=when + 50) | flat
+                if flat:
+                    del one["event_attributes"]
+                events.append({"_source": one} if rng.random() < 0.5 else one)
+    for rows in (queries, events):
+        rng.shuffle(rows)
+    rows = read(tmp_path, queries, events)
+    found = [(first, shown_, sorted(clicked)) for first, shown_, clicked in lists_of(rows)]
+    assert found == [truth[when] for when in sorted(truth)]
+    assert not rows.left_out
 
 
 def test_the_same_page_again_is_one_list_and_another_order_is_another(tmp_path):

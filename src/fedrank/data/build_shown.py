@@ -105,7 +105,8 @@ def build_shown(
     documents, out = Path(documents), Path(out)
     since = None
     if how.keep_days is not None:
-        since = int((clock.time() if now is None else now) // DAY - how.keep_days) * DAY  # whole days, of UTC
+        # Whole days of UTC, today among them: whatever the hour, nothing is older than so many days.
+        since = int((clock.time() if now is None else now) // DAY - how.keep_days + 1) * DAY
     asked = {
         "format": FORMAT,
         "log": [fingerprint(path) for path in source] if isinstance(source, UbiSource) else fingerprint(source),
@@ -187,7 +188,7 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
 
     if since is not None:
         keep(rows.time >= since, TOO_OLD)
-        until = since + ((how.keep_days or 0) + 2) * DAY  # a clock may be a day ahead
+        until = since + ((how.keep_days or 0) + 1) * DAY  # a clock may be a day ahead
         keep(rows.time < until, FUTURE)
     keep(~np.isin(rows.user, [rows.users.index(name) for name in how.exclude]), EXCLUDED)
     kept, cut = apply_caps(how.caps, rows.user, rows.time, rows.clicks_of_lists(), np.diff(rows.offsets))

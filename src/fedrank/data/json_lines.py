@@ -10,6 +10,7 @@ import gzip
 import json
 import lzma
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -133,7 +134,10 @@ def name_of(value: Any) -> str:
     if not isinstance(value, str):
         return ""
     value = value.strip()
-    return value if len(value) <= LONGEST_NAME and is_name(value) else ""
+    return value if len(value) <= LONGEST_NAME and is_name(value) and not _CONTROL.search(value) else ""
+
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")  # would do something to whoever's terminal shows it
 
 
 def row_of(value: Any, known: Mapping[str, int]) -> int:

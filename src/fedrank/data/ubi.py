@@ -18,7 +18,7 @@ from typing import Any
 
 from fedrank.data.documents import FIELDS, Documents, as_text, kind_of, text_lines
 from fedrank.data.json_lines import Reasons, field_of, json_rows, moment_of, name_of, row_of, values_of
-from fedrank.data.logs import BAD_ROW, BAD_TIME, normalised
+from fedrank.data.logs import BAD_ROW, BAD_TIME, LAST_PLACE, normalised
 from fedrank.data.shown import (
     BAD_DWELL,
     BAD_FIRST,
@@ -38,11 +38,14 @@ from fedrank.files import parse_json
 SEEN = ("impression", "view", "page_exit")  # that somebody saw something, or how long; no click
 DWELL = {"dwell": 1.0, "dwell_time": 1.0, "dwell_seconds": 1.0, "dwell_ms": 0.001, "dwell_time_ms": 0.001}
 FROM = ("from", "offset", "start")  # in query_attributes: places before the list
+SIZES = ("size", "rows", "page_size", "per_page", "limit")  # places of a page, without which its number says nothing
+MOST_LISTS = 200  # that may share a query id; nobody turns so many pages
 
 NO_ID = "query without an id"
 IS_EVENT = "an event, not a query"
 RELOADED = "the same page of the same query again"
 ANONYMOUS = "query of nobody: the field of the person is empty"
+TOO_SHARED = f"query id that more than {MOST_LISTS} lists share"
 NO_QUERY_ID = "event without the id of its query"
 NO_QUERY = "event without its query"
 NO_OBJECT = "click on nothing: no object id"
@@ -169,6 +172,8 @@ class _UbiLog:
         self.client_of = array("i")  # [lists]
         self.explicit = bytearray()  # [lists]: whether its first place is said, not concluded
         self.length = array("i")  # [lists]: as it was returned
+        self.page: dict[int, tuple[int, int]] = {}  # of lists that say so: number of the page, and places of one
+        self.first_page = 1
         self.person: list[str] = []  # [lists], where rules ask for one; "": not said
         self.persons: dict[int, str | None] = {}  # by client, from events; None: several
         self.clicks, self.dwell = bytearray(), array("f")
@@ -202,8 +207,8 @@ class _UbiLog:
         # A person may only be named by events, and a service may name people and no browsers.
         if problem := self.lists.problem(client or person, moment, asked, found):
             return problem
-        first = _first(row)
-        if first == _NO_PLACE:
+        first, page = _first(row), _page(row)
+        if first == _NO_PLACE or page == _NO_PAGE:
             return BAD_FIRST
         drawn = _drawn(row, len(found))
         if isinstance(drawn, str):
@@ -214,6 +219,9 @@ class _UbiLog:
         self.client_of.append(self.client.setdefault(client, len(self.client)))
         self.explicit.append(first >= 0)
         self.length.append(len(found))
+        if first < 0 and page is not None:
+            self.page[one] = page
+            self.first_page = min(self.first_page, page[0])
         if self.rules.person is not None:
             self.person.append(person)
         before = self.by_id.setdefault(query_id, one)
@@ -226,8 +234,16 @@ class _UbiLog:
     def _find_pages(self) -> None:
         """Where lists that share a query id stand: behind one another, or one is another's repetition."""
         lists = self.lists
+        for one, (number, size) in self.page.items():  # some count pages from 0
+            lists.first[one], self.explicit[one] = (number - self.first_page) * size, True
         for query_id, several in self.by_id.items():
             if isinstance(several, int):
+                continue
+            if len(several) > MOST_LISTS:  # such as "undefined", if a service forgets to make ids
+                for one in several:
+                    self.left_out.add(TOO_SHARED, lists.line[one])
+                    lists.first[one] = -1
+                self.by_id[query_id] = []
                 continue
             kept: list[int] = []
             several.sort(key=lambda one: lists.time[one])
@@ -281,6 +297,8 @@ class _UbiLog:
         if asked is None:
             return NO_QUERY
         several = [asked] if isinstance(asked, int) else asked
+        if not several:
+            return TOO_SHARED
         client = row.get("client_id")
         if client is not None and client != "":
             own = (self.client.get(name_of(client), -1), self.client.get("", -1))  # a service may not know browsers
@@ -378,8 +396,9 @@ class _UbiLog:
         return found.select(found.first >= 0)
 
 
-_LAST = 999_999
+_LAST = LAST_PLACE - 1
 _NO_PLACE = -2
+_NO_PAGE = (-1, 0)
 
 
 def _first(row: dict[str, Any]) -> int:
@@ -398,6 +417,16 @@ def _first(row: dict[str, Any]) -> int:
         return -1
     found = first_of(stated)
     return _NO_PLACE if found is None else found
+
+
+def _page(row: dict[str, Any]) -> tuple[int, int] | None:
+    """Number and size of a page, as the row says; None where it does not, _NO_PAGE where that makes no sense."""
+    page = field_of(row, "query_attributes.page")
+    size = next((found for name in SIZES if (found := field_of(row, f"query_attributes.{name}")) is not None), None)
+    if page is None or size is None:
+        return None
+    number, places = first_of(page), first_of(size)
+    return _NO_PAGE if number is None or not places or number * places >= LAST_PLACE else (number, places)
 
 
 def _drawn(row: dict[str, Any], length: int) -> Drawn | str | None:
