@@ -134,7 +134,7 @@ def test_documents_as_engines_take_them():
     lines = list(documents_for(EngineSetup("opensearch", changed="updated"), documents))
     assert [json.loads(line) for line in lines] == [
         {"index": {"_index": "documents", "_id": "a"}},
-        {"title": "t", "body": "x", "updated": "2026-01-01"},
+        {"title": "t", "body": "x", "updated": "2026-01-01T00:00:00.000Z"},
         {"index": {"_index": "documents", "_id": "b"}},
         {"title": "u", "body": "y"},
     ]

@@ -100,8 +100,17 @@ def test_ids_that_solr_could_not_tell_apart_are_refused():
     query = logging_query(EngineSetup("solr"), "x", ["a,b", "c d"], query_id="q1")
     assert query["params"]["ids"].split(query["params"]["between"]) == ["a,b", "c d"]
     assert query["params"]["query_id"] == "q1"
-    with pytest.raises(ValueError, match="leave that document out"):
+    with pytest.raises(ValueError, match="leave it out"):
         logging_query(EngineSetup("solr"), "x", ["a\x1fb"])
+
+
+def test_features_of_the_engine_s_best_in_its_order():
+    query = logging_query(EngineSetup("opensearch"), "red shoes")
+    assert problems("search", query) == []
+    assert query["query"]["bool"]["must"] == [{"match": {"all": {"query": "red shoes"}}}]
+    query = logging_query(EngineSetup("solr"), "red shoes", query_id="q")
+    assert problems("solr-query", query) == []
+    assert "ids" not in query["params"]
 
 
 def test_the_time_of_a_search():

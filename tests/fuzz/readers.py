@@ -594,14 +594,17 @@ def _save_engine_log(folder: Path) -> None:
     (folder / "clicks.csv").write_text('query_id,document\nq1,d1\n"q2",d2\n')
     event = {"action_name": "click", "query_id": "q1", "event_attributes": {"object": {"object_id": "d2"}}}
     (folder / "clicks.jsonl").write_text(json.dumps(event) + "\n")
+    (folder / "queries.tsv").write_text("query_id\tquery\ttime\nq1\tred shoes\t1700000000\nq2\tblue\t\n")
 
 
 def _engine_log(folder: Path) -> Any:
+    from fedrank.engine.compare import read_queries
     from fedrank.engine.read_log import as_letor, read_joined_clicks, read_logged
 
     logged = read_logged(folder / "log.ndjson", ("a", "b"))
     clicks = [read_joined_clicks(folder / name, logged).grades for name in ("clicks.csv", "clicks.jsonl")]
-    return logged.searches, logged.documents, logged.features, clicks, as_letor(logged, clicks[0]).offsets
+    asked = {key: (one.text, one.time) for key, one in read_queries(folder / "queries.tsv").items()}
+    return logged.searches, logged.documents, logged.features, clicks, as_letor(logged, clicks[0]).offsets, asked
 
 
 def _save_places(folder: Path) -> None:

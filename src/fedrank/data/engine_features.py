@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.documents import Documents
-from fedrank.data.logs import seconds_of
+from fedrank.data.json_lines import moment_of
 from fedrank.data.text import stemmer
 from fedrank.types import Features
 
@@ -280,7 +280,7 @@ class EngineIndex:
         owner = np.concatenate([np.repeat(np.arange(len(documents)), lengths[name]) for name in ("title", "body")])
         together = lengths["title"] + lengths["body"]
         fields["all"] = FieldPostings.of(both[np.argsort(owner, kind="stable")], together, len(terms))
-        changed = [_moment(text) for text in documents.changed] or [None] * len(documents)
+        changed = [moment_of(text) for text in documents.changed] or [None] * len(documents)
         popularity = [_number(text) for text in documents.popularity] or [0.0] * len(documents)
         return cls(
             features,
@@ -351,12 +351,6 @@ class EngineIndex:
             return np.zeros(len(rows))
         days = np.abs(time - self.changed[rows]) / DAY  # engines look in both directions
         return np.nan_to_num(np.exp(math.log(0.5) * days / half_life), nan=0.0)
-
-
-def _moment(text: str) -> float | None:
-    """Seconds since 1970 of a date, of seconds, or of milliseconds, as engines write them."""
-    found = seconds_of(text)
-    return found if found is not None or not text.isdecimal() else seconds_of(str(int(text[:20]) / 1000))
 
 
 def _number(text: str) -> float:

@@ -14,8 +14,9 @@ import numpy as np
 from fedrank.data.documents import Documents, find_columns, kind_of, text_lines
 from fedrank.data.engine_features import NAMES, TOLERANCE, EngineFeatures
 from fedrank.data.json_lines import json_rows, moment_of
+from fedrank.data.shown import number_of
 from fedrank.engine.read_log import LoggedFeatures
-from fedrank.engine.templates import EngineSetup
+from fedrank.engine.templates import EngineSetup, iso_time
 from fedrank.rank.model import Scorer
 from fedrank.trees.export import plain_scores
 
@@ -146,10 +147,12 @@ def documents_for(setup: EngineSetup, documents: Documents) -> Iterator[str]:
     """Documents as an engine takes many at once: lines of `_bulk`, or of Solr's JSON Lines."""
     for row, name in enumerate(documents.ids):
         fields: dict[str, Any] = {setup.title: documents.title[row], setup.body: documents.text[row]}
-        if setup.changed and documents.changed and documents.changed[row]:
-            fields[setup.changed] = documents.changed[row]
-        if setup.popularity and documents.popularity and documents.popularity[row]:
-            fields[setup.popularity] = documents.popularity[row]
+        moment = moment_of(documents.changed[row]) if setup.changed and documents.changed else None
+        if moment is not None:
+            fields[setup.changed] = iso_time(moment)
+        known = number_of(documents.popularity[row]) if setup.popularity and documents.popularity else None
+        if known is not None:
+            fields[setup.popularity] = known
         if setup.to == "solr":
             yield json.dumps({"id": name} | fields, ensure_ascii=False) + "\n"
         else:

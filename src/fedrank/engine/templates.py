@@ -118,29 +118,40 @@ def index_settings(setup: EngineSetup) -> dict[str, Any]:
 
 
 def logging_query(
-    setup: EngineSetup, keywords: str, ids: Sequence[str], time: float | None = None, query_id: str = ""
+    setup: EngineSetup,
+    keywords: str,
+    ids: Sequence[str] | None = None,
+    time: float | None = None,
+    query_id: str = "",
+    depth: int = DEPTH,
 ) -> dict[str, Any]:
-    """A search that answers with the features of these documents, in no order."""
+    """A search that answers with features: of these documents, in no order; or of the engine's best, in its order."""
     moment = _moment(time)
     if setup.to == "solr":
-        if any(_BETWEEN_IDS in one for one in ids):
-            raise ValueError(f"an id in {list(ids)!r} has the sign that stands between ids; leave that document out")
         params = {"keywords": _plain(keywords), "time": moment, "echoParams": "explicit"}
-        params |= {"ids": _BETWEEN_IDS.join(ids), "between": _BETWEEN_IDS}
+        query = _solr_match(setup)
+        if ids is not None:
+            if any(_BETWEEN_IDS in one for one in ids):
+                raise ValueError(f"an id in {list(ids)!r} has the sign that stands between ids; leave it out")
+            params |= {"ids": _BETWEEN_IDS.join(ids), "between": _BETWEEN_IDS}
+            query = "{!terms f=id separator=$between v=$ids}"
         return {
-            "query": "{!terms f=id separator=$between v=$ids}",
+            "query": query,
             "fields": f"id,score,[features store={setup.name} efi.keywords=$keywords efi.time=$time]",
-            "limit": len(ids),
+            "limit": depth if ids is None else len(ids),
             "params": params | ({"query_id": query_id} if query_id else {}),
         }
     sltr = {"_name": LOGGED, "featureset": setup.name, "params": {"keywords": keywords, "time": moment}}
+    which: dict[str, Any] = {"filter": [{"sltr": sltr}]}
+    if ids is None:
+        which["must"] = [{"match": {setup.all: {"query": keywords}}}]
+    else:
+        which["filter"].insert(0, {"terms": {"_id": list(ids)}})
     return {
-        "size": len(ids),
+        "size": depth if ids is None else len(ids),
         "_source": False,
-        "query": {"bool": {"filter": [{"terms": {"_id": list(ids)}}, {"sltr": sltr}]}},
-        "ext": {
-            "ltr_log": {"log_specs": {"name": setup.name, "named_query": LOGGED, "missing_as_zero": True}},
-        },
+        "query": {"bool": which},
+        "ext": {"ltr_log": {"log_specs": {"name": setup.name, "named_query": LOGGED, "missing_as_zero": True}}},
     }
 
 
@@ -150,7 +161,7 @@ def rescore_query(setup: EngineSetup, keywords: str, time: float | None = None, 
     if setup.to == "solr":
         model = f"{{!ltr model={setup.model} reRankDocs={depth} efi.keywords=$keywords efi.time=$time}}"
         return {
-            "query": f"{{!simple qf={setup.all} q.op=OR q.operators='' v=$keywords}}",
+            "query": _solr_match(setup),
             "fields": "id,score,[features]",
             "limit": depth,
             "params": {"keywords": _plain(keywords), "time": moment, "rq": model, "echoParams": "explicit"},
@@ -314,15 +325,22 @@ def _solr_schema(setup: EngineSetup) -> dict[str, Any]:
     return {"add-field-type": kind, "add-field": fields, "add-copy-field": copies}
 
 
+def _solr_match(setup: EngineSetup) -> str:
+    return f"{{!simple qf={setup.all} q.op=OR q.operators='' v=$keywords}}"
+
+
 def _plain(keywords: str) -> str:
     """Words without signs that Solr's parsers would take for operators."""
     return " ".join(standard_words(keywords))
 
 
-def _moment(time: float | None) -> str:
-    if time is None:
-        return TIME
+def iso_time(time: float) -> str:
+    """Seconds since 1970 as all three engines read a date."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _moment(time: float | None) -> str:
+    return TIME if time is None else iso_time(time)
 
 
 _ENGINE_TITLES = {"opensearch": "OpenSearch", "elasticsearch": "Elasticsearch", "solr": "Solr"}
