@@ -387,7 +387,7 @@ COMMANDS = [
     ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
     ["estimate"], ["logs", "places"],
     ["ledger", "show"], ["ledger", "forget"],
-    ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "convert"], ["logs", "describe"],
+    ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "convert"], ["logs", "describe"], ["logs", "redact"],
     ["logs", "synth"], ["methods"], ["demo"], ["export"], ["papers", "list"], ["papers", "run"], ["papers", "report"],
     ["silo", "sketch"], ["silo", "describe"], ["silo", "add"], ["silo", "remove"], ["silo", "export"],
     ["silo", "ask"], ["silo", "answer"], ["silo", "train"], ["silo", "seal"],

@@ -10,6 +10,7 @@ import pytest
 
 from fedrank.cli import main
 from fedrank.data.logs import load_log
+from fedrank.run.cards import read_card
 from fedrank.run.folder import Card
 
 DOCS = ["--docs", "docs.jsonl", "--out", "data"]
@@ -125,3 +126,14 @@ def test_mistakes_cost_a_line(logs, arguments, problem):
     assert problem in said.replace("│", "").replace("  ", " ")
     assert "Traceback" not in said
     assert not Path("data").exists()
+
+
+def test_texts_leave_a_data_set(logs):
+    code, said = logs("build", *UBI, "--rare", "1", "--keep-patterns")
+    assert code == 0, said
+    assert "x2@y.org" in load_log("data").queries
+    code, said = logs("redact", "data", "--rare", "1", "--redact-words", "words.txt")
+    assert code == 0, said
+    assert "7 of 7 queries are without their text" in said
+    assert "redacted, an e-mail address: 6" in said
+    assert read_card(Path("data")).files, "the card is that of the new facts"

@@ -181,7 +181,7 @@ def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(
     facts = {"settings": {"keep_days": 90}, "redacted": {"an e-mail address": 2, "asked by too few": 1000}}
     said = log_card(replace(browsers, facts=browsers.facts | facts)).summary
     assert "Lists older than 90 days before it was made were never stored; build it anew to keep to that." in said
-    assert "The text of 1,002 queries was never stored (an e-mail address: 2, asked by too few: 1,000)." in said
+    assert "The text of 1,002 queries is not stored (an e-mail address: 2, asked by too few: 1,000)." in said
     assert "what redacted queries found" in said
 
 

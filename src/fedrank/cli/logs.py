@@ -200,6 +200,35 @@ def logs_describe(
 
 
 @logs_app.command(
+    "redact",
+    epilog="Example:  fedrank logs redact aol --rare 10 --redact-words names.txt",
+)
+def logs_redact(
+    folder: Annotated[Path, typer.Argument(help="A data set that fedrank logs build or convert wrote.")],
+    rare: Annotated[int, typer.Option(min=1, help="Users that a query needs, or its text goes.")] = 5,
+    keep_patterns: Annotated[
+        bool, typer.Option("--keep-patterns", help="Keep queries with e-mail addresses and long numbers.")
+    ] = False,
+    redact_words: Annotated[
+        Path | None, typer.Option(help="Words, one a line; the text of queries with one goes.")
+    ] = None,
+) -> None:
+    """Take texts of queries out of a data set, for good; lists, clicks and features stay."""
+    from fedrank.data.redact_log import redact_log
+    from fedrank.data.redaction import Redaction, read_words
+    from fedrank.run.cards import log_card
+
+    console = new_console()
+    log = redact_log(folder, Redaction(rare, not keep_patterns, read_words(redact_words) if redact_words else ()))
+    log_card(log).write(log.folder)
+    redacted = log.facts["redacted"]
+    say(console, f"{sum(redacted.values()):,} of {len(log.queries):,} queries are without their text")
+    for reason, n in redacted.items():
+        say(console, f"redacted, {reason}: {n:,}")
+    say(console, "The log that it was built from, copies and backups still have them.")
+
+
+@logs_app.command(
     "synth",
     epilog="Examples:  fedrank logs synth --users 1000 --out toy  ·  fedrank logs synth --ubi --users 500 --out shop",
 )

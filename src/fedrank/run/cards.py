@@ -164,7 +164,7 @@ def _kept_of_shown(log: SearchLog) -> str:
         said += f" Lists older than {days:,} days before it was made were never stored; build it anew to keep to that."
     if redacted:
         reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
-        said += f" The text of {sum(redacted.values()):,} queries was never stored ({reasons})."
+        said += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."
     return said
 
 
