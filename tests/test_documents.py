@@ -225,7 +225,7 @@ def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_way_into_production_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a log to a model in use, and back: the better model is adopted, the worse one is not."""
     _follow(PRODUCTION, folder, monkeypatch)
-    assert {"log.png", "evidence.png", "harm.png"} <= {path.name for path in folder.iterdir()}
+    assert {"log.png", "estimate.png", "evidence.png", "harm.png"} <= {path.name for path in folder.iterdir()}
     in_use = read_current("trials/current.json").now
     assert in_use is not None
     assert in_use.path == "runs/sites/corrected/fold-1-seed-1/model.json"

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedrank.engine.adoption import InUse
-    from fedrank.engine.trial import EngineTrial
+    from fedrank.engine.judging import Judgement
+    from fedrank.engine.trial import Count, EngineTrial
 
 trial_app = typer.Typer(
     help="Let two models answer the same searches of your engine, and let clicks decide which one stays.",
@@ -114,7 +115,7 @@ def trial_decide(trial: TrialFolder, picture: Picture = None, who: Who = None) -
     judgement = folder.judged(count)
     decide(folder, count, judgement, who)
     console = new_console()
-    _tell(folder, console, picture)
+    _tell(folder, count, judgement, console, picture)
     if judgement.ruling == "adopt":
         say(console, f"Put it in use: fedrank trial adopt {trial}")
     elif judgement.ruling == "refuse":
@@ -128,7 +129,9 @@ def trial_show(trial: TrialFolder, picture: Picture = None) -> None:
     """How a trial stands, what that rests on, and who did what; changes nothing."""
     from fedrank.engine.trial import EngineTrial
 
-    _tell(EngineTrial(trial), new_console(), picture)
+    folder = EngineTrial(trial)
+    count = folder.count()
+    _tell(folder, count, folder.judged(count), new_console(), picture)
 
 
 @trial_app.command(
@@ -168,11 +171,9 @@ def trial_rollback(
     _tell_put(folder, roll_back(folder, because, who), ROLL_BACK)
 
 
-def _tell(trial: EngineTrial, console: Console, picture: Path | None) -> None:
+def _tell(trial: EngineTrial, count: Count, judgement: Judgement, console: Console, picture: Path | None) -> None:
     from fedrank.engine.trial_told import about_trial
 
-    count = trial.count()
-    judgement = trial.judged(count)
     answer(about_trial(trial, count, judgement), console)
     if picture is not None:
         from fedrank.report.trial_figures import draw_trial

@@ -114,7 +114,9 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
         f"The busiest client has {count.largest:.0%} of the decided searches.",
     ]
     if count.without_client:
-        notes.append(f"{count.without_client:,} decided searches name no client; together they count as one.")
+        notes.append(
+            f"{count.without_client:,} decided searches name no client; together they count as one: log client_id."
+        )
     if count.shared_unknown:
         notes.append(
             f"{count.shared_unknown:,} lists do not tell what both models would have shown in the same place. Clicks "
