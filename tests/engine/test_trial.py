@@ -22,6 +22,7 @@ from fedrank.engine.trial_requests import DRAFT, commands_of
 from fedrank.rank import gate
 from fedrank.rank.model import Model, save_model
 from fedrank.rank.rankers import Linear
+from tests.engine.schema import problems
 
 BEGINNING = 1_800_000_000
 OLD, NEW = ["a", "b", "c", "d"], ["a", "d", "c", "b"]
@@ -122,18 +123,24 @@ def test_every_form_says_the_same(planned):
     teams = [plan.new.name, plan.old.name, plan.new.name]
     shown, lists = ["d", "a", "c"], {"old": ["a", "d", "c"], "new": ["d", "c", "a"]}
     about = {"query_id": "s1", "client_id": "x", "timestamp": BEGINNING * 1000}
-    documents = [{"id": d, "score": 1.0, "[interleaving]": t} for d, t in zip(shown, teams, strict=True)]
+    whole = {"numFound": 3, "start": 0, "docs": []}
+    whole["docs"] = [{"id": d, "score": 1.0, "[interleaving]": t} for d, t in zip(shown, teams, strict=True)]
+    solr = {"responseHeader": {"status": 0}, "response": whole}
     hits = [
-        {"_id": d, "_source": {}, "_search_configuration_id": t} for d, t in zip(shown, ("B", "A", "B"), strict=True)
+        {"_index": "i", "_id": d, "_score": 1.0, "_source": {}, "_search_configuration_id": t}
+        for d, t in zip(shown, ("B", "A", "B"), strict=True)
     ]
+    opensearch = {"test_id": "t", "hits": hits}
+    assert not problems("solr-interleaved", solr)
+    assert not problems("ab-answer", opensearch)
     forms = [
         {"search": "s1", "client": "x", "time": BEGINNING, "shown": shown, "teams": teams, **lists},
         {**about, "query_response_hit_ids": shown, "query_attributes": {"teams": teams, **lists}},
         {**about, "query_response_hit_ids": shown, "query_attributes.teams": teams, **_dotted(lists)},
-        {**about, "timestamp": "2027-01-15T08:00:00Z", "response": {"response": {"docs": documents}}, **lists},
-        {**about, "response": {"docs": documents}, **lists},
-        {**about, "response": {"test_id": "t", "hits": hits}, **lists},
-        {**about, "test_id": "t", "hits": hits, **lists},
+        {**about, "timestamp": "2027-01-15T08:00:00Z", "response": solr, **lists},
+        {**about, "response": whole, **lists},
+        {**about, "response": opensearch, **lists},
+        {**about, **opensearch, **lists},
     ]
     found = [parse_row(row, plan, {"A": "old", "B": "new"}) for row in forms]
     assert found == [("s1", "x", float(BEGINNING), ("d", "a", "c"), "nob", True)] * len(forms)
@@ -195,6 +202,63 @@ def test_what_both_would_choose_is_nobodys(planned):
     assert (without.teams, without.known) == ("onon", False)
     both = parse_row(row | {"old": OLD, "new": NEW}, plan, {})
     assert (both.teams, both.known) == ("bnon", True)
+
+
+def solr_draft(old, new, rng):
+    """As TeamDraftInterleaving of Solr's LTR module does it, for two orders of the same documents."""
+    orders, shown, teams = {"old": list(old), "new": list(new)}, [], []
+    while len(shown) < len(old):
+        old_has, new_has = teams.count("old"), teams.count("new")
+        team = "old" if old_has < new_has or (old_has == new_has and rng.random() < 0.5) else "new"
+        shown.append(next(one for one in orders[team] if one not in shown))
+        teams.append(team)
+    return shown, teams
+
+
+def opensearch_draft(old, new, rng):
+    """As TeamDraftInterleaver of OpenSearch's search-relevance does it, for lists that may differ in all ways."""
+    orders, shown, teams = {"old": list(old), "new": list(new)}, [], []
+    size = max(len(old), len(new))
+    while len(shown) < size:
+        before = len(shown)
+        for team in ("old", "new") if rng.random() < 0.5 else ("new", "old"):
+            left = [one for one in orders[team] if one not in shown]
+            if left and len(shown) < size:
+                shown.append(left[0])
+                teams.append(team)
+        if len(shown) == before:
+            break
+    return shown, teams
+
+
+@pytest.mark.parametrize("mix", [solr_draft, opensearch_draft])
+def test_drafts_of_engines_are_understood(planned, mix):
+    """Their lists are never refused; what both chose is found; and equal rankings win equally often."""
+    plan, rng = planned("solr"), np.random.default_rng(8)
+    wins = {"o": 0, "n": 0}
+    for number in range(1500):
+        size = int(rng.integers(1, 9))
+        pool = [f"d{row}" for row in range(size if mix is solr_draft else size + int(rng.integers(3)))]
+        old, new = (list(rng.permutation(pool))[: size if mix is solr_draft else int(rng.integers(1, size + 1))]
+                    for _ in range(2))  # fmt: skip
+        if number % 3 == 0:
+            new = [*old[: len(old) // 2], *[one for one in new if one not in old[: len(old) // 2]]]
+        if rng.random() < 0.5:
+            old, new = new, old  # neither is longer than the other on the whole
+        shown, teams = mix(old, new, rng)
+        row = {"search": "s", "time": 1, "shown": shown, "teams": teams, "old": old, "new": new}
+        if len(shown) > 1 and len(set(teams)) == 1:
+            continue  # one list had nothing to add: it is not counted
+        found = parse_row(row, plan, {})
+        common = next((n for n, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
+        if common is None or common > 0:
+            assert found.teams[0] == "b", "both have the same first document"
+        elif old[0] != new[0]:
+            assert found.teams[0] in "on"
+        own = [letter for letter in found.teams if letter != "b"]
+        if own:
+            wins[rng.choice(own)] += 1  # somebody clicks at random
+    assert abs(wins["n"] - wins["o"]) < 3.5 * sum(wins.values()) ** 0.5
 
 
 def test_each_thing_counts_once_however_it_is_read(planned, tmp_path):
@@ -464,8 +528,12 @@ def test_what_opensearch_is_asked(planned, tmp_path):
         ("id-of-old", False),
         ("id-of-old", True),
     ]
-    new = json.loads((folder / "requests" / "new-configuration.json").read_text())
-    assert set(new) == {"name", "index", "query"}
+    assert not [line for one in states for line in problems("ab-test", one)]
+    assert not problems("ab-search", json.loads((folder / "requests" / "search.json").read_text()))
+    new, old = (json.loads((folder / "requests" / f"{side}-configuration.json").read_text()) for side in ("new", "old"))
+    for one in (new, old):
+        assert not problems("search-configuration", one)
+        assert not problems("search-body", json.loads(one["query"]))
     body = json.loads(new["query"])
     rescored = body["rescore"]["query"]["rescore_query"]["sltr"]
     assert rescored["model"] == plan.new.name
