@@ -69,7 +69,7 @@ def engine_read_log(
     person: Annotated[
         str | None, typer.Option(help="UBI's field that names the person; client_id, a browser, if not given.")
     ] = None,
-    names: Annotated[
+    feature_names: Annotated[
         Path | None, typer.Option(help="Names of the features, one a line; those of engine-1 if not given.")
     ] = None,
     entry: Annotated[str, typer.Option(help="Which of several logged sets; the only one if not given.")] = "",
@@ -88,7 +88,7 @@ def engine_read_log(
             "and --ubi-events, or let the name end in .txt for a LETOR file"
         )
     console = new_console()
-    logged = read_logged(log, read_feature_names(names) if names is not None else NAMES, entry)
+    logged = read_logged(log, read_feature_names(feature_names) if feature_names is not None else NAMES, entry)
     _say_left_out(log, logged.left_out)
     if logged.missing:
         note(f"{logged.missing:,} values were not logged, as their query did not match; they count as 0")
@@ -133,7 +133,7 @@ def engine_compare(
         Path | None, typer.Option(help="With --docs: query_id, query and perhaps time; .tsv or .jsonl.")
     ] = None,
     features: Annotated[str, typer.Option(help="With --docs: engine-1, or with a stemmer.")] = "engine-1",
-    names: Annotated[
+    feature_names: Annotated[
         Path | None, typer.Option(help="Names of the features, one a line; those of engine-1 if not given.")
     ] = None,
     entry: Annotated[str, typer.Option(help="Which of several logged sets; the only one if not given.")] = "",
@@ -147,7 +147,7 @@ def engine_compare(
 
     if (model is None) == (docs is None) or (docs is None) != (queries is None):
         raise ValueError("compare scores with --model, or features with --docs and --queries")
-    logged = read_logged(log, read_feature_names(names) if names is not None else NAMES, entry)
+    logged = read_logged(log, read_feature_names(feature_names) if feature_names is not None else NAMES, entry)
     _say_left_out(log, logged.left_out)
     console = new_console()
     if docs is not None and queries is not None:

@@ -67,7 +67,8 @@ def compare_scores(logged: LoggedFeatures, model: Scorer, tolerance: float = TOL
     """Score what was logged by the model, and compare with the scores that the engine gave."""
     if model.features != len(logged.names):
         raise ValueError(
-            f"the model has {model.features} features and the log {len(logged.names)}; name the log's with --names"
+            f"the model has {model.features} features and the log {len(logged.names)}; name those of the log with "
+            "--feature-names"
         )
     known = ~np.isnan(logged.scores)
     if not known.any():
