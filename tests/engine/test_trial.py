@@ -487,7 +487,9 @@ echo "$@" >> "$LOG"
 case "$*" in
 *search_configurations*old*) echo '{"search_configuration_id":"id-of-old","search_configuration_result":"CREATED"}';;
 *search_configurations*new*) echo '{"search_configuration_id":"id-of-new","search_configuration_result":"CREATED"}';;
-*_search\\ *) echo '{"test_id":"t","hits":[{"_id":"1","_search_configuration_id":"uuid-of-a"}]}';;
+*_search\\ *) if grep -q true requests/test.json; then
+  echo '{"test_id":"t","hits":[{"_search_configuration_id":"uuid-of-b"},{"_search_configuration_id":"uuid-of-a"}]}'
+else echo '{"test_id":"t","hits":[{"_id":"1","_search_configuration_id":"uuid-of-a"}]}'; fi;;
 *ab_tests*) cat requests/test.json >> "$LOG"; echo '{}';;
 esac
 """
@@ -510,7 +512,8 @@ def test_what_opensearch_is_asked(planned, tmp_path):
     plan = planned("opensearch")
     folder = tmp_path / "trial"
     said, sent = _sh(folder / "begin.sh", tmp_path)
-    assert "The id of the old model: uuid-of-a" in said
+    assert "is not known yet" not in said
+    assert EngineTrial(folder).labels() == {"uuid-of-a": "old", "uuid-of-b": "new"}
     paths = re.findall(r"-X (\w+) http://localhost:9200(\S+)", sent)
     test = ("PUT", "/_plugins/_search_relevance/ab_tests/trial")
     assert paths == [
@@ -520,15 +523,19 @@ def test_what_opensearch_is_asked(planned, tmp_path):
         ("PUT", "/_plugins/_search_relevance/search_configurations"),
         ("PUT", "/_plugins/_search_relevance/search_configurations"),
         test,
+        (test[0], f"{test[1]}/_update"),
         ("POST", "/_plugins/_search_relevance/ab_tests/trial/_search"),
-        test,
+        (test[0], f"{test[1]}/_update"),
+        ("POST", "/_plugins/_search_relevance/ab_tests/trial/_search"),
     ]
     states = _objects(sent)
-    assert [(one["search_configuration_a"], one["enabled"]) for one in states] == [
-        ("id-of-old", False),
-        ("id-of-old", True),
+    assert states == [
+        {"search_configuration_a": "id-of-old", "search_configuration_b": "id-of-new"},
+        {"enabled": False},
+        {"enabled": True},
     ]
-    assert not [line for one in states for line in problems("ab-test", one)]
+    assert not problems("ab-test", states[0])
+    assert not [line for one in states[1:] for line in problems("ab-update", one)]
     assert not problems("ab-search", json.loads((folder / "requests" / "search.json").read_text()))
     new, old = (json.loads((folder / "requests" / f"{side}-configuration.json").read_text()) for side in ("new", "old"))
     for one in (new, old):
@@ -542,6 +549,7 @@ def test_what_opensearch_is_asked(planned, tmp_path):
     assert uploaded["model"]["name"] == plan.new.name
     for script, first in (("adopt.sh", "id-of-new"), ("rollback.sh", "id-of-old")):
         (state,) = _objects(_sh(folder / script, tmp_path)[1])
+        assert not problems("ab-update", state)
         assert (state["search_configuration_a"], state["enabled"]) == (first, False)
         assert commands_of(folder, script) == f"sh {folder / script}"
 

@@ -77,7 +77,7 @@ def trial_plan(
 @trial_app.command(
     "read",
     epilog="Examples:  fedrank trial read trials/spring searches.jsonl clicks.jsonl  ·  fedrank trial read "
-    "trials/spring answers.jsonl ubi_events.ndjson --old-id 9c858901",
+    "trials/spring answers.jsonl ubi_events.ndjson --old-id 9c858901 --new-id 1b4e28ba",
 )
 def trial_read(
     trial: TrialFolder,

@@ -29,11 +29,11 @@ import numpy as np
 
 from fedrank.engine.judging import DecidedSearch, Judgement, judge
 from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
-from fedrank.engine.trial_plan import TrialPlan, now, read_plan, somebody
+from fedrank.engine.trial_plan import LABELS, TrialPlan, now, read_plan, somebody
 from fedrank.files import locked, parse_json, private_folder, read_bytes, write_whole
 from fedrank.rank.gate import NEITHER, NEW, OLD, Draft
 
-EVENTS, LABELS, HISTORY, LOCK = "events", "labels.json", "history.json", ".lock"
+EVENTS, HISTORY, LOCK = "events", "history.json", ".lock"
 BATCH_FORMAT = "fedrank-trial-events"
 UNFAIR = 4.5  # standard deviations by which a fair coin is not off
 TEAMS = {"o": OLD, "n": NEW, "b": NEITHER}

@@ -19,7 +19,7 @@ from fedrank.rank.gate import Gate
 from fedrank.trees.model_files import load_model
 
 FORMAT, VERSION = "fedrank-trial", 1
-PLAN, CURRENT = "trial.json", "current.json"
+PLAN, CURRENT, LABELS = "trial.json", "current.json", "labels.json"
 ENGINE = "engine"  # stands for the order that the engine has without any model of ours
 ENGINES = ("opensearch", "solr", "own")
 LARGEST = 1 << 20  # bytes of a plan

@@ -1,9 +1,10 @@
 """What an engine needs for a trial, as files and command lines: to begin it, to adopt the new model, to roll back.
 
 OpenSearch mixes lists in its search-relevance plugin (A/B tests with team draft, pull requests #498 and #511 of
-opensearch-project/search-relevance). Its test has two search configurations: A is the old model, so that a test that is
-switched off shows what people had before. Solr mixes in its LTR module (SOLR-14560). For a service of your own there is
-`team_draft.py`. No engine is spoken to from here.
+opensearch-project/search-relevance): a test is made by PUT ab_tests/ID, and changed by PUT ab_tests/ID/_update. It has
+two search configurations: A is the old model, so that a test that is switched off shows what people had before. Solr
+mixes in its LTR module (SOLR-14560). For a service of your own there is `team_draft.py`. No engine is spoken to from
+here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fedrank.engine.trial_plan import TrialModel, TrialPlan
+from fedrank.engine.trial_plan import LABELS, TrialModel, TrialPlan
 from fedrank.files import parse_json, private_folder, read_bytes, write_whole
 from fedrank.trees.export import export
 
@@ -27,6 +28,9 @@ WINDOW = 100  # documents that a model orders anew
 _SEND = """\
 send() {  # method, path, file
   curl -sS --fail-with-body -X "$1" "$URL$2" -H 'Content-Type: application/json' --data-binary "@$3"; echo
+}
+ids() {  # of the configurations in an answer, in the order of its places
+  tr ',{}' '\\n\\n\\n' | sed -n 's/.*"_search_configuration_id" *: *"\\([^"]*\\)".*/\\1/p'
 }
 """
 _HEAD = """\
@@ -97,30 +101,33 @@ def _opensearch(plan: TrialPlan, requests: Path, query: dict[str, Any]) -> dict[
         f"send PUT /_cluster/settings {REQUESTS}/workbench.json\n",
         *upload,
         *created,
-        "# Switched off it shows configuration A alone: so one learns which id stands for the old model.\n",
-        _switch(test, "OLD", "NEW", enabled=False),
-        f"A=$(send POST {test}/_search {REQUESTS}/search.json |\n"
-        '  sed -n \'s/.*"_search_configuration_id":"\\([^"]*\\)".*/\\1/p\')\n',
-        _switch(test, "OLD", "NEW", enabled=True),
-        'echo "The id of the old model: ${A:-not known; make requests/search.json a search that finds something}"\n',
+        _put(test, {"search_configuration_a": "$OLD", "search_configuration_b": "$NEW"}),
+        "# Switched off it shows configuration A alone: so one learns which random id stands for which model.\n",
+        _put(f"{test}/_update", {"enabled": False}),
+        f"A=$(send POST {test}/_search {REQUESTS}/search.json | ids | sed q)\n",
+        _put(f"{test}/_update", {"enabled": True}),
+        f'B=$(send POST {test}/_search {REQUESTS}/search.json | ids | grep -v "^$A\\$" | sed q)\n',
+        f'if test -n "$A" && test -n "$B"; then printf \'{{"%s": "old", "%s": "new"}}\\n\' "$A" "$B" > {LABELS}\n',
+        f"else echo 'Which id is whose is not known yet: put a search that finds things into {REQUESTS}/search.json,'\n"
+        "  echo 'or look at the test in the workbench; then: fedrank trial read ... --old-id ID --new-id ID'; fi\n",
         f'echo \'Searches: POST {test}/_search  {{"query_params": {{"SearchText": "..."}}}}\'\n',
         "echo 'Log each answer as a line: "
         '{"query_id": ..., "client_id": ..., "timestamp": ..., "response": {"hits": [...]}}\'\n',
-        "echo 'Then: fedrank trial read ... --old-id ID'\n",
     ]
-    ids = f"OLD=$(cat {REQUESTS}/old-configuration.id)\nNEW=$(cat {REQUESTS}/new-configuration.id)\n"
-    return {
-        BEGIN: "".join(begin),
-        ADOPT: _head(plan, f"Show {plan.new.name} to everybody.") + ids + _switch(test, "NEW", "OLD", enabled=False),
-        ROLL_BACK: _head(plan, f"Show {plan.old.name} to everybody, as before.")
-        + ids
-        + _switch(test, "OLD", "NEW", enabled=False),
+    saved = f"OLD=$(cat {REQUESTS}/old-configuration.id)\nNEW=$(cat {REQUESTS}/new-configuration.id)\n"
+    ends = {
+        ADOPT: (plan.new, {"search_configuration_a": "$NEW", "search_configuration_b": "$OLD", "enabled": False}),
+        ROLL_BACK: (plan.old, {"search_configuration_a": "$OLD", "search_configuration_b": "$NEW", "enabled": False}),
+    }
+    return {BEGIN: "".join(begin)} | {
+        script: _head(plan, f"Show {model.name} to everybody.") + saved + _put(f"{test}/_update", state)
+        for script, (model, state) in ends.items()
     }
 
 
-def _switch(test: str, a: str, b: str, enabled: bool) -> str:
-    content = f'{{"search_configuration_a": "%s", "search_configuration_b": "%s", "enabled": {json.dumps(enabled)}}}'
-    return f'printf \'{content}\' "${a}" "${b}" > {REQUESTS}/test.json\nsend PUT {test} {REQUESTS}/test.json\n'
+def _put(path: str, content: dict[str, Any]) -> str:
+    """Lines of a shell that put an object there; its values may be variables of the shell."""
+    return f"cat > {REQUESTS}/test.json <<END\n{json.dumps(content)}\nEND\nsend PUT {path} {REQUESTS}/test.json\n"
 
 
 def _solr(plan: TrialPlan) -> dict[str, str]:
