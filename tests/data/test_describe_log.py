@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,6 +106,15 @@ def test_lists_as_they_were_shown(tmp_path):
         assert text in said
     draw_log(found, tmp_path / "log.svg")
     assert "event without its query" in (tmp_path / "log.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "facts", [{"left_out": {"x": {}}}, {"capped": {"x": {"lists": 1}}}, {"noticed": [1]}, {"redacted": {"x": "many"}}]
+)
+def test_facts_that_say_nothing_are_refused_in_a_line(tmp_path, facts):
+    log = made_up_shown(tmp_path / "log", [0, 1, 0])
+    with pytest.raises(ValueError, match="does not say what became|Cannot specify|invalid literal"):
+        describe_log(replace(log, facts=log.facts | facts))
 
 
 def test_a_log_without_a_click(tmp_path):

@@ -122,6 +122,8 @@ def test_dwell_and_draws(tmp_path):
         ("clicks", [[0, 0, 1], [1, 0, 0], [1, 0, 1]], "clicks behind the end"),
         ("clicks", [[0, 2, 0], [1, 0, 0], [1, 0, 1]], "rows not from 0 to 1"),
         ("first", [0, -1, 0], "rows not from 0"),
+        ("time", [10, 30, 20], "not in order of time"),
+        ("time", [10, 20, 10**12], "rows not from"),
         ("first", [0, 2_000_000_000, 0], "rows not from 0"),
         ("dwell", [[0, -1, np.nan], [1, np.nan, np.nan], [0, 0, 0]], "negative"),
         ("dwell", [[0, np.inf, np.nan], [1, np.nan, np.nan], [0, 0, 0]], "infinite"),

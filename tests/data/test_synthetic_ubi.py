@@ -11,6 +11,7 @@ from fedrank.data.click_caps import EVERYWHERE, ROBOT
 from fedrank.data.describe_log import describe_log
 from fedrank.data.synthetic_ubi import synthetic_ubi
 from fedrank.data.ubi import FORGED, NO_QUERY, UbiRules
+from tests.engine.schema import problems
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,10 @@ def test_what_is_read_of_it(made, tmp_path):
 
 def test_rows_are_as_the_schema_has_them(made):
     queries, events = ([json.loads(line) for line in path.read_text().splitlines()] for path in made[:2])
-    assert all({"user_query", "query_id", "client_id", "timestamp"} <= row.keys() for row in queries)
-    assert all({"action_name", "timestamp"} <= row.keys() for row in events)
-    assert all("position" in row["event_attributes"] for row in events)
+    for row in queries:
+        assert problems("ubi-query", row) == []
+    for row in events:
+        found = problems("ubi-event", row)
+        assert found == ([] if row["action_name"] == "click" else ["$.timestamp is no string"]), (
+            "views have milliseconds"
+        )

@@ -345,6 +345,17 @@ def _shown_folder(folder: Path) -> Any:
     return *_log_folder(folder), load_log(folder / "log").drawn
 
 
+def _about_shown_folder(folder: Path) -> Any:
+    from fedrank.data.describe_log import describe_log, description_as_json
+    from fedrank.data.logs import load_log
+    from fedrank.report.answers import about_log
+    from fedrank.run.cards import log_card
+
+    log = load_log(folder / "log")
+    found = describe_log(log)
+    return description_as_json(found), about_log(found), log_card(log).not_covered
+
+
 def _save_ubi(folder: Path) -> None:
     query = {"query_id": "q1", "client_id": "a", "user_query": "rain", "timestamp": "2024-05-01T10:00:00.000+0000"}
     query |= {"query_response_hit_ids": ["0", "3", "1"], "query_attributes": {"from": 10}}
@@ -634,6 +645,7 @@ READERS = {
     "search log": Reader(_save_clicks, _clicks),
     "log folder": Reader(_save_log_folder, _log_folder),
     "folder of shown lists": Reader(_save_shown_folder, _shown_folder),
+    "description of shown lists": Reader(_save_shown_folder, _about_shown_folder),
     "UBI": Reader(_save_ubi, _ubi),
     "table of shown lists": Reader(_save_shown, _shown),
     "words to redact": Reader(_save_words, _words),

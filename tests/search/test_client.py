@@ -14,6 +14,7 @@ from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
 from fedrank.data.log_fold import log_fold
 from fedrank.search.answers import Filters, NotFound, SearchError
 from fedrank.search.client import SearchClient
+from tests.engine.schema import problems
 from tests.search.made_up import Clock, opened, write_documents
 
 
@@ -259,6 +260,7 @@ def test_ubi_is_written_in_the_order_shown_without_clicks_taken_back(client, clo
     assert query["user_query"] == "orchard äpple"
     assert query["query_response_hit_ids"][:10] == [str(result.id) for result in found.results]
     assert len(query["query_response_hit_ids"]) == 20
+    assert problems("ubi-query", query) == problems("ubi-event", event) == []
     assert event["query_id"] == query["query_id"]
     assert event["action_name"] == "click"
     assert event["event_attributes"]["object"]["object_id"] == str(found.results[3].id)

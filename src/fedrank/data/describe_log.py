@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.build_log import notes
-from fedrank.data.logs import SearchLog, lengths_of
+from fedrank.data.logs import FACTS, SearchLog, lengths_of
 from fedrank.seeds import rng_for
 
 COMPARED = 10  # users whose clicks are compared, the most active ones
@@ -89,6 +91,11 @@ class LogDescription:
 
 def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> LogDescription:
     """Count, fit and compare; only clicks of the most active users are compared, of at most 2,000 entries of each."""
+    if not len(log):
+        raise ValueError(f"{log.folder} has no entry, so that there is nothing to describe; build it again")
+    with _as_facts_say(log):
+        said = tuple(notes(log.facts))
+        shown = _shown(log) if log.is_shown else None
     clicks = np.bincount(log.user, minlength=len(log.users)).astype(np.int64)
     chosen = _who_clicked(log)[:compared]
     tables = []
@@ -128,9 +135,21 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
         distances=distances,
         by_chance=float(chance.sum() / pairs) if len(chosen) > 1 else float("nan"),
         features=tuple((log.feature_names[i], float(per_feature[i])) for i in order),
-        notes=tuple(notes(log.facts)),
-        shown=_shown(log) if log.is_shown else None,
+        notes=said,
+        shown=shown,
     )
+
+
+@contextlib.contextmanager
+def _as_facts_say(log: SearchLog) -> Iterator[None]:
+    """Refuse facts that are not there, or are something else."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(
+            f"{log.folder / FACTS} does not say what became of the log's rows ({problem!r}); the folder is damaged: "
+            "delete it and build it again"
+        ) from None
 
 
 def _who_clicked(log: SearchLog) -> list[int]:
@@ -166,12 +185,15 @@ def _shown(log: SearchLog) -> ShownDescription:
         clicked_at=clicked_places[:last],
         dwell=float(np.median(known)) if len(known) else float("nan"),
         drawn=log.drawn is not None,
-        largest_before=tuple(largest.get("before", ())),
-        largest_after=tuple(largest.get("after", ())),
-        capped=dict(log.facts.get("capped", {})),
-        noticed={reason: one["rows"] for reason, one in log.facts.get("noticed", {}).items()},
-        left_out={reason: one["rows"] for reason, one in log.facts.get("left_out", {}).items()},
-        redacted=dict(log.facts.get("redacted", {})),
+        largest_before=tuple(map(float, largest.get("before", ()))),
+        largest_after=tuple(map(float, largest.get("after", ()))),
+        capped={
+            rule: {name: int(one[name]) for name in ("lists", "clicks", "clients")}
+            for rule, one in log.facts.get("capped", {}).items()
+        },
+        noticed={reason: int(one["rows"]) for reason, one in log.facts.get("noticed", {}).items()},
+        left_out={reason: int(one["rows"]) for reason, one in log.facts.get("left_out", {}).items()},
+        redacted={reason: int(n) for reason, n in log.facts.get("redacted", {}).items()},
     )
 
 

@@ -323,6 +323,7 @@ def _check_within(log: SearchLog) -> None:
         ("lists", log.lists, -1 if log.is_shown else 0, len(log.features)),
         ("target", log.target, 0, log.lists.shape[1]),
         ("user", log.user, 0, len(log.users)),
+        ("time", log.time, 1 - _LATEST, _LATEST),
         ("query", log.query, 0, len(log.queries)),
         ("document", log.document, -1, len(log.documents)),
         ("clicks", log.clicks, 0, 2),
@@ -332,6 +333,8 @@ def _check_within(log: SearchLog) -> None:
             some = values[first : first + _SOME]  # type: ignore[index]  # not None: there would be no `first`
             if some.size and not low <= int(some.min()) <= int(some.max()) < high:
                 raise ValueError(f"{log.folder / name}.npy holds rows not from {low} to {high - 1}; {_DAMAGED}")
+    if np.any(log.time[1:] < log.time[:-1]):  # the latest entries are for testing
+        raise ValueError(f"{log.folder / 'time'}.npy is not in order of time; {_DAMAGED}")
     if log.is_shown:
         _check_shown(log)
 
@@ -392,6 +395,8 @@ def as_ranking(
         there = columns < lengths[:, None]
         grades = log.clicks[rows][there].astype(np.int8)
         about["place"] = (log.first[rows][:, None] + columns)[there].astype(np.int32)
+        if log.scores is not None:
+            about |= {"drawn": log.scores[rows][there].astype(np.float32), "draw": log.drawn}
     else:
         assert log.target is not None, "load_log has seen to it"
         grid = np.zeros((len(rows), log.lists.shape[1]), dtype=np.int8)

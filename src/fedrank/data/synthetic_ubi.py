@@ -133,7 +133,8 @@ def _search(
 
 def _event(about: dict[str, Any], action: str, time: float, document: str, ordinal: int) -> dict[str, Any]:
     where = {"object": {"object_id": document, "object_id_field": "id"}, "position": {"ordinal": ordinal}}
-    return about | {"action_name": action, "timestamp": int(time * 1000), "event_attributes": where}
+    when = int(time * 1000) if action == "view" else _date(time)  # some clients send milliseconds
+    return about | {"action_name": action, "timestamp": when, "event_attributes": where}
 
 
 def _trouble(last: int, text: str, engine: _Engine) -> Iterator[tuple[dict[str, Any], bool]]:
