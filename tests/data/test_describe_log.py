@@ -113,7 +113,7 @@ def test_lists_as_they_were_shown(tmp_path):
 )
 def test_facts_that_say_nothing_are_refused_in_a_line(tmp_path, facts):
     log = made_up_shown(tmp_path / "log", [0, 1, 0])
-    with pytest.raises(ValueError, match="does not say what became|Cannot specify|invalid literal"):
+    with pytest.raises(ValueError, match=r"does not say what became|Cannot specify|invalid literal"):
         describe_log(replace(log, facts=log.facts | facts))
 
 
