@@ -569,6 +569,18 @@ def test_what_solr_is_asked(models, tmp_path):
     assert plan.old.is_engine
 
 
+def test_a_model_that_no_engine_can_have_leaves_no_trial(tmp_path, models):
+    """The command may be repeated, with another model."""
+    by_query = tmp_path / "by-query.json"
+    save_model(Model(Linear(), np.array([1.0, 2.0]), 2, "query"), by_query)
+    address = EngineAddress(index="x")
+    with pytest.raises(ValueError, match="normalised by query"):
+        plan_trial(by_query, models[0], "solr", tmp_path / "t", TrialRules(), address)
+    with pytest.raises(FileNotFoundError, match="is no trial"):
+        EngineTrial(tmp_path / "t")
+    assert plan_trial(models[1], models[0], "solr", tmp_path / "t", TrialRules(), address).record.exists()
+
+
 def test_an_own_query_needs_a_place_for_the_words(models, tmp_path):
     query = tmp_path / "query.json"
     query.write_text('{"query": {"match": {"text": "words"}}}')

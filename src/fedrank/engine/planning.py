@@ -13,6 +13,7 @@ from fedrank.engine.trial_plan import (
     CURRENT,
     ENGINES,
     TrialPlan,
+    check_free,
     model_on_trial,
     new_key,
     now,
@@ -86,7 +87,8 @@ def plan_trial(
         current=os.path.relpath(current or out.parent / CURRENT, out),
         engine={} if to == "own" else {"url": url, "index": engine.index, "feature_set": engine.feature_set},
     )
-    record = write_plan(plan, out)
+    check_free(out)
     files = write_requests(plan, out, engine.query)
+    record = write_plan(plan, out)  # last: without it there is no trial, and the command may be repeated
     EngineTrial(out).note("planned", who, because, new=new.digest, old=old.digest)
     return Planned(plan, record, tuple(files), tuple(needed(rules)))

@@ -109,15 +109,19 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
+def check_free(folder: str | Path) -> None:
+    """Refuse a folder that has the record of a trial already."""
+    if (path := Path(folder) / PLAN).exists():
+        raise FileExistsError(f"{path} is the record of another trial, which stays; choose another --out")
+
+
 def write_plan(plan: TrialPlan, folder: str | Path) -> Path:
     """Write the record into a folder that only its owner can read; one that is there already is never replaced."""
     path = private_folder(folder) / PLAN
     content = json.dumps({"format": FORMAT, "version": VERSION, **asdict(plan)}, indent=1) + "\n"
-    try:
-        with writing(path, private=True, replace=False) as file:
-            file.write(content.encode())
-    except FileExistsError:
-        raise FileExistsError(f"{path} is the record of another trial, which stays; choose another --out") from None
+    check_free(folder)
+    with writing(path, private=True, replace=False) as file:
+        file.write(content.encode())
     return path
 
 

@@ -47,14 +47,15 @@ def write_requests(plan: TrialPlan, folder: str | Path, query: str | Path | None
     folder = Path(folder)
     if plan.to == "own":
         source = (files("fedrank.engine") / DRAFT).read_text(encoding="utf-8")
-        write_whole(folder / DRAFT, source)
+        write_whole(private_folder(folder) / DRAFT, source)
         return [folder / DRAFT]
-    requests = private_folder(folder / REQUESTS)
+    requests = private_folder(private_folder(folder) / REQUESTS)
+    body = _query(query)
     for side, model in (("old", plan.old), ("new", plan.new)):
         if not model.is_engine:
             store = plan.engine["feature_set"] if plan.to == "solr" else None
             export(model.path, plan.to, requests / f"{side}-model.json", name=model.name, store=store)
-    scripts = _opensearch(plan, requests, _query(query)) if plan.to == "opensearch" else _solr(plan)
+    scripts = _opensearch(plan, requests, body) if plan.to == "opensearch" else _solr(plan)
     for name, text in scripts.items():
         write_whole(folder / name, text)
         (folder / name).chmod(0o700)
