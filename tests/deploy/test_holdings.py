@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
+from fedrank.data.engine_features import ENGINE_1
+from fedrank.data.logs import FACTS
 from fedrank.deploy.holdings import crowd_of, describe, differences, load_share, open_holdings
 from fedrank.deploy.plan import names_digest
 from fedrank.deploy.settings import SiteData
 from fedrank.federate.clients import make_clients
 from tests.deploy.plans import NOISE, OPEN, letor_file, made_plan, site_settings
-from tests.made_up import made_up_log
+from tests.made_up import made_up_log, made_up_shown
 
 
 def test_a_site_is_one_client_with_all_its_queries(tmp_path):
@@ -82,6 +86,18 @@ def test_everybody_is_somebody(tmp_path):
         load_share(SiteData(letor=str(two), person="patient"))
     one = load_share(SiteData(letor=str(some), person="ward"))
     assert one.people == 1
+
+
+def test_a_log_with_features_of_engines_has_fixed_ranges(tmp_path):
+    """Every site scales alike, and nobody is told a smallest or largest value; the model records the ranges."""
+    folder = made_up_shown(tmp_path / "log", [0, 1] * 10, features=len(ENGINE_1.names)).folder
+    raw = load_share(SiteData(log=str(folder), normalise="none")).train
+    facts = json.loads((folder / FACTS).read_text())
+    (folder / FACTS).write_text(json.dumps(facts | {"settings": {"features": "engine-1"}}))
+    train = load_share(SiteData(log=str(folder))).train
+    assert train.normalised == "global"
+    assert_array_equal(train.ranges, ENGINE_1.ranges)
+    assert_allclose(train.features, raw.features / ENGINE_1.ranges[1], rtol=1e-6)
 
 
 def test_a_log_brings_lists_clicks_and_users(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from fedrank.cli import main
 from fedrank.data.engine_features import NAMES
 from fedrank.data.letor import read_letor
+from fedrank.run.cards import read_card
 from tests.engine.test_shown_log import files  # noqa: F401
 
 
@@ -67,6 +68,7 @@ def test_read_log(fedrank, files, tmp_path):  # noqa: F811
     code, out, _ = fedrank("read-log", log, "--ubi-queries", queries, "--ubi-events", events, "--out", "data")
     assert code == 0
     assert "5 lists of 2 users (browsers)" in out
+    assert "do not pass it on" in read_card(tmp_path / "data").summary
     code, _, err = fedrank("read-log", log, "--out", "scored.txt")
     assert code == 0
     assert "all grades are 0" in err

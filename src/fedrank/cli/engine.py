@@ -94,6 +94,7 @@ def engine_read_log(
         note(f"{logged.missing:,} values were not logged, as their query did not match; they count as 0")
     if ubi_queries is not None and ubi_events is not None:
         from fedrank.engine.shown_log import join_ubi, write_joined
+        from fedrank.run.cards import log_card
 
         joined = join_ubi(logged, ubi_queries, ubi_events, person)
         _say_left_out(ubi_queries, joined.left_out)
@@ -102,6 +103,7 @@ def engine_read_log(
             grades = joined.grades
         else:
             data = write_joined(out, logged, joined)
+            log_card(data).write(data.folder)
             say(console, f"Data set: {out}, {len(data):,} lists of {len(data.users):,} users ({data.unit}s)")
             return
     elif clicks is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.feature_sets import fixed_ranges, log_features
 from fedrank.data.letor import read_comments, read_letor
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.log_fold import log_part
@@ -261,8 +262,11 @@ def _from_log(data: SiteData) -> SiteShare:
     assert data.log is not None
     log = load_log(data.log)
     kept = _kept(len(log), data)
+    # Ranges that are fixed tell nothing of anybody; all others would have to be exchanged.
+    fixed = fixed_ranges(log_features(log)) if data.normalise is None else None
+    how = data.normalised if fixed is None else "global"
     parts = [
-        replace(log_part(log, rows, data.normalised), given=data.given or log.given)
+        replace(log_part(log, rows, how, fixed), given=data.given or log.given)
         for rows in (np.arange(kept), np.arange(kept, len(log)))
         if len(rows)
     ]

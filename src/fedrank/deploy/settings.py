@@ -144,7 +144,7 @@ class SiteData(SpecSection):
     features: Positive | None = None  # of a LETOR file: how many there are; None: the highest index counts
     names: str | None = None  # of a LETOR file: a file with the name of each feature, one a line
     top_grade: Positive | None = None  # of a LETOR file: highest of the scale, 1, 2 or 4; None: as high as any it has
-    normalise: str | None = None  # "none" or "query"; None: "none" for a LETOR file, "query" for a log
+    normalise: str | None = None  # "none" or "query"; None: "none" for a LETOR file, fixed for engine-1, or "query"
     # Whose a query is, for unit = "person". Of a LETOR file: a key of the comments, such as patient in `# patient = 7`.
     # Of a log: "user".
     person: str | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fedrank.data.catalog import describe, require
 from fedrank.data.collection import find_collection
-from fedrank.data.feature_sets import known_features
+from fedrank.data.feature_sets import fixed_ranges, known_features
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import load_log
 from fedrank.data.normalise import NORMALISATIONS
@@ -136,7 +136,7 @@ class DataSpec(SpecSection):
             found.append('data.features: is a number for files only; name a set, such as "live-1", or leave it out')
         if self.evaluate_on == "validation":
             found.append("data.evaluate_on: a collection has no validation queries; use test")
-        if self.normalise == "global":
+        if self.normalise == "global" and fixed_ranges(self.described_by) is None:
             found.append('data.normalise: searchers do not know the ranges of others; use "none" or "query"')
         found += [
             f"data.{name}: is a setting of a search log, and this is a collection; leave it out"
