@@ -18,7 +18,7 @@ from fedrank.deploy.show import about_plan, as_facts, drafts, look_at, sum_view
 from fedrank.report.terminal import show
 from fedrank.spec.experiment import SpecError
 from tests.deploy.plans import NOISE, OPEN, SUM, letor_file, made_plan, site_settings
-from tests.made_up import made_up_data
+from tests.made_up import made_up_data, made_up_shown
 
 POLICY = Policy(("pdgd", "evolution", "lambdarank"), largest_epsilon=30.0)
 KEYS = tuple(f"{number:02x}" * 32 for number in (1, 2, 3))
@@ -228,3 +228,10 @@ def test_the_bytes_of_a_secure_sum_are_those_that_sites_sent(tmp_path):
         for round in ("1", "2"):
             sent = sum(int(row[4]) for row in rows if row[:2] == [round, name])
             assert told == sent
+
+
+def test_users_of_a_log_that_are_browsers_are_not_called_persons(tmp_path):
+    for unit in ("browser", "person"):
+        data = SiteData(log=str(made_up_shown(tmp_path / unit, [0, 1, 0], unit=unit).folder))
+        view = look_at(tmp_path, site_settings(OPEN, data), made_plan())
+        assert any("a browser, not a person" in text for text in view.not_covered) == (unit == "browser")

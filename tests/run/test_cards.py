@@ -176,7 +176,7 @@ def test_a_log_has_a_card(log):
 
 def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(tmp_path):
     browsers = made_up_shown(tmp_path / "b", [0, 1], unit="browser")
-    assert "a user here is a browser, not a person" in log_card(browsers).summary
+    assert "a user of the log is a browser, not a person" in log_card(browsers).summary
     assert "browser" not in log_card(made_up_shown(tmp_path / "p", [0, 1])).summary
     facts = {"settings": {"keep_days": 90}, "redacted": {"an e-mail address": 2, "asked by too few": 1000}}
     said = log_card(replace(browsers, facts=browsers.facts | facts)).summary

@@ -27,8 +27,9 @@ from fedrank.run.schedule import plan
 from fedrank.run.writer import RunWriter, Task
 from fedrank.spec.experiment import to_toml
 from fedrank.spec.grid import Grid, read_tables
-from fedrank.spec.sections import PrivacySpec
+from fedrank.spec.sections import DataSpec, PrivacySpec
 from fedrank.trees.model_files import load_model
+from tests.made_up import made_up_shown
 
 ROUNDS = 30
 CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "server"}
@@ -449,3 +450,13 @@ def test_queries_that_the_server_learns_from_itself_are_named_as_not_covered():
     plain = experiment(mechanism=LOCAL)
     said = [" ".join(card(asked, planned(asked), 1, 1).not_covered) for asked in (trusted, plain)]
     assert ["the server learns from itself" in text for text in said] == [True, False]
+
+
+def test_users_of_a_log_that_are_browsers_are_not_called_persons(tmp_path):
+    logs = {unit: str(made_up_shown(tmp_path / unit, [0, 1, 0], unit=unit).folder) for unit in ("browser", "person")}
+    asked = experiment(mechanism=LOCAL)
+    cards = [
+        card(dataclasses.replace(asked, data=DataSpec(log=log)), planned(asked), 1, 1)
+        for log in (*logs.values(), str(tmp_path / "nowhere"))
+    ]
+    assert ["a browser, not a person" in " ".join(one.not_covered) for one in cards] == [True, False, False]

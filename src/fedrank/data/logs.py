@@ -41,6 +41,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {  # what a column may be called, in any c
 MATCHES = ("auto", "id", "url")
 AOL = {"anonid", "query", "querytime", "itemrank", "clickurl"}  # the columns of the log that AOL released in 2006
 
+BROWSERS = (
+    "persons: a user of the log is a browser, not a person. Somebody with two browsers counts as two, so that an ε per "
+    "user is not one per person, and people who share a browser count as one"
+)
 NO_CLICK = "no click"
 NO_USER = "no user"
 EMPTY_QUERY = "empty query"
@@ -438,6 +442,15 @@ def stretch_of(log: SearchLog, rows: NDArray[np.integer]) -> slice | None:
             return None
         end += len(some)
     return slice(start, end)
+
+
+def not_persons(folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
+    """What no ε per user of a log covers: persons, where users are browsers. Empty where they are persons."""
+    try:
+        facts = parse_json(read_text(Path(folder) / FACTS)) if folder is not None else {}
+    except (OSError, ValueError):  # whoever needs the log says so
+        return ()
+    return (BROWSERS,) if isinstance(facts, dict) and facts.get("unit") == "browser" else ()
 
 
 def read_names(path: Path) -> tuple[str, ...]:

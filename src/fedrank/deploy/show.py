@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.data.logs import not_persons
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.forests import forest_plan, largest_forest
@@ -338,6 +339,7 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteShare | None = No
         yield "anything: updates leave as they are, and clicks can be read from them"
     elif getattr(mechanism, "unit", "client") == "person" and getattr(mechanism, "sites", 1) == 1:
         yield "people who are at several sites: what each site costs them adds up"
+    yield from not_persons(settings.data.log)
     if experiment.record_every:
         yield f"what the coordinator keeps: the update of every {experiment.record_every}. round, to unlearn from"
     if isinstance(getattr(mechanism, "place", None), SecureSum):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank import __version__
-from fedrank.data.logs import FACTS, SearchLog
+from fedrank.data.logs import BROWSERS, FACTS, SearchLog
 from fedrank.files import read_bytes, write_whole
 from fedrank.protect.population import now
 from fedrank.protect.promises import up
@@ -145,12 +145,7 @@ def log_card(log: SearchLog) -> Card:
 
 
 def _not_covered_of_shown(log: SearchLog) -> tuple[str, ...]:
-    said = []
-    if log.unit == "browser":
-        said.append(
-            "persons: a user here is a browser, not a person. Somebody with two browsers counts as two, so that an ε "
-            "per user is not one per person, and people who share a browser count as one"
-        )
+    said = [BROWSERS] if log.unit == "browser" else []
     if log.facts.get("redacted"):
         said.append("what redacted queries found: lists, clicks and features of theirs are there, and can tell a lot")
     return tuple(said)

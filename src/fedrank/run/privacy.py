@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.data.catalog import describe as describe_data
+from fedrank.data.logs import not_persons
 from fedrank.federate.arrival import schedule
 from fedrank.federate.round import Outcome
 from fedrank.protect.ledger import Ledger, LedgerError
@@ -364,6 +365,7 @@ def card(experiment: FederatedExperiment, rows: Sequence[Price], participations:
         not_covered.append(
             "when a client sends, or says that it could, tells when it searched; times are not protected"
         )
+    not_covered += not_persons(experiment.data.log)
     kept = None
     if experiment.record_every:
         kept = f"every client's update of every {experiment.record_every}. round, in history/"
