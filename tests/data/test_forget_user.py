@@ -72,6 +72,7 @@ def test_what_is_left_is_what_others_had(log):
 def test_no_file_names_the_user_or_what_only_they_asked(tmp_path):
     folder = made_up_log(tmp_path / "log", USERS)
     facts = json.loads((folder / FACTS).read_text())
+    facts["counts"]["clicks"] = 11
     facts |= {"heavy_user": {"user": "users1", "entries": 5}, "noticed": {"users1": ["users1", "users10"]}}
     (folder / FACTS).write_text(json.dumps(facts))
     (folder / "privacy.json").write_text("{}")
@@ -85,6 +86,7 @@ def test_no_file_names_the_user_or_what_only_they_asked(tmp_path):
     assert len(texts["features.npy"]) < size
     told = json.loads(texts[FACTS])
     assert told["heavy_user"] is None
+    assert told["counts"]["clicks"] == 6
     assert told["noticed"] == {GONE: [GONE, "users10"]}
     assert told["forgotten"] == [{"entries": 5, "when": "today"}]
     assert list(tmp_path.iterdir()) == [folder]

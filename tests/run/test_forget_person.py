@@ -12,6 +12,7 @@ import pytest
 from fedrank.cli import main
 from fedrank.data.logs import FACTS, load_log
 from fedrank.kernels.compile import cache_folder
+from fedrank.protect.promises import up
 from fedrank.run.cards import read_card, sha256
 from fedrank.run.data import load_fold
 from fedrank.run.forget_person import LEARNED, NOT_KNOWN, NOT_USED, TESTED, forget_person, plan_forgetting
@@ -116,9 +117,12 @@ def test_the_receipt_says_what_is_left_and_under_which_epsilon(log, tmp_path):
     runs = {Path(one["run"]).parent.parent.name: one for one in told["runs"]}
     assert "claims" not in runs["open"]
     card = read_card(tmp_path / "runs" / "closed" / "only" / "fold-1-seed-1")
-    claimed = [paid for paid in card.promises if paid.epsilon is not None]
-    assert len(runs["closed"]["claims"]) == len(claimed) > 0
-    assert all("ε = " in claim and "δ = 1e-05" in claim for claim in runs["closed"]["claims"])
+    claims = "; ".join(runs["closed"]["claims"])
+    for paid in card.promises:
+        assert paid.epsilon is not None
+        assert f"ε = {up(paid.epsilon)} at δ = 1e-05 for a client" in claims
+        assert f"the {paid.against}" in claims
+    assert "protected nobody from whoever ran it" in claims
     assert "nothing can be claimed that would hide it" in told["summary"]
     assert str(open_run / "only" / "fold-1-seed-1") in told["summary"]
     assert told["removed"]["entries"] == USERS.count(1)

@@ -183,6 +183,8 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
         "pairs": int(pairs.sum()),
         **{text: len(texts[text]) for text in TEXTS},
     }
+    if "clicks" in counts:
+        counts["clicks"] -= removed.clicks
     facts = _without(log.facts, name) | {"counts": counts, "shapes": shapes}
     if (facts.get("heavy_user") or {}).get("user") == GONE:
         facts["heavy_user"] = None

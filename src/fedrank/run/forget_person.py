@@ -23,7 +23,7 @@ from fedrank.protect.population import now
 from fedrank.protect.promises import up
 from fedrank.run.cards import issuer, log_card, read_card, sha256, versions
 from fedrank.run.data import clients_of, drop_kept_logs, load_fold
-from fedrank.run.folder import Card, Json, Paid, Written
+from fedrank.run.folder import SIMULATED_RUN, Card, Json, Written
 from fedrank.run.runs import Run, load_runs
 from fedrank.run.traces import history_of, what_remains
 from fedrank.spec.federated import FederatedExperiment
@@ -39,6 +39,7 @@ NOT_COVERED = (
     "queries of others in which the person is named",
     "what was already concluded: reports, and settings that were chosen by looking at results",
 )
+SIMULATED = "simulated, so that it protected nobody from whoever ran it"
 BROWSER = "other browsers of the same person: the log knows browsers, not people"
 
 
@@ -192,12 +193,16 @@ def _retrain(run: Run) -> str:
 
 
 def _claims(card: Card | None) -> tuple[str, ...]:
-    return () if card is None else tuple(_claim(paid) for paid in card.promises if paid.epsilon is not None)
-
-
-def _claim(paid: Paid) -> str:
-    assert paid.epsilon is not None
-    return f"ε = {up(paid.epsilon)} at δ = {paid.delta:g} against the {paid.against}, for {paid.unit}"
+    """What a card claims, observers with the same ε together."""
+    against: dict[tuple[str, float, str], list[str]] = {}
+    for paid in card.promises if card is not None else ():
+        if paid.epsilon is not None:
+            against.setdefault((up(paid.epsilon), paid.delta, paid.unit), []).append(f"the {paid.against}")
+    told = [
+        f"ε = {epsilon} at δ = {delta:g} for a {unit}, against {' and '.join(who)}"
+        for (epsilon, delta, unit), who in against.items()
+    ]
+    return (*told, SIMULATED) if told and card is not None and card.what == SIMULATED_RUN else tuple(told)
 
 
 def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> PersonReceipt:
