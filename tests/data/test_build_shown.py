@@ -11,7 +11,7 @@ from fedrank.data import build_log
 from fedrank.data import build_shown as module
 from fedrank.data.build_log import Extractor, notes
 from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
-from fedrank.data.click_caps import ClickCaps
+from fedrank.data.click_caps import HOURLY, ClickCaps
 from fedrank.data.log_fold import log_fold
 from fedrank.data.logs import FACTS
 from fedrank.data.redaction import Redaction
@@ -168,6 +168,22 @@ def test_floods_are_cut_and_counted(tmp_path):
     assert "dropped, of clients that search like a robot: 51" in notes(log.facts)
     few = built(tmp_path, [*ROWS, *flood], "few", caps=ClickCaps(robot=None, lists_hour=10))
     assert np.bincount(few.user)[few.users.index("eve")] == 11, "one before the hour, and ten in it"
+
+
+def test_whoever_names_another_person_each_time_is_one_browser(tmp_path):
+    queries, events = tmp_path / "q.ndjson", tmp_path / "e.ndjson"
+    rows = [
+        {"query_id": f"q{i}", "client_id": client, "user_id": f"u{i}", "user_query": "red", "timestamp": NOW + i}
+        | {"query_response_hit_ids": ["d1", "d2"]}
+        for i, client in enumerate(["eve"] * 20 + [f"c{i}" for i in range(10)] + [""] * 10)
+    ]
+    queries.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    events.write_text("")
+    how = ShownBuild(ubi=UbiRules(person="user_id"), caps=ClickCaps(robot=None, lists_hour=5), redaction=ALL_TEXTS)
+    source = UbiSource(queries, events)
+    log = build_shown(source, documents(tmp_path), tmp_path / "out", how, extractor=words_extractor)
+    assert log.facts["capped"][HOURLY] == {"lists": 15, "clicks": 0, "clients": 1}
+    assert len(log.users) == 25, "where no browser is named, the person counts"
 
 
 def test_users_are_chosen(tmp_path):

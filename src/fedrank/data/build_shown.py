@@ -191,8 +191,7 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
         until = since + ((how.keep_days or 0) + 1) * DAY  # a clock may be a day ahead
         keep(rows.time < until, FUTURE)
     keep(~np.isin(rows.user, [rows.users.index(name) for name in how.exclude]), EXCLUDED)
-    kept, cut = apply_caps(how.caps, rows.user, rows.time, rows.clicks_of_lists(), np.diff(rows.offsets))
-    rows = rows.select(kept)
+    rows, cut = _capped(rows, how.caps)
     people = np.unique(np.stack([rows.query, rows.user]), axis=1)[0]
     reasons = how.redaction.reasons(rows.queries, np.bincount(people, minlength=len(rows.queries)))
     if how.redaction.what == "drop":
@@ -209,6 +208,19 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
         )
     keep(np.isin(rows.user, ranking), NOT_CHOSEN)
     return ChosenLists(rows, reasons, ranking, dropped, cut, everybody, read)
+
+
+def _capped(rows: ShownRows, caps: ClickCaps) -> tuple[ShownRows, dict[str, Cut]]:
+    """What limits leave; a browser that names other people all the time is still one browser."""
+    cut: dict[str, Cut] = {}
+    for whose in ("client", "user"):
+        if getattr(rows, whose) is not None:
+            clicks, lengths = rows.clicks_of_lists(), np.diff(rows.offsets)
+            kept, more = apply_caps(caps, getattr(rows, whose), rows.time, clicks, lengths)
+            rows = rows.select(kept)
+            for rule, one in more.items():
+                cut[rule] = Cut(*(a + b for a, b in zip(cut.get(rule, (0, 0, 0)), one, strict=True)))
+    return rows, cut
 
 
 def _check(rows: ShownRows, how: ShownBuild) -> None:

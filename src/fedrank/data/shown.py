@@ -77,6 +77,7 @@ class ShownRows:
     left_out: dict[str, LeftOut]  # by reason
     noticed: dict[str, LeftOut] = field(default_factory=dict)  # what is odd, and was used nevertheless
     unit: str = "person"  # or "browser"
+    client: NDArray[np.int32] | None = None  # [lists]: which browser, where users are persons
     dwell: NDArray[np.float32] | None = None  # [documents shown]: seconds; NaN where it is not known
     scores: NDArray[np.float32] | None = None  # [documents shown]
     drawn: tuple[float, float] | None = None  # temperature and keep of all lists
@@ -100,6 +101,7 @@ class ShownRows:
             for value in (getattr(self, name),)
         }
         about |= {name: getattr(self, name)[kept] for name in ("user", "time", "query", "first")}
+        about["client"] = None if self.client is None else self.client[kept]
         about["offsets"] = np.concatenate(([0], np.cumsum(np.diff(self.offsets)[kept])))
         about["ids"] = tuple(itertools.compress(self.ids, kept))
         return ShownRows(**(self.__dict__ | about))
@@ -174,7 +176,9 @@ class ListColumns:
         except ValueError:
             return -1
 
-    def finish(self, clicks: bytearray, dwell: array[float] | None, **others: Any) -> ShownRows:
+    def finish(
+        self, clicks: bytearray, dwell: array[float] | None, client: array[int] | None = None, **others: Any
+    ) -> ShownRows:
         """All lists in order of time."""
         time = np.floor(np.array(self.time, dtype=np.float64)).astype(np.int64)
         order = np.argsort(time, kind="stable")
@@ -192,6 +196,7 @@ class ListColumns:
             offsets=ends,
             document=np.array(self.document, dtype=np.int32)[inner],
             clicks=np.frombuffer(bytes(clicks), dtype=np.uint8)[inner],
+            client=None if client is None else np.array(client, dtype=np.int32)[order],
             dwell=None if dwell is None else np.array(dwell, dtype=np.float32)[inner],
             scores=np.array(self.scores, dtype=np.float32)[inner] if certain else None,
             drawn=next(iter(self.drawn)) if certain else None,

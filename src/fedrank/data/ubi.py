@@ -376,17 +376,21 @@ class _UbiLog:
         lists = self.lists
         if self.rules.person is not None:
             lists.users = {}
+            unknown = self.client.get("", -1)
             for one in range(len(lists)):
                 name = self.person[one] or self.persons.get(self.client_of[one]) or ""
                 if not name and lists.first[one] >= 0:
                     self.left_out.add(ANONYMOUS, lists.line[one])
                     lists.first[one] = -1
                 lists.user[one] = lists.users.setdefault(name, len(lists.users)) if name else -1
+                if self.client_of[one] == unknown:  # nobody's browser stands for that of everybody
+                    self.client_of[one] = len(self.client) + lists.user[one]
         for field, often in self.names.not_found.items():
             self.counts[f"rows that name the field {field!r}, which no document has: matched by id"] = often
         found = lists.finish(
             self.clicks,
             self.dwell or None,
+            self.client_of if self.rules.person is not None else None,
             rows=self.rows,
             left_out=self.left_out.all(),
             noticed=self.noticed.all(),
