@@ -176,6 +176,7 @@ class Logged(NamedTuple):
 
     features: Features
     relevance: NDArray[np.float32]  # [places]; NaN: nothing is known of that place
+    drawn: tuple[NDArray[np.float32], float, float] | None = None  # scores, temperature and keep of its draw, if known
 
 
 class Impressions(Protocol):

@@ -37,7 +37,7 @@ def weights_of(scores, shown, clicked, considered, temperature=1.0, keep=0.0):
     spread = show.rates(scores, n, temperature, np.empty(n), page.rates)
     display = Display(False, temperature, keep)
     pdgd.pair_weights(page, spread, n, size, considered, display, fast)
-    pdgd.pair_weights_in_logarithms(page, n, size, considered, display, slow)
+    pdgd.pair_weights_in_logarithms(page, n, size, considered, display, page.scores, display.temperature, slow)
     return fast, slow
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,6 @@ from fedrank.data.synthetic_shown import (
     Browsing,
     Relevant,
     Showing,
-    SimulatedShown,
     made_up_queries,
     simulate_shown,
 )
@@ -111,9 +112,7 @@ def covered(repeats, seed):
             found = estimate_clicks(shown, scores[rows.ravel()][shown.pair], truth.features)
         except CannotTell:
             continue
-        true = SimulatedShown(population, *list(vars(log).values())[1:8]).clicks_a_list(
-            scores, np.ones(population.queries), found.places
-        )
+        true = replace(log, truth=population).clicks_a_list(scores, np.ones(population.queries), found.places)
         for name in (IPS, DOUBLY_ROBUST):
             one = row_of(found, name).model
             inside.append(one.low <= true <= one.high)

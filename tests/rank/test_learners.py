@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedrank.data.ranking import RankingData
+from fedrank.federate.client import Simulated
 from fedrank.federate.clients import make_clients
 from fedrank.federate.partition import Own
 from fedrank.kernels import pdgd, show
@@ -540,3 +541,49 @@ def test_relevance_travels_with_its_documents():
     assert not len(RankingData.join([some, logged_data()]).relevance)
     with pytest.raises(ValueError, match="relevance of 3 of 336 documents; give that of each, or none"):
         replace(data, relevance=np.zeros(3, np.float32))
+
+
+def drawn_data():
+    data = logged_data(length=6)
+    scores = np.random.default_rng(8).normal(size=data.documents).astype(np.float32)
+    return replace(data, drawn=scores, draw=(0.7, 0.4))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_lists_whose_draw_is_known_have_its_weights(batch):
+    """Probabilities of the list and its swapped form are those of the log, slopes those of the model."""
+    data = drawn_data()
+    clients = in_order(make_clients(data, 3, interactions=4, partition=Own(), seed=3), [0, 0, 0])
+    start = np.linspace(-0.5, 0.5, 7).astype(np.float32).astype(float)
+    learner = Pdgd(rate=0.3, lists="logged", batch=batch)
+    arrived = learner(start, clients, Chance(5, 9))
+    for c in range(3):
+        weights = start.copy()
+        for query in clients.queries[clients.pools[c] :][:4]:
+            rows = slice(data.offsets[query], data.offsets[query + 1])
+            features, clicked = data.features[rows].astype(float), data.grades[rows] > 0
+            now = features @ (start if batch else weights)
+            then, shown = data.drawn[rows].astype(float), list(range(6))
+            considered = min(int(np.flatnonzero(clicked)[-1]) + 2, 6)
+            for d in np.flatnonzero(clicked):
+                for e in range(considered):
+                    if not clicked[e]:
+                        odds = np.exp(-abs(now[d] - now[e]))
+                        weight = oracle.kept_rho(list(then), shown, d, e, 0.7, 0.4) * odds / (1 + odds) ** 2
+                        weights = weights + 0.3 * weight * (features[d] - features[e])
+        assert arrived.updates[c] == pytest.approx(weights - start, rel=2e-3, abs=1e-5)
+    assert not np.array_equal(
+        arrived.updates, learner(start, replace(clients, data=logged_data(length=6)), Chance(5, 9)).updates
+    )
+    chance = OwnChance(Chance(5, 9), 1)
+    one = clients.rows(np.array([1]))
+    alone = learner.from_impressions(start.astype(np.float32), Simulated(one, chance, learner), chance)
+    assert alone.updates[0] == pytest.approx(arrived.updates[1], rel=1e-5)
+
+
+def test_draws_need_scores_and_how():
+    with pytest.raises(ValueError, match="give both, or none"):
+        replace(drawn_data(), draw=None)
+    some = drawn_data().select([3])
+    assert len(some.drawn) == 6
+    assert RankingData.join([some, some]).draw is None

@@ -30,6 +30,9 @@ class RankingData:
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
     # Of lists as they were shown; otherwise empty.
     place: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [documents]: from 0, over pages
+    # Where a log says how its lists were drawn: scores, and temperature and keep of all; otherwise empty, and None.
+    drawn: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # [documents]
+    draw: tuple[float, float] | None = None
     # [documents]: clicks corrected for what places hid, NaN where nothing is known of a place; otherwise empty.
     relevance: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     # [2, features]: the smallest and largest values that "global" normalisation made 0 and 1; None: other, or not known
@@ -56,6 +59,10 @@ class RankingData:
             raise ValueError(f"{len(self.place)} places for {documents} documents; give each one, or none")
         if len(self.relevance) not in (0, documents):
             raise ValueError(f"relevance of {len(self.relevance)} of {documents} documents; give that of each, or none")
+        if len(self.drawn) not in (0, documents) or (len(self.drawn) > 0) != (self.draw is not None):
+            raise ValueError(
+                f"{len(self.drawn)} scores of {documents} documents, drawn {self.draw}: give both, or none"
+            )
         if self.top_grade < 0:
             object.__setattr__(self, "top_grade", int(self.grades.max(initial=0)))
 
@@ -93,6 +100,7 @@ class RankingData:
             when=self.when[queries] if len(self.when) else self.when,
             place=self.place[rows] if len(self.place) else self.place,
             relevance=self.relevance[rows] if len(self.relevance) else self.relevance,
+            drawn=self.drawn[rows] if len(self.drawn) else self.drawn,
         )
 
     @staticmethod
@@ -120,6 +128,8 @@ class RankingData:
             when=np.empty(0, np.int64),
             place=_all_places(parts),
             relevance=_all_relevance(parts),
+            drawn=np.empty(0, np.float32),  # of different logs, and maybe drawn in different ways
+            draw=None,
         )
 
 

@@ -137,6 +137,7 @@ class SimulatedShown:
     query: NDArray[np.int32]  # [searches]
     user: NDArray[np.int32]  # [searches]
     time: NDArray[np.int64]  # [searches]: seconds since 1970, ascending
+    rankers: NDArray[np.float64]  # [rankers, features]: weights of those that made the lists
     scores: NDArray[np.float32] | None = None  # [searches, places]: by which lists were drawn; None: they were not
 
     @cached_property
@@ -221,7 +222,7 @@ def simulate_shown(
     chance = browsing.slope(places) * truth.relevance[lists] + browsing.intercept(places)
     clicks = (rng_for(seed, "shown", "clicks").random(lists.shape) < chance).astype(np.uint8)
     drawn = np.take_along_axis(scores, order, axis=1).astype(np.float32) if showing.temperature else None
-    return SimulatedShown(truth, browsing, showing, lists, clicks, query, user, time, drawn)
+    return SimulatedShown(truth, browsing, showing, lists, clicks, query, user, time, weights, drawn)
 
 
 def _falling(count: int, exponent: float) -> NDArray[np.float64]:

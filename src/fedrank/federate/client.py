@@ -216,7 +216,8 @@ class Simulated:
         query, _ = self._stream(number)
         data = self.crowd.data
         rows = slice(data.offsets[query], data.offsets[query + 1])
-        return Logged(data.features[rows], data.labels[rows])
+        drawn = None if data.draw is None else (data.drawn[rows], *data.draw)
+        return Logged(data.features[rows], data.labels[rows], drawn)
 
     def search(self, number: int) -> tuple[int, int]:
         """The query of search number `number`, and the user who asks it (a row of the click tables)."""

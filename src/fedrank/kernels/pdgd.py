@@ -14,7 +14,7 @@ from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import discounts, exp, log, log1p
 from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32
-from fedrank.kernels.records import Bends, Candidates, Clicking, Display, Held, Page, Race, Seen, Steps
+from fedrank.kernels.records import Bends, Candidates, Clicking, Display, Draws, Held, Page, Race, Seen, Steps
 from fedrank.kernels.show import (
     FAR_APART,
     SHOWN,
@@ -59,7 +59,7 @@ def pair_weights(page, spread, count, size, considered, display, scales):
     for i in range(size):
         scales[i] = 0.0
     if not spread < FAR_APART:  # also where scores are no longer numbers
-        pair_weights_in_logarithms(page, count, size, considered, display, scales)
+        pair_weights_in_logarithms(page, count, size, considered, display, page.scores, display.temperature, scales)
         return
     top = np.empty(size)  # e^score by position
     tail = np.empty(size + 1)  # Z by position
@@ -103,8 +103,12 @@ def pair_weights(page, spread, count, size, considered, display, scales):
 
 
 @compiled()
-def pair_weights_in_logarithms(page, count, size, considered, display, scales):
-    """The same with every sum as a logarithm: slower, and safe whatever the scores."""
+def pair_weights_in_logarithms(page, count, size, considered, display, now, warmth, scales):
+    """The same with every sum as a logarithm: slower, and safe whatever the scores.
+
+    `page` and `display` say how the list was drawn. A pair's slope is by the scores `now`, divided by `warmth`, which
+    are others where another model drew it.
+    """
     scores, shown, clicked, temperature = page.scores, page.shown, page.clicked, display.temperature
     is_shown = np.zeros(count, dtype=np.bool_)
     for i in range(size):
@@ -141,7 +145,7 @@ def pair_weights_in_logarithms(page, count, size, considered, display, scales):
                     log_inverse = log_inverse + log_kept - log1p(-display.keep) if display.keep < 1.0 else np.inf
                 elif shown[b] == best:
                     log_inverse += log1p(-display.keep) - log_kept
-            odds = exp(-abs(score_a - np.float64(scores[shown[b]]) / temperature))
+            odds = exp(-abs(np.float64(now[shown[a]]) / warmth - np.float64(now[shown[b]]) / warmth))
             rho = 1.0 / (1.0 + exp(log_inverse)) if log_inverse < 700.0 else 0.0
             weight = odds / ((1.0 + odds) * (1.0 + odds)) * rho
             sign = 1.0 if clicked[a] else -1.0
@@ -187,16 +191,8 @@ def add_clipped_gradients(master, weights, hidden, features, rows, scales, count
 
 
 @compiled(inline=True)
-def learn(master, weights, hidden, features, begin, count, page, spread, size, display, steps, scales, rows, own):
-    """Add the gradient of one list and its clicks to `master`; returns whether there was a pair to learn from.
-
-    The query's documents are features[begin : begin + count]. What page holds is from the moment when the list was
-    shown; gradients are taken at `weights`. The last three are scratch.
-    """
-    considered = considered_positions(page.clicked, size)
-    if considered < 2:
-        return False  # no click, or nothing to compare it with
-    pair_weights(page, spread, count, size, considered, display, scales)
+def add_pairs(master, weights, hidden, features, begin, page, considered, display, steps, scales, rows, own):
+    """Add what pairs weigh, `scales`, to `master`."""
     clipped = steps.clip_gradients > 0.0  # the gradient is, before it is multiplied by the rate
     factor = (1.0 if clipped else steps.rate) / display.temperature
     for i in range(considered):
@@ -208,6 +204,20 @@ def learn(master, weights, hidden, features, begin, count, page, spread, size, d
         add_clipped_gradients(
             master, weights, hidden, features, rows, scales, considered, steps.rate, steps.clip_gradients, own
         )
+
+
+@compiled(inline=True)
+def learn(master, weights, hidden, features, begin, count, page, spread, size, display, steps, scales, rows, own):
+    """Add the gradient of one list and its clicks to `master`; returns whether there was a pair to learn from.
+
+    The query's documents are features[begin : begin + count]. What page holds is from the moment when the list was
+    shown; gradients are taken at `weights`. The last three are scratch.
+    """
+    considered = considered_positions(page.clicked, size)
+    if considered < 2:
+        return False  # no click, or nothing to compare it with
+    pair_weights(page, spread, count, size, considered, display, scales)
+    add_pairs(master, weights, hidden, features, begin, page, considered, display, steps, scales, rows, own)
     return True
 
 
@@ -225,9 +235,40 @@ def learn_impression(master, weights, hidden, features, scores, shown, clicked, 
 
 
 @compiled()
+def learn_drawn(master, weights, hidden, features, begin, count, page, drawn, display, steps, scales, rows, own):
+    """`learn` from a whole list of a log that says how it was drawn: `drawn` are its `Draws`, those of one list.
+
+    Pairs are weighed by the probabilities that the list and its swapped form had then, and by their slope now.
+    """
+    considered = considered_positions(page.clicked, count)
+    if considered < 2:
+        return False
+    for i in range(count):
+        scales[i] = 0.0
+    then = Page(drawn.scores, page.rates, page.shown, page.clicked)
+    how = Display(True, drawn.temperature, drawn.keep)
+    pair_weights_in_logarithms(then, count, count, considered, how, page.scores, display.temperature, scales)
+    add_pairs(master, weights, hidden, features, begin, page, considered, display, steps, scales, rows, own)
+    return True
+
+
+@compiled()
+def learn_drawn_impression(
+    master, weights, hidden, features, scores, shown, clicked, draws, how_shown, how_stepped, own
+):
+    """`learn_drawn` from one list alone; `scores` are those of the present model."""
+    count = len(scores)
+    page = Page(scores, np.empty(count), shown, clicked)
+    return learn_drawn(
+        master, weights, hidden, features, 0, count, page, Draws(*draws), Display(*how_shown), Steps(*how_stepped),
+        np.empty(count), np.empty(count, np.int64), own,
+    )  # fmt: skip
+
+
+@compiled()
 def pdgd_clients(
-    starts, key, how_stepped, how_shown, how_bent, hidden, documents, longest, holdings, views, people, first, last,
-    updates, online,
+    starts, key, how_stepped, how_shown, how_bent, hidden, documents, longest, holdings, views, people, draws, first,
+    last, updates, online,
 ):  # fmt: skip
     """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and personal weights are theirs.
 
@@ -236,7 +277,7 @@ def pdgd_clients(
     interactions are batched.
     """
     steps, display, bends, table = Steps(*how_stepped), Display(*how_shown), Bends(*how_bent), Candidates(*documents)
-    held, seen, clicking = Held(*holdings), Seen(*views), Clicking(*people)
+    held, seen, clicking, known = Held(*holdings), Seen(*views), Clicking(*people), Draws(*draws)
     parameters = starts.shape[1]
     shared = parameters - bends.personal.shape[1] if len(bends.personal) > 0 else parameters
     # There is a step without a gradient. With clips too: a model left too long would tell that nobody clicked.
@@ -296,10 +337,17 @@ def pdgd_clients(
                 pull_back(master, start, shared, bends.pull)
             if len(bends.drifts) > 0:
                 add_scaled(master, steps.rate, bends.drifts[c])
-            moved = learn(
-                master, weights, hidden, table.features, begin, count, page, spread, size, display, steps, scales,
-                rows, gradient,
-            )  # fmt: skip
+            if len(known.scores) > 0:
+                own_draw = Draws(known.scores[begin : begin + count], known.temperature, known.keep)
+                moved = learn_drawn(
+                    master, weights, hidden, table.features, begin, count, page, own_draw, display, steps, scales,
+                    rows, gradient,
+                )  # fmt: skip
+            else:
+                moved = learn(
+                    master, weights, hidden, table.features, begin, count, page, spread, size, display, steps, scales,
+                    rows, gradient,
+                )  # fmt: skip
             if (moved or bent) and not steps.batch:
                 if steps.clip_weights > 0.0:
                     shorten(master, steps.clip_weights)

@@ -68,6 +68,14 @@ class Display(NamedTuple):
     keep: Any  # float: probability that the best document stays in the first place
 
 
+class Draws(NamedTuple):
+    """How the lists of a log were drawn, where it says so."""
+
+    scores: Any  # float32 [documents or 0]: by which; all other documents of a list had one, too
+    temperature: Any  # float
+    keep: Any  # float
+
+
 class Page(NamedTuple):
     """Room for one list: what was computed to show it, and what was clicked. All arrays are at least as long."""
 

@@ -30,6 +30,8 @@ from fedrank.types import (
     has,
 )
 
+_NO_DRAWS = (np.empty(0, np.float32), 1.0, 0.0)
+
 
 @dataclass(frozen=True)
 class Pdgd:
@@ -43,8 +45,9 @@ class Pdgd:
     for both.
 
     With lists = "logged" it learns from what somebody was shown and clicked in a search log: all of a query's documents
-    in their order. Pairs are weighed as if the model had shown that list. Another ranker did, so that what makes PDGD
-    unbiased by positions does not hold.
+    in their order. Where the log says how lists were drawn, pairs have the weights of that draw, exact for lists of all
+    candidates. Otherwise pairs are weighed as if the model had shown that list. Another ranker did, so that what makes
+    PDGD unbiased by positions does not hold; "logged-clicks" corrects for it.
     """
 
     ranker: Ranker = field(default_factory=Linear)
@@ -82,12 +85,13 @@ class Pdgd:
             )
         starts, key, loops = as_sent(start), chance.key("learn"), loops_of(crowd)
         steps, display, bends = self.steps, self.display, bends_of(bend, self.rate)
+        draws = (data.drawn, *data.draw) if self.lists == "logged" and data.draw is not None else _NO_DRAWS
         run: Any = kernels.pdgd.pdgd_clients
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             run(
                 starts, key, steps, display, bends, self.ranker.hidden, loops.table, data.longest, loops.held,
-                loops.seen, loops.clicking, first, last, updates, online,
+                loops.seen, loops.clicking, draws, first, last, updates, online,
             )  # fmt: skip
 
         updates, online = by_threads(some, start.shape[-1], crowd, threads)
@@ -99,6 +103,9 @@ class Pdgd:
         def learn(master: NDArray[np.float64], weights: NDArray[np.float32], number: int, own: Any) -> bool:
             one = impressions.drawn(weights, number)
             hidden, display = self.ranker.hidden, self.display
+            if self.lists == "logged" and (drawn := impressions.logged(number).drawn) is not None:
+                learn_drawn: Any = kernels.pdgd.learn_drawn_impression
+                return bool(learn_drawn(master, weights, hidden, *one, drawn, display, self.steps, own))
             return bool(kernels.pdgd.learn_impression(master, weights, hidden, *one, display, self.steps, own))
 
         return _one_by_one(self, start, len(impressions), learn, bend)
@@ -207,7 +214,7 @@ class LoggedClicks:
         self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
     ) -> Learned:
         def learn(master: NDArray[np.float64], weights: NDArray[np.float32], number: int, own: Any) -> bool:
-            features, relevance = impressions.logged(number)
+            features, relevance, _ = impressions.logged(number)
             return bool(
                 kernels.logged.learn_list(master, weights, self.ranker.hidden, features, relevance, self.steps, own)
             )
