@@ -42,7 +42,8 @@ PAGES = [*DOCS, *(path for name in ("README.md", "CONTRIBUTING.md") if (path := 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PRODUCTION = ROOT / "docs" / "tutorial-production.md"
-FOLLOWED = (TUTORIAL, PRODUCTION)  # their code stands on what comes before it
+LOGGED_CLICKS = ROOT / "docs" / "how-to-learn-from-logged-clicks.md"
+FOLLOWED = (TUTORIAL, PRODUCTION, LOGGED_CLICKS)  # their code stands on what comes before it
 SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
 OTHER_FILES: dict[str, Callable[[Path], object]] = {"sites": read_federation, "policy": read_site}  # by a key
@@ -239,6 +240,11 @@ def test_a_production_log_can_be_brought(folder: Path, monkeypatch: pytest.Monke
     _follow(ROOT / "docs" / "how-to-bring-a-production-log.md", folder, monkeypatch)
     assert (folder / "shop" / "log.png").is_file()
     assert next((folder / "runs").rglob("model.json"))
+
+
+def test_logged_clicks_can_be_learned_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _follow(LOGGED_CLICKS, folder, monkeypatch)
+    assert {"places.json", "estimate.png"} <= {path.name for path in folder.iterdir()}
 
 
 def test_two_organisations_can_follow_their_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
