@@ -246,3 +246,13 @@ def test_propensities_say_what_is_wrong():
         given_propensities([])
     written = given_propensities([1, 0.5, np.nan], [0, 0.1, np.nan]).as_json()
     assert (written["slope"], written["extra"]) == ([1, 0.5, None], [0, 0.1, None])
+
+
+def test_groups_of_many_queries_vary_as_queries_do(monkeypatch):
+    log = simulate_shown(made_up_queries(2000), 20_000, popularity=0.0)
+    alone = propensities_of(results(log))
+    monkeypatch.setattr(propensity, "MOST_GROUPS", 150)
+    grouped = propensities_of(results(log))
+    assert np.array_equal(alone.slope, grouped.slope, equal_nan=True)
+    widths = [np.log(one.high / one.low)[1:6] for one in (alone, grouped)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.35)

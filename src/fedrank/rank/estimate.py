@@ -33,6 +33,7 @@ from fedrank.rank.propensity import (
     Repeated,
     ShownResults,
     drawn_queries,
+    numbered,
     repeated_propensities,
     spread_of,
 )
@@ -138,6 +139,7 @@ def estimate_clicks(
         raise ValueError("the model gives scores that are not finite, by which nothing can be ordered")
     place = new_places(shown, scores)
     inside = shown.place < MOST_PLACES
+    asked = shown.query[inside]
     shown, place = _where(shown, inside), place[inside]
     try:
         repeated = _given(shown, by, seed) if by is not None else repeated_propensities(shown, features, bias, seed)
@@ -149,6 +151,7 @@ def estimate_clicks(
         if not kept.any():
             raise ValueError("no search is counted, so that nothing can be estimated; count some")
         shown, place = ShownResults(*(column[kept] for column in vars(shown).values())), place[kept]
+        asked = asked[kept]
     counts = _count(shown, place, places, repeated.multiples.shape[1])
     if not counts.clicks.sum():
         raise CannotTell(f"nothing was clicked in the first {places} places")
@@ -179,7 +182,7 @@ def estimate_clicks(
     return ClickEstimate(
         tuple(rows),
         searches=int(counts.searches.sum()),
-        queries=int(np.count_nonzero(counts.searches)),
+        queries=len(np.unique(asked)),
         clicks=int(counts.clicks.sum()),
         places=places,
         moved=float(np.mean(place != shown.place)),
@@ -216,8 +219,8 @@ class _Counts(NamedTuple):
 
 
 def _where(shown: ShownResults, kept: NDArray[np.bool_]) -> ShownResults:
-    _, query = np.unique(shown.query[kept], return_inverse=True)
-    return ShownResults(shown.pair[kept], query.ravel(), shown.place[kept], shown.clicked[kept], shown.search[kept])
+    query, _ = numbered(shown.query[kept])
+    return ShownResults(shown.pair[kept], query, shown.place[kept], shown.clicked[kept], shown.search[kept])
 
 
 def _count(shown: ShownResults, place: NDArray[np.int64], places: int, queries: int) -> _Counts:

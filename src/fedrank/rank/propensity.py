@@ -29,6 +29,7 @@ SHARED, OWN = "shared", "own"  # whose clicks tell: those of all clients togethe
 INTERVENTIONS, REGRESSION, GIVEN = "documents that changed places", "regression EM", "given"
 
 REPEATS = 200  # of the bootstrap over queries
+MOST_GROUPS = 20_000  # of queries that it draws, so that millions of queries fit into memory
 CERTAIN = 1.96  # standard errors on either side of an interval
 WIDEST = 4.0  # an interval over a larger factor tells nothing of its place
 MOST_PLACES = 50  # from the top of which something is said
@@ -334,8 +335,14 @@ def _cells(shown: ShownResults) -> _Cells:
     pair, place = np.divmod(keys, places)
     asked = np.zeros(len(keys), np.int64)
     asked[of_result.ravel()] = shown.query[inside]
-    names, query = np.unique(asked, return_inverse=True)
-    return _Cells(pair, place, times.astype(np.float64), clicks, query.ravel(), places, len(names))
+    query, queries = numbered(asked)
+    return _Cells(pair, place, times.astype(np.float64), clicks, query, places, queries)
+
+
+def numbered(query: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Queries by number from 0, and how many; of very many, groups, which vary together as much as they do apart."""
+    names, number = np.unique(query, return_inverse=True)
+    return number.ravel() % MOST_GROUPS, min(len(names), MOST_GROUPS)
 
 
 def _within(pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
