@@ -19,9 +19,11 @@ from fedrank.federate.partition import Iid, Users
 from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import load_weights
 from fedrank.rank.propensity import NotIdentifiable, correct
+from fedrank.report.answers import about_privacy
 from fedrank.run.data import clients_of, load_fold
 from fedrank.run.perform import perform
 from fedrank.run.places import corrected_crowd, places_of_log, read_propensities, shown_results
+from fedrank.run.privacy import card, planned
 from fedrank.run.schedule import plan, run_experiment
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.grid import read_tables
@@ -217,3 +219,12 @@ def test_trust_is_corrected_where_it_is_asked_for(tmp_path):
     train = load_fold(asked.data, 1).train
     unclicked = train.relevance[(train.grades == 0) & (train.place == 1)]
     assert np.all(unclicked > 0.05), "of what is not trusted, a click less says less"
+
+
+def test_shared_propensities_are_named_as_not_covered(log):
+    noise = {"name": "gaussian", "clip": 1.0, "noise": 5.0}
+    shared, own = (read_tables(tables(log, {"propensities": source}, mechanism=noise)) for source in ("shared", "own"))
+    said = [" ".join(card(grid.base, planned(grid.base), 1, 1).not_covered) for grid in (shared, own)]
+    assert ["shared propensities come from the clicks of all clients" in text for text in said] == [True, False]
+    told = [str(about_privacy(grid)) for grid in (shared, own)]
+    assert ["Not covered: shared propensities" in text for text in told] == [True, False]

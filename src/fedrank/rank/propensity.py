@@ -26,6 +26,7 @@ from fedrank.types import Features
 Bias = Literal["position", "trust"]
 BIASES: tuple[Bias, ...] = ("position", "trust")
 SHARED, OWN = "shared", "own"  # whose clicks tell: those of all clients together, or each client's
+IN_THE_CLEAR = "shared propensities come from the clicks of all clients, as they are: no mechanism and no ε covers them"
 INTERVENTIONS, REGRESSION, GIVEN = "documents that changed places", "regression EM", "given"
 
 REPEATS = 200  # of the bootstrap over queries

@@ -13,6 +13,7 @@ from fedrank.progress import Progress, quiet
 from fedrank.protect.population import Account, forgotten, ledgers_below, spent_together
 from fedrank.protect.promises import down, up
 from fedrank.rank.measures import EMPTY, MEASURES, average, measure
+from fedrank.rank.propensity import IN_THE_CLEAR, SHARED
 from fedrank.report.sections import Cell, Part, Section, Span, Table, Tone, say
 from fedrank.report.statistics import randomisation_test
 from fedrank.report.tables import duration
@@ -153,7 +154,7 @@ def _what_matters(spec: Any) -> str:
     if not isinstance(spec, FederatedExperiment):
         return repr((leaving(spec), isinstance(spec, SiloExperiment) and (cost_of_words(spec), budget_line(spec))))
     protected = None if spec.mechanism is None else (describe(spec.mechanism), planned(spec), spec.privacy.budget)
-    return repr((has(spec.aggregator, "apart"), protected, spec.population))
+    return repr((has(spec.aggregator, "apart"), protected, spec.population, spec.data.propensities == SHARED))
 
 
 def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, runs: int) -> Iterable[Part]:
@@ -166,6 +167,8 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, r
     sees = spec.mechanism.sees
     prices = planned(spec)
     yield say(f"{sees[0].upper()}{sees[1:]}.")
+    if spec.data.propensities == SHARED:
+        yield say(f"Not covered: {IN_THE_CLEAR}.", tone="warn")
     yield from about_prices(prices)
     if people := prospect(spec, home):
         yield from _of_people(people, runs)

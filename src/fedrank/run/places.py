@@ -14,6 +14,7 @@ from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
 from fedrank.files import parse_json, read_bytes
 from fedrank.rank.propensity import (
+    IN_THE_CLEAR,
     MOST_WEIGHT,
     OWN,
     SHARED,
@@ -28,9 +29,6 @@ from fedrank.rank.propensity import (
 from fedrank.types import Crowd
 
 LARGEST = 1 << 20  # bytes of a file of propensities
-_IN_THE_CLEAR = (
-    "shared propensities come from the clicks of all clients, as they are: no mechanism and no ε covers them"
-)
 _TOLD = 3  # places below the first that a note tells of
 
 
@@ -63,7 +61,7 @@ def corrected_data(data: RankingData, log: SearchLog, source: str, bias: Bias) -
         f"clicks are corrected by propensities ({by.how}): {_told(by)}; {found.clipped:.1%} of clicks were cut to "
         f"weight {MOST_WEIGHT:g}, {found.unknown:.1%} are in places of which nothing is known, and left out",
         *by.notes,
-        *([_IN_THE_CLEAR] if source == SHARED else []),
+        *([IN_THE_CLEAR] if source == SHARED else []),
         "test queries are judged by clicks as they were logged, which follow the order that was shown; `fedrank "
         "estimate` says what people would have clicked",
     ]

@@ -35,6 +35,7 @@ from fedrank.protect.population import (
 from fedrank.protect.promises import OBSERVERS, Promise, Setting, noise_for, up
 from fedrank.protect.spending import SharedSpending, Spending
 from fedrank.rank.given import GIVEN
+from fedrank.rank.propensity import IN_THE_CLEAR, SHARED
 from fedrank.run.data import clients_of, load_fold
 from fedrank.run.folder import Card, Paid, paid_for
 from fedrank.run.runs import Run, kept_ledgers
@@ -361,6 +362,8 @@ def card(experiment: FederatedExperiment, rows: Sequence[Price], participations:
         not_covered.append("queries that the partition shares with everybody are not protected at all")
     if experiment.data.normalise == "global":
         not_covered.append("the smallest and largest value of each feature of all clients, which are in model.json")
+    if experiment.data.propensities == SHARED:
+        not_covered.append(IN_THE_CLEAR)
     if experiment.arrival is not None:
         not_covered.append(
             "when a client sends, or says that it could, tells when it searched; times are not protected"
