@@ -398,6 +398,48 @@ def test_a_field_can_name_the_person(tmp_path):
     assert nested.users == ["x"], "events do not name people under this field"
 
 
+def test_only_one_application(tmp_path):
+    queries = [asked(), asked("q2", application="type-ahead"), asked("q3", application=None)]
+    events = [event(), event(query_id="q2", application="type-ahead"), event("d2", application="shop")]
+    rows = read(tmp_path, queries, events, UbiRules(application="shop"))
+    assert lists_of(rows) == [(0, [1, 2, 3], [1, 2])]
+    assert rows.counts["of another application"] == 3
+    assert len(read(tmp_path, queries, events)) == 3
+
+
+def solr(query_id, ids, **others):
+    """As Solr's component writes a search: no client, ids in one text, attributes as text."""
+    row = {"query_id": query_id, "timestamp": "2023-11-14T22:13:20.123Z", "application": "techproducts"}
+    return row | {"user_query": "red shoes", "doc_ids": ids, "query_attributes": '{"page": 1}'} | others
+
+
+def test_searches_of_solr(tmp_path):
+    queries = [
+        solr("q1", "d1,d2,d3"),
+        solr("q2", "d4, d5", query_attributes='{"client_id": "bob", "from": "10"}'),
+        solr("q3", "d6", query_attributes="{cut"),
+        solr("q4", ""),
+    ]
+    events = [event("d2"), event("d3", client_id="eve"), event("d1"), event("d5", "q2", client_id="bob")]
+    rows = read(tmp_path, queries, events)
+    assert lists_of(rows) == [(0, [1, 2, 3], [1, 2]), (10, [4, 5], [5])]
+    assert rows.users == ["ann's browser", "bob"], "whoever acts first is the one that asked"
+    assert reasons(rows) == {ubi.OTHER_CLIENT: (1, (2,)), NO_USER: (1, (3,)), shown.NO_LIST: (1, (4,))}
+    answer = {"responseHeader": {}, "response": {"docs": [solr("q1", ["d1,d2"], user_query=["red shoes"]), 7]}}
+    rows = read(tmp_path, [answer], [event("d2")])
+    assert lists_of(rows) == [(0, [1, 2], [2])]
+    assert reasons(rows) == {ubi.NO_ID: (1, (1,))}
+
+
+def test_persons_without_browsers(tmp_path):
+    queries = [solr("q1", "d1"), solr("q2", "d2"), solr("q3", "d3")]
+    events = [event("d1", client_id=None, user_id="ann"), event("d2", "q2", client_id=None, user_id="bob")]
+    rows = read(tmp_path, queries, events, UbiRules(person="user_id"))
+    assert [rows.users[user] for user in rows.user] == ["ann", "bob"]
+    assert reasons(rows) == {ubi.ANONYMOUS: (1, (3,))}, "nobody's browser tells of nobody else"
+    assert len(set(rows.client.tolist())) == 2
+
+
 def test_known_draws(tmp_path):
     how = {"scores": [3, 2, 1], "temperature": 0.3, "keep": 0.5}
     rows = read(tmp_path, [asked(query_attributes=how), asked("q2", query_attributes=how)], [event()])

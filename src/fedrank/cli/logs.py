@@ -80,6 +80,9 @@ def logs_build(
     object_field: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="UBI: column of the documents that object ids are in.")
     ] = None,
+    application: Annotated[
+        str | None, typer.Option(metavar="NAME", help="UBI: only searches of this application; all if not given.")
+    ] = None,
     places: Annotated[
         int | None, typer.Option(min=1, help="Shown lists: places of a page that are kept.", show_default="100")
     ] = None,
@@ -120,7 +123,7 @@ def logs_build(
 
     workers = threads or os.cpu_count() or 1
     columns = dict(_pair(text) for text in column or [])
-    of_ubi = {"--person": person, "--action": action, "--object-field": object_field}
+    of_ubi = {"--person": person, "--action": action, "--object-field": object_field, "--application": application}
     of_tables = {"--column": column, "--drawn": drawn}
     of_shown = {
         "--places": places, "--cap": cap, "--keep-days": keep_days, "--rare": rare, "--keep-patterns": keep_patterns,
@@ -146,7 +149,7 @@ def logs_build(
     usual, hidden = UbiRules(), Redaction()
     how = ShownBuild(
         features, stem, users, least, tuple(exclude or ()), columns, _draws(drawn),
-        UbiRules(person, tuple(action or usual.actions), object_field, places or usual.places),
+        UbiRules(person, tuple(action or usual.actions), object_field, application, places or usual.places),
         _caps(cap or []),
         Redaction(
             rare or hidden.people, not keep_patterns, read_words(redact_words) if redact_words else (),

@@ -1,7 +1,8 @@
 """Rows of JSON that come from anybody: lines of bounded length, exports unwrapped, fields at any depth.
 
 An export is read however it was made: plain objects, hits with their `_source` as elasticdump writes them, whole
-answers of `_search` and scroll, lists of objects, and files for `_bulk`, whose lines between documents are skipped.
+answers of `_search` and scroll, lists of objects, and files for `_bulk`, whose lines between documents are skipped; and
+answers of Solr, whose fields may be lists of one value.
 """
 
 from __future__ import annotations
@@ -85,7 +86,13 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
         except ValueError:
             yield number, None, BAD_ROW
             continue
-        if isinstance(row, dict) and "_source" not in row and "hits" not in row and row.keys() not in _BULK:
+        if (
+            isinstance(row, dict)
+            and "_source" not in row
+            and "hits" not in row
+            and "response" not in row
+            and row.keys() not in _BULK
+        ):
             yield number, row, ""  # what nearly all lines are
             continue
         for one in _unwrapped(row):
@@ -102,6 +109,11 @@ def _unwrapped(row: Any) -> Iterator[dict[str, Any] | None]:
     elif isinstance(row.get("hits"), dict):
         found = row["hits"].get("hits")
         yield from _unwrapped(found) if isinstance(found, list) else (None,)
+    elif isinstance(row.get("response"), dict):
+        found = row["response"].get("docs")
+        for one in found if isinstance(found, list) else [None]:
+            single = {} if not isinstance(one, dict) else one
+            yield {key: value[0] if type(value) is list and len(value) == 1 else value for key, value in single.items()}
     elif "_source" in row:
         yield row["_source"] if isinstance(row["_source"], dict) else None
     elif row.keys() not in _BULK or not isinstance(next(iter(row.values())), dict):

@@ -2,7 +2,8 @@
 
 Searches are written by the search engine or the service before it, events by browsers, so that anybody can write
 these. Places are therefore those of the list that was returned, never those that an event names. An event counts for
-the list of its query id if the client is the one that asked and the list shows the document.
+the list of its query id if the client is the one that asked and the list shows the document. Solr's component does not
+know clients: there, the first one that acts on a list is the one that asked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from fedrank.data.documents import FIELDS, Documents, as_text, kind_of, text_lines
 from fedrank.data.json_lines import Reasons, field_of, json_rows, moment_of, name_of, row_of, values_of
-from fedrank.data.logs import BAD_ROW, BAD_TIME, LAST_PLACE, normalised
+from fedrank.data.logs import BAD_ROW, BAD_TIME, LAST_PLACE, NO_USER, normalised
 from fedrank.data.shown import (
     BAD_DWELL,
     BAD_FIRST,
@@ -55,6 +56,7 @@ UNKNOWN_OBJECT = "click on an unknown document"
 SHARED_ID = "click on an id that several documents have"
 FORGED = "clicks with a position that is not that of their list"
 OTHER_ACTION = "other action"
+OTHER_APPLICATION = "of another application"
 _SEVERAL = -2
 
 
@@ -65,6 +67,7 @@ class UbiRules:
     person: str | None = None  # field that names the person, such as user_id; None: client_id, which is a browser
     actions: tuple[str, ...] = ("click",)  # that say a document was wanted
     object_field: str | None = None  # column of documents that ids of objects are in; None: as rows say, else the id
+    application: str | None = None  # only searches of this one, not of a field that suggests words; None: of all
     places: int = 100  # of a list that are kept
     within_hours: float = 24.0  # between a list and an event that counts for it
 
@@ -192,20 +195,27 @@ class _UbiLog:
         """Take a row; returns why it cannot be used."""
         if "action_name" in row:
             return IS_EVENT
+        if self.rules.application is not None and row.get("application") != self.rules.application:
+            self._count(OTHER_APPLICATION)
+            return ""
+        row = _with_attributes(row)
         query_id = name_of(row.get("query_id"))
         if not query_id:
             return NO_ID
         known = self.names.of(field_of(row, "object_id_field"))
-        hits = values_of(row.get("query_response_hit_ids"))
+        hits = _hits(row)
         if hits is None:
             return BAD_ROW
         found = [row_of(one, known) for one in hits]
-        client, text = name_of(row.get("client_id")), row.get("user_query")
+        stated = row.get("client_id") or field_of(row, "query_attributes.client_id")
+        client, text = name_of(stated), row.get("user_query")
         moment = moment_of(row.get("timestamp"))
         asked = normalised(text) if isinstance(text, str) else ""
         person = "" if self.rules.person is None else name_of(field_of(row, self.rules.person))
-        # A person may only be named by events, and a service may name people and no browsers.
-        if problem := self.lists.problem(client or person, moment, asked, found):
+        if stated and not client:
+            return NO_USER
+        # Persons and clients may only be named by events; until then, somebody asked.
+        if problem := self.lists.problem(client or person or _SOMEBODY, moment, asked, found):
             return problem
         first, page = _first(row), _page(row)
         if first == _NO_PLACE or page == _NO_PAGE:
@@ -214,7 +224,7 @@ class _UbiLog:
         if isinstance(drawn, str):
             return drawn
         assert moment is not None, "problem() has seen to it"
-        one = self.lists.add(client or person, moment, asked, found, max(first, 0), number, drawn)
+        one = self.lists.add(client or person or _SOMEBODY, moment, asked, found, max(first, 0), number, drawn)
         self.lists.ids.append(query_id)
         self.client_of.append(self.client.setdefault(client, len(self.client)))
         self.explicit.append(first >= 0)
@@ -278,6 +288,11 @@ class _UbiLog:
             if row is None:
                 self.left_out.add(trouble, number)
                 continue
+            if self.rules.application is not None and row.get("application", self.rules.application) != (
+                self.rules.application
+            ):
+                self._count(OTHER_APPLICATION)
+                continue
             action = row.get("action_name")
             clicked = isinstance(action, str) and action in wanted
             if not clicked and action not in SEEN:
@@ -300,8 +315,9 @@ class _UbiLog:
         if not several:
             return TOO_SHARED
         client = row.get("client_id")
+        unknown = self.client.get("", -1)
         if client is not None and client != "":
-            own = (self.client.get(name_of(client), -1), self.client.get("", -1))  # a service may not know browsers
+            own = (self.client.get(name_of(client), -1), unknown)
             several = [one for one in several if self.client_of[one] in own]
         if not several or len({self.client_of[one] for one in several}) > 1:
             return OTHER_CLIENT
@@ -310,6 +326,9 @@ class _UbiLog:
             return BAD_TIME
         if min(abs(moment - self.lists.time[one]) for one in several) > self.rules.within_hours * 3600:
             return FAR_AWAY
+        if unknown >= 0 and self.client_of[several[0]] == unknown and (claims := name_of(client)):
+            for one in several:  # whoever acts first is the one that asked
+                self.client_of[one] = self.client.setdefault(claims, len(self.client))
         if self.rules.person is not None:
             self._note_person(several, name_of(field_of(row, self.rules.person)))
         about = field_of(row, "event_attributes.object.object_id")
@@ -355,7 +374,7 @@ class _UbiLog:
         for one in several:
             self.person[one] = self.person[one] or person
         client = self.client_of[several[0]]
-        if self.persons.setdefault(client, person) != person:
+        if client != self.client.get("", -1) and self.persons.setdefault(client, person) != person:
             self.persons[client] = None
 
     def _note_dwell(self, row: dict[str, Any], at: int) -> str:
@@ -373,18 +392,20 @@ class _UbiLog:
 
     def finish(self) -> ShownRows:
         """All lists that are somebody's, and are not a repetition."""
-        lists = self.lists
-        if self.rules.person is not None:
-            lists.users = {}
-            unknown = self.client.get("", -1)
+        lists, nobody = self.lists, self.client.get("", -1)
+        if self.rules.person is not None or nobody >= 0:
+            lists.users, names = {}, list(self.client)
             for one in range(len(lists)):
-                name = self.person[one] or self.persons.get(self.client_of[one]) or ""
+                client = self.client_of[one]
+                name = names[client]
+                if self.rules.person is not None:
+                    name = self.person[one] or self.persons.get(client) or ""
                 if not name and lists.first[one] >= 0:
-                    self.left_out.add(ANONYMOUS, lists.line[one])
+                    self.left_out.add(ANONYMOUS if self.rules.person is not None else NO_USER, lists.line[one])
                     lists.first[one] = -1
                 lists.user[one] = lists.users.setdefault(name, len(lists.users)) if name else -1
-                if self.client_of[one] == unknown:  # nobody's browser stands for that of everybody
-                    self.client_of[one] = len(self.client) + lists.user[one]
+                if client == nobody:  # nobody's browser does not stand for that of everybody
+                    self.client_of[one] = len(names) + lists.user[one]
         for field, often in self.names.not_found.items():
             self.counts[f"rows that name the field {field!r}, which no document has: matched by id"] = often
         found = lists.finish(
@@ -400,9 +421,28 @@ class _UbiLog:
         return found.select(found.first >= 0)
 
 
+_SOMEBODY = "somebody"
 _LAST = LAST_PLACE - 1
 _NO_PLACE = -2
 _NO_PAGE = (-1, 0)
+
+
+def _hits(row: dict[str, Any]) -> list[Any] | None:
+    """Ids of the documents that were returned; Solr's component has them in one text, with commas between them."""
+    if "query_response_hit_ids" in row or not isinstance(row.get("doc_ids"), str):
+        return values_of(row.get("query_response_hit_ids", row.get("doc_ids")))
+    return [one.strip() for one in row["doc_ids"].split(",") if one.strip()]
+
+
+def _with_attributes(row: dict[str, Any]) -> dict[str, Any]:
+    """With attributes as an object, where they are the text of one, as Solr's component writes them."""
+    attributes = row.get("query_attributes")
+    if not isinstance(attributes, str) or not attributes.startswith("{"):
+        return row
+    try:
+        return row | {"query_attributes": parse_json(attributes)}
+    except ValueError:  # cut off, perhaps; what it said is not needed
+        return row
 
 
 def _first(row: dict[str, Any]) -> int:
