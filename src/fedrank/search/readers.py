@@ -493,7 +493,8 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
             if number >= MOST_PAGES or sum(map(len, pages)) > LARGEST_TEXT:
                 break
             pages.append(page.extract_text())
-        title = _one_line(str((reader.metadata or {}).get("/Title") or ""))
+        about = reader.metadata
+        title = _one_line(str(about.get("/Title") or "")) if about else ""
     except Exception:  # whatever a PDF that is none leads to
         raise Unreadable("broken PDF") from None
     text = clean("\n\n".join(pages))
