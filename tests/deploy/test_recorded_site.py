@@ -180,6 +180,32 @@ def test_the_limit_holds_and_what_it_refuses_is_not_used(tmp_path):
     assert len(used_searches(person.folder / "outbox")) == 30 * (1 + refused.count(False))
 
 
+def test_an_answer_stands_in_the_journal_before_it_leaves_and_none_leaves_without(tmp_path, monkeypatch):
+    from fedrank.deploy.leaving import LeavingJournal, what_left
+
+    plan, person = a_plan(), Person(tmp_path, 30)
+
+    def full(*_):
+        raise OSError(28, "no space")
+
+    with Site.open(person.folder) as site:
+        site.answer(hello(plan))
+        with monkeypatch.context() as during:
+            during.setattr(LeavingJournal, "note", full)
+            with pytest.raises(OSError, match="no space"):
+                site.answer(a_round(plan))
+        sent = site.answer(a_round(plan))  # the same: it was charged and kept before
+        assert is_refused(site.answer(a_round(plan, 2)))
+        assert site._runs[plan.run].charging.ledger.participations().tolist() == [1]
+    found = what_left(person.folder)
+    assert [one.what for one in found] == [
+        "round 0: answer to hello",
+        "round 1: answer to round",
+        "round 2: that it does not, and why",
+    ]
+    assert found[1].bytes == len(sent)
+
+
 def test_a_forgotten_search_is_never_learnt_from(tmp_path):
     plan, person = a_plan(), Person(tmp_path, 31)
     person.lists.forget(5)

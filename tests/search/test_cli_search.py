@@ -338,7 +338,7 @@ def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> Non
     assert "--name and --fingerprint are missing" in err
     code, _, err = fedrank("join", str(shared))
     assert code != 0
-    assert "write it as file:FOLDER" in err
+    assert "write file:FOLDER for a shared folder" in err
     assert [path.name for path in shared.iterdir()] == ["federation.json"]
     code, out, _ = fedrank("join", where, "--name", "anna", "--fingerprint", told, "--yes")
     assert code == 0
@@ -352,3 +352,39 @@ def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> Non
     assert "asked to join as anna" in fedrank("status")[1]
     assert fedrank("leave", "--yes")[0] == 0
     assert (shared / "left" / "anna").is_file()
+
+
+def test_join_over_a_network_shows_to_whom_and_at_which_epsilon_and_asks(
+    fedrank: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
+    from tests.search.test_networked import a_site
+
+    site = a_site(Path("anna").absolute())
+    before = (site / "site.toml").read_text()
+    code, _, err = fedrank("join", "anna", "--epsilon", "2")
+    assert code != 0
+    assert "policy.largest_epsilon there is the limit" in err
+    monkeypatch.setattr("typer.confirm", refuse)
+    code, out, _ = fedrank("join", "anna")
+    assert code != 0
+    assert "friends at fl.example.org:8002" in out
+    assert "Now leaves nothing" in out
+    assert "\u03b5 = 8 (\u03b4 = 1e-05)" in out
+    assert (site / "site.toml").read_text() == before
+    assert "fedrank search serve runs" in fedrank("join", "anna", "--yes")[1]
+    assert "impressions = " in (site / "site.toml").read_text()
+    assert "fedrank deploy start --home" in fedrank("join", "anna")[1]
+    assert "nothing, ever" in fedrank("status")[1]
+    assert fedrank("leave", "--yes")[0] == 0
+    assert (site / "kit.left").is_dir()
+    code, _, err = fedrank("join", "anna", "--yes")
+    assert code != 0
+    assert "has no kit" in err
+
+
+def refuse(question: str, abort: bool = False) -> bool:
+    """What `typer.confirm` does when somebody says no."""
+    import typer
+
+    raise typer.Abort

@@ -16,7 +16,7 @@ from fedrank.rank.model import load_weights
 from fedrank.search import aggregating, joining, sharing
 from fedrank.search.aggregating import aggregate, built_in
 from fedrank.search.answers import SearchError
-from tests.search.made_up import FRUIT, Clock, opened
+from tests.search.made_up import FRUIT, Clock, opened, search_often
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
 
@@ -36,15 +36,7 @@ class Group:
         approve_in_folder(self.shared, self.home, name, own)
 
     def search(self, name, times):
-        """Open the longest document that is shown."""
-        client, clock = self.clients[name], self.clocks[name]
-        for number in range(times):
-            found = client.search(f"orchard {FRUIT[number % 10]}")
-            longest = max(found.results, key=lambda result: len(client.document(result.id).text))
-            client.open_document(found.impression, longest.place)
-            clock.wait(60)
-        clock.wait(3600)
-        client.status()  # so that the last one is closed
+        search_often(self.clients[name], self.clocks[name], times)
 
     def files(self):
         return sorted(str(path.relative_to(self.shared)) for path in self.shared.rglob("*") if path.is_file())
@@ -149,7 +141,7 @@ def test_what_is_refused_at_once_was_not_sent(group):
     assert group.files() == ["federation.json"]
     assert joining.state_of(client) == ""
     with pytest.raises(SearchError, match="file:FOLDER"):
-        joining.folder_of("https://example.org")
+        joining.meeting_of("https://example.org")
 
 
 def test_only_lists_after_joining_that_the_model_drew_are_recorded_and_forgetting_removes_them(group):

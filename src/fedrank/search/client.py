@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.live_features import LIVE_1, FeatureSet, ForwardRow, ForwardRows, QueryTerms, Usage, WordStatistics
+from fedrank.deploy.leaving import what_left
 from fedrank.files import Locked, locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import quality, sharing, ubi
@@ -571,10 +572,7 @@ class SearchClient:
             model, weights = self.rows.model()
             origin, start, learned = store.one("SELECT origin, start, learned FROM models WHERE id = ?", model)
             begun = np.frombuffer(start, "<f8")
-            sent = tuple(
-                SentBytes(int(when), to, what, size)
-                for when, to, what, size in store.rows("SELECT time, receiver, what, bytes FROM sent ORDER BY id")
-            )
+            sent = self._sent()
             return SearchStatus(
                 folder=str(self.folder),
                 documents=store.count("SELECT count(*) FROM documents"),
@@ -686,12 +684,12 @@ class SearchClient:
         store = self.store
         with self._indexing():
             counts = [store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")]
-            kept = store.seq
+            kept, journals = store.seq, store.setting("journals", "{}")
             with store.writing():
                 for (table,) in store.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
                     if table not in ("sent", "sqlite_sequence"):
                         store.db.execute(f"DELETE FROM {table}")
-                store.set(seq=kept, indexed=kept)
+                store.set(seq=kept, indexed=kept, journals=journals)
             self.engine.make_anew()
             self.engine.fresh = False
             self._encoder = None
@@ -768,6 +766,23 @@ class SearchClient:
     def was_not_sent(self, noted: int) -> None:
         """Take back a note of what was refused before anything left."""
         with self._turn, self.store.writing():
+    def keeps_journal(self, site: Path, receiver: str) -> None:
+        """Remember a folder whose site writes down what leaves from there; it is told for ever as if noted here."""
+        inside = site.relative_to(self.folder) if site.is_relative_to(self.folder) else site  # which may be moved
+        with self._turn, self.store.writing():
+            known = json.loads(self.store.setting("journals", "{}"))
+            self.store.set(journals=json.dumps(known | {str(inside): receiver}))
+
+    def _sent(self) -> tuple[SentBytes, ...]:
+        """Everything that ever left, by whoever wrote it down before it did."""
+        noted = self.store.rows("SELECT time, receiver, what, bytes FROM sent ORDER BY id")
+        found = [SentBytes(int(when), to, what, size) for when, to, what, size in noted]
+        for site, receiver in json.loads(self.store.setting("journals", "{}")).items():
+            for one in what_left(self.folder / site):
+                often = f" ({one.times:,} times)" if one.times > 1 else ""
+                found.append(SentBytes(int(one.at), receiver, one.what + often, one.bytes))
+        return tuple(sorted(found, key=lambda one: one.time))
+
             self.store.db.execute("DELETE FROM sent WHERE id = ?", (noted,))
 
     def note_problem(self, problem: str) -> None:

@@ -1,6 +1,7 @@
 """Which searches may be learned from together: those of a person who joined a federation, from that moment on.
 
-    FOLDER/federation/             the folder of a site (`fedrank.deploy`): key, policy, ledger, what was sent
+    FOLDER/federation/             the folder of a site (`fedrank.deploy`): key, policy, ledger, what was sent; one that
+                                   takes part over a network has a folder of its own elsewhere
     FOLDER/federation/search.json  where the federation meets, and after which search sharing began
     FOLDER/federation/searches/    recorded lists (`data/recorded.py`), from which the site answers
 
@@ -26,9 +27,10 @@ FEDERATION, MARK, SEARCHES = "federation", "search.json", "searches"
 class Sharing:
     """What somebody who joined agreed to."""
 
-    shared: str  # folder in which the federation meets
+    shared: str  # where the federation meets: a folder, or the address of its server
     after: int  # the last search that is not shared
     epsilon: float  # that all rounds together may cost
+    site: str = ""  # folder of a site that takes part over a network; "": the one in the search folder
 
     @classmethod
     def read(cls, folder: Path) -> Sharing | None:
@@ -36,11 +38,15 @@ class Sharing:
         path = folder / FEDERATION / MARK
         try:
             found = parse_json(path.read_bytes())
-            return cls(str(found["shared"]), int(found["after"]), float(found["epsilon"]))
+            return cls(str(found["shared"]), int(found["after"]), float(found["epsilon"]), str(found.get("site", "")))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as problem:
             raise SearchError(f"{path} cannot be read ({problem!r}), so that nothing is shared; restore it") from None
+
+    def site_folder(self, folder: Path) -> Path:
+        """That of the site which answers for a search folder."""
+        return Path(self.site) if self.site else folder / FEDERATION
 
     def write(self, folder: Path) -> None:
         write_whole(private_folder(folder / FEDERATION) / MARK, json.dumps(asdict(self)) + "\n", private=True)
