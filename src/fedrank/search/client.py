@@ -793,7 +793,10 @@ class SearchClient:
                     self.store.set(federation_problem=problem)
 
     def _about_sharing(self) -> tuple[str, ...]:
-        joined = sharing.Sharing.read(self.folder)
+        try:
+            joined = sharing.Sharing.read(self.folder)
+        except SearchError as damaged:
+            return (str(damaged),)
         if joined is None:
             return ()
         count, problem = len(sharing.recorded(self.folder).numbers()), self.store.setting("federation_problem", "")

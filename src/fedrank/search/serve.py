@@ -57,7 +57,7 @@ def _taking_part(client: SearchClient) -> Iterator[None]:
 
     def take_part() -> None:
         while not stop.wait(SECONDS_BETWEEN_LOOKS):
-            if Sharing.read(client.folder) is not None:
+            if Sharing.is_there(client.folder):
                 from fedrank.search.joining import keep_taking_part  # a whole site, which few need
 
                 keep_taking_part(client, stop)

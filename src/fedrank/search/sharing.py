@@ -32,6 +32,11 @@ class Sharing:
     epsilon: float  # that all rounds together may cost
     site: str = ""  # folder of a site that takes part over a network; "": the one in the search folder
 
+    @staticmethod
+    def is_there(folder: Path) -> bool:
+        """Whether somebody joined with a search folder."""
+        return (folder / FEDERATION / MARK).exists()
+
     @classmethod
     def read(cls, folder: Path) -> Sharing | None:
         """That of a search folder; None: nothing is shared."""
