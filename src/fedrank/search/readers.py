@@ -32,6 +32,9 @@ LARGEST_PART = 32 << 20  # bytes of one message, or of one line of JSON
 LARGEST_UNPACKED = 64 << 20  # bytes of one member of an office file
 MOST_PARTS = 500  # MIME parts of a message that are looked at
 MOST_BOUNDARIES = 200  # of a message: the standard parser looks for all that are open in every line
+LONGEST_HEADER = 20_000  # characters of a header that are looked at
+LONGEST_PARAMETERS = 2_000  # of one with parameters, for which the standard parser takes the square of its length
+DEEPEST_XML = 1_000  # elements in each other; each takes memory as long as it is open
 MOST_PAGES = 2_000  # of a PDF
 _BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single one is fine, and most are
 _LINES = re.compile(r"\n\s*\n+")
@@ -123,6 +126,13 @@ def decoded(data: bytes) -> str:
         return data.decode("cp1252", "replace")
 
 
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # a number of more digits than Python reads
+        return text
+
+
 def _one_line(text: str, most: int = 300) -> str:
     return " ".join(clean(text[: 10 * most]).split())[:most]
 
@@ -175,14 +185,14 @@ def text_of_markup(source: str) -> tuple[str, str]:
             if last is None:
                 break
             if name == "title":
-                title = html.unescape(source[at : last.start()])
+                title = _unescaped(source[at : last.start()])
             after = source.find(">", last.end())
             if after < 0:
                 break
             at = after + 1
         elif name.lstrip("/") not in _INLINE:
             pieces.append("\n")
-    return _one_line(title), clean(html.unescape("".join(pieces)))
+    return _one_line(title), clean(_unescaped("".join(pieces)))
 
 
 def _markup(data: bytes, name: str) -> Iterator[Piece]:
@@ -206,18 +216,18 @@ def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
     times: dict[str, int] = {}
     for found in _BOOKMARK.finditer(decoded(data)):
         if found[1] is not None:
-            folders = [*folders[-20:], _one_line(html.unescape(found[1]))]
+            folders = [*folders[-20:], _one_line(_unescaped(found[1]))]
         elif found[2]:
             folders = folders[:-1]
         else:
             address = _HREF.search(found[3])
-            where = _one_line(html.unescape(address[1]) if address else "", 2_000)
-            title = _one_line(html.unescape(found[4])) or where
+            where = _one_line(_unescaped(address[1]) if address else "", 2_000)
+            title = _one_line(_unescaped(found[4])) or where
             if not title:
                 continue
             added = _ADDED.search(found[3])
             times[where] = times.get(where, 0) + 1
-            text = "\n".join(filter(None, [" / ".join(folders), _one_line(html.unescape(found[5] or ""), 2_000)]))
+            text = "\n".join(filter(None, [" / ".join(folders), _one_line(_unescaped(found[5] or ""), 2_000)]))
             yield Piece(
                 _key(where.encode(), times[where]), "page", title, f"{text}\n{_words_of_address(where)}".strip(),
                 where, link_of(where), _moment(float(added[1])) if added else 0,
@@ -356,22 +366,30 @@ def _eml(data: bytes, name: str) -> Iterator[Piece]:
     yield _message(data, "")
 
 
+class _ShortHeaders(email.policy.Compat32):
+    """As the standard parser has it, with headers cut: a mail of one megabyte of semicolons would take a minute."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[: LONGEST_PARAMETERS if name.lower().startswith("content-") else LONGEST_HEADER]
+
+
 def _message(data: bytes, part: str) -> Piece:
     """A mail: its subject, who wrote it to whom, and the text of its parts."""
     if len(_BOUNDARY.findall(data)) > MOST_BOUNDARIES:
         raise Unreadable("broken mail")
     try:
-        message = email.message_from_bytes(data, policy=email.policy.compat32)
+        message = email.message_from_bytes(data, policy=_ShortHeaders())
         subject, sender = _one_line(_header(message, "Subject")), _header(message, "From")
         to = [_header(message, name) for name in ("To", "Cc")]
         texts, files = _parts_of(message)
-    except Exception:  # the parser of mails was not made for strangers
+        people = [address.lower() for _, address in email.utils.getaddresses([line[:10_000] for line in to])]
+        author, address = email.utils.parseaddr(sender[:2_000])
+    except Exception:  # the parser of mails was not made for strangers; one mail must not hide others of its box
         raise Unreadable("broken mail") from None
     text = clean("\n\n".join([*texts, *files]))
     if not subject and not text and not sender:
         raise Unreadable("broken mail")
-    people = [address.lower() for _, address in email.utils.getaddresses([line[:10_000] for line in to])]
-    author, address = email.utils.parseaddr(sender[:2_000])
     try:
         date = _moment(email.utils.parsedate_to_datetime(_header(message, "Date")).timestamp())
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
@@ -386,7 +404,7 @@ def _header(message: email.message.Message, name: str) -> str:
     value = message.get(name)
     if value is None:
         return ""
-    raw = str(value)[:20_000]
+    raw = str(value)
     try:
         return clean(str(email.header.make_header(email.header.decode_header(raw))))
     except (ValueError, LookupError):  # an encoding that nobody knows, or bytes that are not in it
@@ -420,7 +438,7 @@ def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
 
 
 def _in_charset(data: bytes, charset: str | None) -> str:
-    if charset and charset.lower() not in ("us-ascii", "utf-8", "unknown-8bit"):
+    if charset and charset.lower() not in ("us-ascii", "utf-8", "unknown-8bit", "punycode"):  # its time is no line
         try:
             return data.decode(charset, "replace")
         except (LookupError, ValueError):  # a codec that is none, or none of texts
@@ -459,19 +477,31 @@ def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, in
     pieces: list[str] = []
     parser = expat.ParserCreate()
 
+    depth = 0
+
     def refuse(*_: object) -> None:
         raise Unreadable("broken office file")
 
+    def begin(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > DEEPEST_XML:
+            raise Unreadable("broken office file")
+
     def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
         if name.rpartition(":")[2] in _BREAKS:
             pieces.append("\n")
 
     parser.EntityDeclHandler = refuse  # entities of its own are how a small file becomes a large one
+    parser.buffer_text = True
     parser.CharacterDataHandler = pieces.append
+    parser.StartElementHandler = begin
     parser.EndElementHandler = end
     used = 0
     with archive.open(member) as file:
-        while block := file.read(1 << 16):
+        while block := file.read(1 << 22):  # the parser looks at a long comment again with every block
             used += len(block)
             if used > most:
                 raise Unreadable("unpacks to too much")
