@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -59,6 +60,12 @@ def test_snippets_show_where_the_words_stand(client, tmp_path):
     marked = [result.snippet.text[a:b] for a, b in result.snippet.marked]
     assert marked == ["rare", "Wombats"]
     assert "<b>" in result.snippet.text  # as it is: whoever shows it escapes
+    assert result.snippet.text.startswith("… start")
+    assert result.snippet.text.endswith("end …")
+    (tmp_path / "documents" / "short.txt").write_text("(a quokka)\n")
+    client.index()
+    (result,) = client.search("quokka").results
+    assert (result.snippet.text, result.snippet.marked) == ("a quokka", ((2, 8),)), "nothing is cut"
 
 
 def test_markup_and_odd_names_come_through_as_they_are(client, tmp_path):
@@ -120,6 +127,26 @@ def test_forgetting_a_document_removes_it_everywhere_and_for_good(client, clock,
     assert (done.documents, done.skipped) == (24, {"forgotten": 1})
     with pytest.raises(NotFound):
         client.forget(document=10**21)
+
+
+def test_not_even_the_name_of_a_forgotten_document_is_kept(client, tmp_path):
+    (tmp_path / "documents" / "xylophonist.txt").write_text("a wombat")
+    box = tmp_path / "documents" / "box.mbox"
+    box.write_bytes(b"From a\nSubject: one zebra\n\nx\n\nFrom b\nSubject: two zebras\n\ny\n")
+    client.index()
+    (document,) = (result.id for result in client.search("wombat").results)
+    (mail, _) = (result.id for result in client.search("zebra").results)
+    client.forget(query="wombat")
+    client.forget(document=document)
+    client.forget(document=mail)
+    for again in (False, True):
+        if again:
+            os.utime(box, (5, 5))  # read again
+            assert client.index().skipped == {"forgotten": 2}
+            client.store.sweep()
+        files = [path for path in client.folder.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"xylophonist" in path.read_bytes()]
+        assert len(client.search("zebra").results) == 1, "the other mail of the box stays"
 
 
 def test_forgetting_everything_leaves_an_empty_client_that_works(client, clock, tmp_path):
@@ -264,6 +291,16 @@ def test_ubi_is_written_in_the_order_shown_without_clicks_taken_back(client, clo
     assert query["timestamp"].endswith("Z")
     assert (files.searches, files.clicks) == (1, 1)
     assert os.stat(files.queries).st_mode & 0o077 == 0
+    assert stat.S_IMODE((tmp_path / "ubi").stat().st_mode) == 0o700
+
+
+def test_an_export_leaves_a_folder_that_was_there_as_open_as_it_was(client, tmp_path):
+    folder = tmp_path / "of everybody"
+    folder.mkdir()
+    folder.chmod(0o755)
+    files = client.export_ubi(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert stat.S_IMODE(Path(files.events).stat().st_mode) == 0o600
 
 
 def test_searches_go_on_while_files_are_indexed(client, tmp_path):

@@ -488,6 +488,11 @@ def test_what_could_run_is_not_opened(tmp_path: Path, monkeypatch: pytest.Monkey
     assert told.read_text() == str(note)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert open_original(str(note)) == "no-opener"
+    code = tmp_path / "code.PY"
+    code.write_text("text")
+    assert open_original(str(code)) == "no-opener"
+    monkeypatch.setattr("sys.platform", "win32")
+    assert open_original(str(code)) == "program"
 
 
 # pictures and how things are written

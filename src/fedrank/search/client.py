@@ -501,7 +501,7 @@ class SearchClient:
             try:
                 document = self.document(id)
             except NotFound:
-                raise Gone(f"the document at place {place} of search {impression} is no longer there") from None
+                raise Gone("this document was there, and has been removed since") from None
             if click and one.id not in self._unrecorded and self._learns:
                 self.rows.click(one.id, place, id, self._clock())
             return document
@@ -543,7 +543,7 @@ class SearchClient:
         with self._turn:
             one = self._get(impression)
             if one.raw is None:
-                raise NotFound(f"search {impression} is so old that its features were dropped")
+                raise Gone("this search is so old that what it was scored by is no longer kept")
             _, weights = self.rows.model()
             features = self.rows.scaled(one.raw)
             shares = weights * (features - features.mean(axis=0, keepdims=True))
@@ -661,15 +661,18 @@ class SearchClient:
         store = self.store
         self.document(document)  # or NotFound
         with self._indexing():
-            root, key, part = store.one(
-                "SELECT roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON roots.id = "
-                "root WHERE documents.id = ?",
+            file, root, key, part = store.one(
+                "SELECT file, roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON "
+                "roots.id = root WHERE documents.id = ?",
                 document,
             )
             blob = int(document).to_bytes(8, "little")
             with store.writing():
                 store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
                 store.remove([document])
+                if not part:  # the file is the document, and its name tells of it
+                    store.db.execute("DELETE FROM files WHERE id = ?", (file,))
+                    store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
                 clicks = store.db.execute("DELETE FROM clicks WHERE document = ?", (document,)).rowcount
                 for id, candidates in store.rows(
                     "SELECT id, candidates FROM impressions WHERE instr(candidates, ?)", blob
@@ -763,9 +766,6 @@ class SearchClient:
             )
             return int(made.lastrowid or 0)
 
-    def was_not_sent(self, noted: int) -> None:
-        """Take back a note of what was refused before anything left."""
-        with self._turn, self.store.writing():
     def keeps_journal(self, site: Path, receiver: str) -> None:
         """Remember a folder whose site writes down what leaves from there; it is told for ever as if noted here."""
         inside = site.relative_to(self.folder) if site.is_relative_to(self.folder) else site  # which may be moved
@@ -783,6 +783,9 @@ class SearchClient:
                 found.append(SentBytes(int(one.at), receiver, one.what + often, one.bytes))
         return tuple(sorted(found, key=lambda one: one.time))
 
+    def was_not_sent(self, noted: int) -> None:
+        """Take back a note of what was refused before anything left."""
+        with self._turn, self.store.writing():
             self.store.db.execute("DELETE FROM sent WHERE id = ?", (noted,))
 
     def note_problem(self, problem: str) -> None:
