@@ -637,7 +637,7 @@ class SearchClient:
             else:
                 gone = self._forget_searches(query, since)
             self.store.sweep()
-            sharing.record(self.rows, self.folder)
+            sharing.record(self.rows, self.folder, anew=True)
             return gone
 
     def _forget_searches(self, query: str | None, since: int | None) -> ForgottenRows:

@@ -62,13 +62,17 @@ def recorded(folder: Path) -> RecordedFolder:
     return RecordedFolder(folder / FEDERATION / SEARCHES)
 
 
-def record(rows: ImpressionRows, folder: Path) -> None:
-    """Let the recorded lists be those of the database: closed, drawn by the model, and after joining."""
+def record(rows: ImpressionRows, folder: Path, anew: bool = False) -> None:
+    """Let the recorded lists be those of the database: closed, drawn by the model, and after joining.
+
+    With `anew` those that are there are compared, too: something was forgotten.
+    """
     lists, sharing = recorded(folder), Sharing.read(folder)
     if not lists.folder.is_dir():
         return
     known = {id for (id,) in rows.store.rows("SELECT id FROM impressions")}
-    for number in lists.numbers():
+    there = lists.numbers()
+    for number in there:
         if sharing is None or number not in known:
             lists.forget(number)
     if sharing is None:
@@ -78,7 +82,10 @@ def record(rows: ImpressionRows, folder: Path) -> None:
         "IS NOT NULL AND length(shown) > 0 ORDER BY id",
         sharing.after,
     )
+    done = set() if anew else set(there)
     for (id,) in due:
+        if id in done:
+            continue
         one = rows.get(id)
         if (impression := rows.as_impression(one)) is not None:
             lists.add(id, RecordedList(impression, one.temperature, one.keep, rows.features.version))
