@@ -66,6 +66,15 @@ def test_snippets_show_where_the_words_stand(client, tmp_path):
     client.index()
     (result,) = client.search("quokka").results
     assert (result.snippet.text, result.snippet.marked) == ("a quokka", ((2, 8),)), "nothing is cut"
+    (tmp_path / "documents" / "endless.txt").write_text("platypus " + "é" * 100_000 + " last")
+    client.index()
+    for query, shown in (("platypus", "platypus …"), ("é" * 2_000, "platypus …"), ("last", "platypus …")):
+        for result in client.search(query).results:
+            assert result.snippet.text == shown, "a word without end is no snippet"
+    (tmp_path / "documents" / "endless.txt").write_text("é" * 100_000 + " echidna")
+    client.index()
+    (result,) = client.search("echidna").results
+    assert result.snippet.text == "é" * 400 + " …"
 
 
 def test_markup_and_odd_names_come_through_as_they_are(client, tmp_path):

@@ -544,6 +544,8 @@ class SearchClient:
             one = self._get(impression)
             if one.raw is None:
                 raise Gone("this search is so old that what it was scored by is no longer kept")
+            if not len(one.candidates):
+                return ()
             _, weights = self.rows.model()
             features = self.rows.scaled(one.raw)
             shares = weights * (features - features.mean(axis=0, keepdims=True))
