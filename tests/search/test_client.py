@@ -13,6 +13,7 @@ import pytest
 
 from fedrank.search.answers import Filters, NotFound, SearchError
 from fedrank.search.client import SearchClient
+from tests.search.kills import check_agreement
 from tests.search.made_up import Clock, opened, write_documents
 
 
@@ -170,8 +171,10 @@ def test_forgetting_everything_leaves_an_empty_client_that_works(client, clock, 
     assert status.roots == ()
     assert status.sent_bytes == 136  # what left cannot be taken back, and is not hidden
     assert client.search("orchard").found == 0
+    check_agreement(client)
     assert client.index([tmp_path / "documents"]).documents == 25
     assert client.search("orchard").found == 25
+    check_agreement(client)  # no word of what was forgotten is counted
 
 
 def test_forgetting_must_say_what(client):

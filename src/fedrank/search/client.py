@@ -691,9 +691,7 @@ class SearchClient:
             counts = [store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")]
             kept, journals = store.seq, store.setting("journals", "{}")
             with store.writing():
-                for (table,) in store.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
-                    if table not in ("sent", "sqlite_sequence"):
-                        store.db.execute(f"DELETE FROM {table}")
+                store.empty({"sent", "sqlite_sequence"})
                 store.set(seq=kept, indexed=kept, journals=journals)
             self.engine.make_anew()
             self.engine.fresh = False

@@ -313,6 +313,13 @@ class Store:
         found = self.one("SELECT text FROM texts WHERE document = ?", document)
         return "" if found is None else zlib.decompress(found[0]).decode()
 
+    def empty(self, kept: Container[str]) -> None:
+        """Delete all rows but those of the tables that are kept, within a transaction."""
+        for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            if table not in kept:
+                self.db.execute(f"DELETE FROM {table}")
+        self._statistics = None  # or words of documents that are gone would be counted on
+
     def sweep(self) -> None:
         """Overwrite what was deleted also in the log of transactions."""
         with told_plainly(self.folder):
