@@ -11,10 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from fedrank.deploy.identity import new_identity
-from fedrank.deploy.leaving import what_left
+from fedrank.deploy.leaving import LeavingJournal, what_left
 from fedrank.deploy.outbox import used_searches
 from fedrank.deploy.settings import read_site, site_template
 from fedrank.protect.population import Account
@@ -22,6 +23,7 @@ from fedrank.rank.model import load_weights
 from fedrank.search import aggregating, joining, sharing
 from fedrank.search.answers import SearchError
 from fedrank.search.serve import _taking_part
+from fedrank.wire import Label
 from tests.search.made_up import Clock, opened, search_often
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
@@ -63,6 +65,13 @@ def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
         assert client.status().sent == ()
         with pytest.raises(SearchError, match="leave it first"):
             joining.state_of(client, joining.meeting_of(f"file:{tmp_path}"))
+        LeavingJournal(site).note(Label("round", bytes(16), 3), "answers", 700)
+        client.forget(everything=True)
+        [told] = client.status().sent
+        assert (told.to, told.what, told.bytes) == ("friends at fl.example.org:8002", "round 3: answer to round", 700)
+        site.rename(tmp_path / "elsewhere")
+        [told] = client.status().sent
+        assert f"{site} is gone" in told.what
 
 
 @pytest.mark.parametrize(
@@ -143,10 +152,15 @@ def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path,
                 assert f"round 1: answer to {phase}" in said
             assert {one.to for one in client.status().sent} == {f"friends at localhost:{port_of(site)}"}
             assert client.status().sent_bytes == sum(one.bytes for one in what_left(site)) > 0
+        engine = int((federation.sites["anna"] / "engine.pid").read_text())
         joining.leave(clients["anna"], "enough")
         assert not (federation.sites["anna"] / "kit").exists()
         assert sharing.recorded(clients["anna"].folder).numbers() == []
         assert clients["anna"].status().sent_bytes > 0
+        until = time.monotonic() + 20
+        while psutil.pid_exists(engine):
+            assert time.monotonic() < until, "who left is still connected"
+            time.sleep(0.1)
 
 
 def port_of(site):

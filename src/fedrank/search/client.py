@@ -778,6 +778,8 @@ class SearchClient:
         noted = self.store.rows("SELECT time, receiver, what, bytes FROM sent ORDER BY id")
         found = [SentBytes(int(when), to, what, size) for when, to, what, size in noted]
         for site, receiver in json.loads(self.store.setting("journals", "{}")).items():
+            if not (self.folder / site).is_dir():
+                found.append(SentBytes(0, receiver, f"nobody knows what any more: {site} is gone", 0))
             for one in what_left(self.folder / site):
                 often = f" ({one.times:,} times)" if one.times > 1 else ""
                 found.append(SentBytes(int(one.at), receiver, one.what + often, one.bytes))
