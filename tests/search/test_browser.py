@@ -87,6 +87,7 @@ def test_the_link_lets_one_browser_in(site: ServedPage, chromium: Any) -> None:
     assert tab.url == f"{site.origin}/"
     assert tab.locator("#q").is_visible()
     assert tab.evaluate("document.cookie") == "", "no script can read it"
+    assert tab.evaluate("document.referrer") == "", "the link is told to nobody"
     (cookie,) = mine.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     stranger = other.new_page()

@@ -20,6 +20,7 @@ import pytest
 
 from fedrank.cli import main
 from fedrank.cli.search import default_folder
+from fedrank.files import locked
 from fedrank.search.client import SearchClient
 from fedrank.search.demo import TOPICS, WISHES, make_demo, write_documents
 from fedrank.search.watch import watch
@@ -274,6 +275,26 @@ def test_changes_are_seen_while_watching(tmp_path: Path) -> None:
             stop.set()
             thread.join(20)
     assert [(done.added, done.removed) for done in seen] == [(1, 0), (0, 1)]
+
+
+def test_whoever_watches_waits_for_others_who_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("watchdog", reason="pip install 'fedrank[search]'")
+    monkeypatch.setattr("fedrank.files.PATIENCE", 0.1)
+    seen, stop = [], threading.Event()
+    with SearchClient.open(tmp_path / "store") as client:
+        client.index([tmp_path / "notes"])
+        thread = threading.Thread(target=watch, args=(client, seen.append, stop), kwargs={"rest": 0.1})
+        thread.start()
+        try:
+            time.sleep(0.5)
+            with locked(client.folder / "index.lock", "the index"):
+                (tmp_path / "notes" / "new.md").write_text("# Otter\n\nAn otter swims.\n")
+                time.sleep(1.0)
+                assert seen == []
+            wait_for(lambda: len(seen) == 1)
+        finally:
+            stop.set()
+            thread.join(20)
 
 
 def wait_for(what: Callable[[], bool]) -> None:

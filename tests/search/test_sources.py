@@ -99,6 +99,14 @@ def test_html_that_never_ends_takes_no_longer_than_its_length(piece):
     text_of_markup(piece * 200_000)  # a quadratic reader would take hours
 
 
+def test_markup_is_read_no_further_than_it_is_kept(monkeypatch):
+    monkeypatch.setattr(readers, "LARGEST_TEXT", 1_000)
+    began = time.process_time()
+    title, text = text_of_markup("<title>long</title>" + "<p> a word" * 2_000_000)
+    assert time.process_time() - began < 1
+    assert (title, len(text)) == ("long", 1_000)
+
+
 def test_mail_has_its_plain_part_and_the_names_of_files(tmp_path):
     (tmp_path / "a.eml").write_bytes(MAIL)
     (piece,) = only(tmp_path)

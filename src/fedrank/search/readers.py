@@ -139,7 +139,7 @@ def _one_line(text: str, most: int = 300) -> str:
 
 def _text(data: bytes, name: str) -> Iterator[Piece]:
     ending = name.rpartition(".")[2].lower()
-    text = clean(decoded(data))
+    text = clean(decoded(data)[: 4 * LARGEST_TEXT])
     if not text:
         raise Unreadable("empty")
     title = name
@@ -157,13 +157,14 @@ _INLINE = frozenset(
 def text_of_markup(source: str) -> tuple[str, str]:
     """(title, text) of HTML, in one pass: a search that found no end is not begun again."""
     pieces: list[str] = []
-    title, at = "", 0
-    while at < len(source):
+    title, at, kept = "", 0, 0
+    while at < len(source) and kept < 4 * LARGEST_TEXT:  # more than is kept, since blanks go
         tag = source.find("<", at)
         if tag < 0:
             pieces.append(source[at:])
             break
         pieces.append(source[at:tag])
+        kept += tag - at + 1
         if source.startswith("<!--", tag):
             end = source.find("-->", tag + 4)
             if end < 0:
