@@ -313,6 +313,16 @@ def test_a_number_of_many_digits_spoils_neither_a_page_nor_bookmarks(tmp_path):
     assert documents["b.html"][1].title == "good"
 
 
+def test_a_file_without_a_size_is_not_read(tmp_path, monkeypatch):
+    class Endless(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            pytest.fail("as /proc/kmsg, it may have no end, or wait for ever")
+
+    (tmp_path / "a.txt").touch()
+    monkeypatch.setattr(sources, "open", Endless, raising=False)
+    assert read(tmp_path) == ({}, {"a.txt": "empty"})
+
+
 def test_a_year_that_no_database_takes_is_no_obstacle(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("text")
     real = os.stat(tmp_path / "a.txt")

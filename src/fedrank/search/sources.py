@@ -66,14 +66,14 @@ class FoundFile:
                     raise Unreadable("no file")
                 if facts.st_size > LARGEST_MANY:
                     raise Unreadable("too large")
+                if facts.st_size == 0:  # also files of the system that have no size, and some of these no end
+                    raise Unreadable("empty")
                 first = file.read(4096)
                 file.seek(0)
                 shown = clean(os.fsencode(name).decode("utf-8", "replace"))
                 kind = format or ("eml" if self.mail else format_of(shown, first))
                 if facts.st_size > LARGEST_FILE and kind not in ("mbox", "jsonl"):
                     raise Unreadable("too large")
-                if facts.st_size == 0:
-                    raise Unreadable("empty")
                 yield from read_pieces(file, facts.st_size, shown, kind)
         except Unreadable as problem:
             yield problem
