@@ -2,8 +2,8 @@
 
     FOLDER/left.jsonl
 
-A site that waits says so again and again: what is the same as the last time is counted in the last line, which is
-written over. Its numbers have a fixed width, so that nothing moves.
+A site that waits says so again and again: what was said before of the same round is counted in its line, which is
+written over. Numbers have a fixed width, so that nothing moves.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from fedrank.files import parse_json
 from fedrank.wire import Label
@@ -25,6 +26,7 @@ class LeftBytes:
     """What left, once or several times."""
 
     at: float  # seconds since 1970, the last time
+    run: str  # hexadecimal
     what: str
     times: int
     bytes: int  # of all times
@@ -35,26 +37,39 @@ class LeavingJournal:
 
     def __init__(self, folder: Path) -> None:
         self.path = Path(folder) / LEFT
-        self._last: tuple[str, int, LeftBytes] | None = None  # of which run and round, where the line is, what it says
+        self._lines: dict[tuple[str, str], tuple[int, LeftBytes]] | None = None  # by run and what: where, and so far
+        self._end = 0
 
     def note(self, asked: Label, kind: str, size: int) -> None:
         """Write down an answer that is about to leave."""
         what = "that it does not, and why" if kind == "refused" else f"answer to {asked.kind}"
-        one = LeftBytes(time.time(), f"round {asked.round}: {what}", 1, size)
+        one = LeftBytes(time.time(), asked.run.hex(), f"round {asked.round}: {what}", 1, size)
         with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            of = f"{asked.run.hex()} {one.what}"
-            if self._last is not None and self._last[0] == of and os.fstat(file.fileno()).st_size > self._last[1]:
-                _, place, before = self._last
-                one = LeftBytes(one.at, one.what, before.times + 1, before.bytes + size)
-            else:
-                content = file.read()
-                place = content.rfind(b"\n") + 1  # what is behind it was being written when somebody was killed
-                file.truncate(place)
+            if self._lines is None or os.fstat(file.fileno()).st_size != self._end:
+                self._look(file)
+            assert self._lines is not None
+            place = self._end
+            if (before := self._lines.get((one.run, one.what))) is not None:
+                place, said = before
+                one = replace(one, times=said.times + 1, bytes=said.bytes + size)
+            line = _line(one)
             file.seek(place)
-            file.write(_line(one))
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._last = of, place, one
+        self._lines[one.run, one.what] = place, one
+        self._end = max(self._end, place + len(line))
+
+    def _look(self, file: BinaryIO) -> None:
+        """What is there; half a line was being written when somebody was killed, and what it says has not left."""
+        content = file.read()
+        self._end = content.rfind(b"\n") + 1
+        file.truncate(self._end)
+        self._lines, place = {}, 0
+        for line in content[: self._end].splitlines(keepends=True):
+            if (one := _read(line)) is not None and _line(one) == line:
+                self._lines[one.run, one.what] = place, one
+            place += len(line)
 
 
 def what_left(folder: Path) -> list[LeftBytes]:
@@ -63,17 +78,25 @@ def what_left(folder: Path) -> list[LeftBytes]:
         lines = (Path(folder) / LEFT).read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return [_read(line, f"line {number} of {Path(folder) / LEFT}") for number, line in enumerate(lines, start=1)]
+    damaged = "something that nobody can tell any more: line {} of {} is damaged"
+    return [
+        _read(line) or LeftBytes(0.0, "", damaged.format(number, Path(folder) / LEFT), 1, 0)
+        for number, line in enumerate(lines, start=1)
+    ]
 
 
 def _line(one: LeftBytes) -> bytes:
+    numbers = f'"at": {one.at:14.3f}, "times": {one.times:9}, "bytes": {one.bytes:15}'
     said = json.dumps(one.what, ensure_ascii=False)
-    return f'{{"at": {one.at:14.3f}, "times": {one.times:9}, "bytes": {one.bytes:15}, "what": {said}}}\n'.encode()
+    return f'{{{numbers}, "run": "{one.run}", "what": {said}}}\n'.encode()
 
 
-def _read(line: bytes, where: str) -> LeftBytes:
+def _read(line: bytes) -> LeftBytes | None:
+    """None: it is damaged."""
     try:
         found = parse_json(line)
-        return LeftBytes(float(found["at"]), str(found["what"]), int(found["times"]), int(found["bytes"]))
+        return LeftBytes(
+            float(found["at"]), str(found["run"]), str(found["what"]), int(found["times"]), int(found["bytes"])
+        )
     except (ValueError, KeyError, TypeError):
-        return LeftBytes(0.0, f"something that nobody can tell any more: {where} is damaged", 1, 0)
+        return None

@@ -116,6 +116,11 @@ class Site:
                 self._journal.note(label, wire.label_of(found).kind, len(found))
             return found
 
+    def hear(self, content: bytes) -> None:
+        """Do what is asked, where nobody waits for an answer and none leaves."""
+        with self._turn:
+            self._answered(content)
+
     def _answered(self, content: bytes) -> tuple[Label, bytes]:
         """What was asked, as far as it can be read, and the answer."""
         label = Label("nothing", bytes(16), 0)
