@@ -239,14 +239,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only-join", action="store_true", help="only while it answers a federation")
+    parser.add_argument("--only", choices=("alone", "join"), help="join: while it answers a federation")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if not given.only_join:
+        if given.only != "join":
             clicks = kills(Path(folder) / "alone", given.count, given.seed)
             sys.stdout.write(f"{given.count} kills: both stores agree, {clicks} answered clicks are all there\n")
-        rounds = join_kills(Path(folder) / "joined", given.count, given.seed)
-    sys.stdout.write(f"{given.count} kills of who answers: {rounds} rounds, all in `sent`, each charged once\n")
+        if given.only != "alone":
+            rounds = join_kills(Path(folder) / "joined", given.count, given.seed)
+            sys.stdout.write(f"{given.count} kills of who answers: {rounds} rounds, all in `sent`, each charged once\n")
 
 
 if __name__ == "__main__":
