@@ -404,6 +404,52 @@ def test_join_over_a_network_shows_to_whom_and_at_which_epsilon_and_asks(
     assert "has no kit" in err
 
 
+def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comparing_keys(
+    fedrank: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
+    from fedrank.deploy import consent
+    from fedrank.deploy.identity import new_identity, read_identity
+    from fedrank.deploy.plan import PlannedSite
+    from fedrank.deploy.planning import plan_runs
+    from fedrank.search import aggregating
+    from tests.search.test_networked import a_site
+
+    site = a_site(Path("anna").absolute())
+    assert fedrank("join", "anna", "--yes")[0] == 0
+    for name in ("ben", "cleo"):
+        new_identity(Path(name))
+    keys = {name: read_identity(Path(name)).public for name in ("anna", "ben", "cleo")}
+    parties = [PlannedSite(name, (id,), key) for id, (name, key) in enumerate(keys.items())]
+    Path("home").mkdir()
+    runs = [
+        plan_runs(
+            aggregating.built_in(Path("home"), 3, epsilon, aggregating.SUMMED), name, Path("runs"), parties, "friends"
+        )
+        for name, epsilon in (("fits", 8.0), ("costs-too-much", 9.0))
+    ]
+    [fits, other] = [plan for [(_, plan)] in runs]
+    consent.propose(site, fits)
+    asked = []
+    monkeypatch.setattr("typer.confirm", lambda question, **_: asked.append(question))  # no
+    out = fedrank("join", "anna")[1]
+    assert "masked update" in out
+    assert "0 recorded searches of one person" in out
+    assert "limit: \u03b5 = 8 at \u03b4 = 1e-05" in out
+    assert asked == ["Did each of them read you their fingerprint by telephone, and do you take part in this run?"]
+    assert consent.said_of(site, fits) == "refused"
+    consent.propose(site, other)
+    out = fedrank("join", "anna", "--yes")[1]
+    assert "This site would say no" in out
+    assert consent.said_of(site, other) is None
+    (site / "refused" / f"{fits.digest}.json").unlink()
+    assert fedrank("join", "anna", "--once", "--yes")[0] == 0
+    assert consent.said_of(site, fits) is None  # nobody was asked
+    assert fedrank("join", "anna", "--yes")[0] == 0
+    assert consent.said_of(site, fits) == "accepted"
+    assert set(consent.partners(site)) == {"anna", "ben", "cleo"}
+
+
 def refuse(question: str, abort: bool = False) -> bool:
     """What `typer.confirm` does when somebody says no."""
     import typer
