@@ -418,6 +418,16 @@ def test_pdf_is_its_text_and_a_broken_one_is_counted(tmp_path):
     assert reasons == {"b.pdf": "broken PDF", "c.pdf": "PDF without text"}
 
 
+def test_pdf_that_takes_too_long_is_counted(tmp_path, monkeypatch):
+    pytest.importorskip("pypdf")
+    monkeypatch.setattr(readers, "MOST_SECONDS", 0.2)
+    (tmp_path / "a.pdf").write_bytes(pdf_of(") Tj (" * 200_000))
+    (tmp_path / "b.pdf").write_bytes(pdf_of("an orchard on paper"))
+    documents, reasons = read(tmp_path)
+    assert reasons == {"a.pdf": "PDF that takes too long"}
+    assert documents["b.pdf"][0].text == "an orchard on paper"
+
+
 def test_one_message_too_large_does_not_hide_the_others(monkeypatch):
     monkeypatch.setattr(readers, "LARGEST_PART", 1000)
     data = b"From a\nSubject: 1\n\nx\n\nFrom b\nSubject: 2\n\n" + b"y" * 3000 + b"\n" + b"z\n" * 900

@@ -17,6 +17,7 @@ import io
 import json
 import logging
 import re
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ LONGEST_HEADER = 20_000  # characters of a header that are looked at
 LONGEST_PARAMETERS = 2_000  # of one with parameters, for which the standard parser takes the square of its length
 DEEPEST_XML = 1_000  # elements in each other; each takes memory as long as it is open
 MOST_PAGES = 2_000  # of a PDF
+MOST_SECONDS = 10.0  # of the processor for a PDF, whose small programs may call each other without end
 _BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single one is fine, and most are
 _LINES = re.compile(r"\n\s*\n+")
 _BOUNDARY = re.compile(rb"boundary\s*=", re.IGNORECASE)
@@ -517,15 +519,24 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
     except ImportError:
         raise Unreadable("PDF, for which the package pypdf is not installed") from None
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong with a file is counted, not printed
+    began = time.thread_time()
+
+    def in_time(*_: object) -> None:
+        if time.thread_time() - began > MOST_SECONDS:
+            raise Unreadable("PDF that takes too long")
+
     try:
         pages: list[str] = []
         reader = PdfReader(io.BytesIO(data))
         for number, page in enumerate(reader.pages):
             if number >= MOST_PAGES or sum(map(len, pages)) > LARGEST_TEXT:
                 break
-            pages.append(page.extract_text())
+            in_time()
+            pages.append(page.extract_text(visitor_operand_before=in_time))
         about = reader.metadata
         title = _one_line(str(about.get("/Title") or "")) if about else ""
+    except Unreadable:
+        raise
     except Exception:  # whatever a PDF that is none leads to
         raise Unreadable("broken PDF") from None
     text = clean("\n\n".join(pages))
