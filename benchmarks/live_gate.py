@@ -6,14 +6,22 @@ Bets: 1,000 clients each, whose people prefer the new model's places in so many 
 clients whose counts are added up after every ten searches of each. Replays: 1,000 clients with 100 recorded searches
 each, among 30 made-up documents of which people click the relevant ones; the new model is better, as good in another
 way, the same, noisy, random, or turns the order around. Only the bets are held to a figure: a replay may only refuse.
+
+Protected: how many people must add up what they found, once, so that a model which wins 60 % is adopted by at least
+80 % of federations, where noise keeps what each of them tells at ε = 1 or 4 (δ = 1e-5). Each has decided 40 searches.
+They tell how many were won and lost, or only a vote: which was more. Noise is added by each of them, or shared out in a
+secure sum. Nothing in fedrank pools counts; this says what it would take.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 
 import numpy as np
 
+from fedrank.protect.accounting import GaussianEvent
+from fedrank.protect.promises import Promise, noise_for
 from fedrank.rank.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
 from fedrank.types import Impression
 
@@ -21,6 +29,8 @@ from fedrank.types import Impression
 FIGURES = {0.2: (0.001, 0.0, 25), 0.45: (0.01, 0.0, None), 0.5: (0.05, 0.0, None), 0.6: (1.0, 0.8, None)}
 CANDIDATES, SEARCHES, PLACES = 30, 100, 10
 TEMPERATURE, KEEP = 0.3, 0.9
+PEOPLE = (3, 10, 20, 30, 50, 100, 200, 300, 500, 1_000, 2_000, 3_000, 5_000, 10_000, 20_000, 50_000, 100_000)
+DECIDED, FEDERATIONS = 40, 100  # searches of each person; simulated
 SKILL = 0.5  # correlation of the old model's scores with relevance
 
 
@@ -37,6 +47,24 @@ def bets(gate: Gate, share: float, clients: int, rng: np.random.Generator, poole
         verdicts.append(verdict)
         lengths.append((wins + losses) / pooled)
     return np.array(verdicts), np.array(lengths)
+
+
+def people_needed(epsilon: float, votes: bool, summed: bool, rng: np.random.Generator) -> int:
+    """The fewest of a list of sizes at which protected counts adopt a model that wins 60 %."""
+    multiplier = noise_for(lambda noise: Promise("server", GaussianEvent(noise), ""), 1, 1e-5, epsilon)
+    for people in PEOPLE:
+        noise = multiplier * (1 if votes else DECIDED) * (1 if summed else math.sqrt(people))
+        gate, adopted = Gate(most=people * DECIDED + 1), 0
+        for _ in range(FEDERATIONS):
+            each = rng.binomial(DECIDED, 0.6, size=people)
+            won, lost = each.sum(), (DECIDED - each).sum()
+            if votes:
+                won, lost = (2 * each > DECIDED).sum(), (2 * each < DECIDED).sum()
+            told = rng.normal([won, lost], noise)
+            adopted += gate.verdict(*told, noise) == "adopt"
+        if adopted >= 0.8 * FEDERATIONS:
+            return people
+    raise AssertionError("nobody is enough")
 
 
 def searches(rng: np.random.Generator):
@@ -113,6 +141,12 @@ def main() -> int:
         verdicts, lengths = bets(together, share, asked.clients, rng, pooled=10, every=10)
         adopted = verdicts == "adopt"
         print(f"{share:15.0%} {adopted.mean():9.1%}   median of one client until decided {np.median(lengths):.0f}")
+    print(f"\npeople who must add up, once, what {DECIDED} decided searches of each say, for a model that wins 60 %:")
+    print(f"{'':>15} {'each adds noise':>18} {'secure sum':>12}")
+    for epsilon in (1.0, 4.0):
+        for votes in (False, True):
+            needed = [people_needed(epsilon, votes, summed, rng) for summed in (False, True)]
+            print(f"ε = {epsilon:g}, {'votes' if votes else 'counts':>8} {needed[0]:18,} {needed[1]:12,}")
     print(f"\nreplay of {SEARCHES} searches: {'refused':>9} {'wins of mixed lists':>20}")
     for name, (refused_share, wins) in replays(asked.clients, rng).items():
         print(f"{name:>24} {refused_share:12.1%} {wins:20.1%}")

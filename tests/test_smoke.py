@@ -205,6 +205,19 @@ def test_trees_and_what_merges_them(fedrank, run):
     fedrank("export", "forest", "--to", "onnx", "--out", "forest.onnx")
 
 
+def test_a_person_searches_their_own_documents(tmp_path):
+    from tests.search.served import served
+
+    pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
+    with served(tmp_path) as page, page.browser() as browser:
+        results = page.search(browser, "river")
+        shown = browser.get(results)
+        assert shown.status_code == 200
+        assert "<mark>river</mark>" in shown.text
+        assert browser.get(f"{results}/open/1", follow_redirects=True).status_code == 200
+        assert page.clicks() == 1
+
+
 def test_the_site(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)

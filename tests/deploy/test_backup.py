@@ -78,6 +78,7 @@ def site(tmp_path):
         "site.toml": "name = 'a'\n",
         "seed": "7\n",
         "partners.json": "{}",
+        "left.jsonl": "{}\n",
         "accepted/ab12.json": "{}",
         "kit/startup/client.key": "secret",
         "kit/local/resources.json": "{}",

@@ -180,6 +180,32 @@ def test_the_limit_holds_and_what_it_refuses_is_not_used(tmp_path):
     assert len(used_searches(person.folder / "outbox")) == 30 * (1 + refused.count(False))
 
 
+def test_an_answer_stands_in_the_journal_before_it_leaves_and_none_leaves_without(tmp_path, monkeypatch):
+    from fedrank.deploy.leaving import LeavingJournal, what_left
+
+    plan, person = a_plan(), Person(tmp_path, 30)
+
+    def full(*_):
+        raise OSError(28, "no space")
+
+    with Site.open(person.folder) as site:
+        site.answer(hello(plan))
+        with monkeypatch.context() as during:
+            during.setattr(LeavingJournal, "note", full)
+            with pytest.raises(OSError, match="no space"):
+                site.answer(a_round(plan))
+        sent = site.answer(a_round(plan))  # the same: it was charged and kept before
+        assert is_refused(site.answer(a_round(plan, 2)))
+        assert site._runs[plan.run].charging.ledger.participations().tolist() == [1]
+    found = what_left(person.folder)
+    assert [one.what for one in found] == [
+        "round 0: answer to hello",
+        "round 1: answer to round",
+        "round 2: that it does not, and why",
+    ]
+    assert found[1].bytes == len(sent)
+
+
 def test_a_forgotten_search_is_never_learnt_from(tmp_path):
     plan, person = a_plan(), Person(tmp_path, 31)
     person.lists.forget(5)
@@ -249,6 +275,35 @@ def test_what_leaves_is_shown_before_and_what_is_not_covered(tmp_path):
     assert next(one for one in view.leaves if one.what == "update").covered
     assert any("searched 30 times" in line for line in view.not_covered)
     assert not (person.folder / "outbox").exists()
+
+
+def test_show_tells_how_many_searches_there_are_and_for_how_many_rounds(tmp_path, monkeypatch, capsys):
+    from fedrank.cli import main
+
+    person, plan = Person(tmp_path, 95), a_plan()
+    with Site.open(person.folder) as site:
+        site.answer(hello(plan))
+        site.answer(a_round(plan))
+    view = look_at(person.folder, read_site(person.folder), plan)
+    said = "95 recorded searches of one person, all closed, 65 of them not used yet"
+    assert view.has == f"{said}: enough for 2 rounds of 30"
+    [line] = [one for one in check(person.folder) if one.what == "data"]
+    assert line.said == said
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'rounds = 4\n[data]\nname = "mslr10k"\n[clients]\ncount = 3\ninteractions = 30\n[learner]\nname = "pdgd"\n'
+        'rate = 0.03\ntemperature = 0.3\nkeep = 0.9\n[mechanism]\nname = "gaussian"\nclip = 0.1\nnoise = 2.0\n'
+    )
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.argv", ["fedrank", "deploy", "show", str(spec), "--home", str(person.folder)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert not ended.value.code, told.err
+    assert said in told.out
+    assert "This site would say no" not in told.out
+    (person.folder / "searches" / "diary.txt").write_text("dear diary")
+    assert "cannot be counted" in look_at(person.folder, read_site(person.folder), plan).has
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,16 @@
 
 After every kill -9 the store and the engine's index must agree, every click that was answered must be there, and what
 was learned must be what the learned lists teach. Each time a process of its own works, and another one looks.
+
+Then as many while it answers rounds of a federation in a folder: nothing may have left that is not in the list of what
+was sent, or is not in the outbox, and no round may be charged twice or use a search that another one used.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import os
 import random
 import signal
@@ -21,11 +26,20 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrank.data.live_features import ForwardRow, ForwardRows, WordStatistics
-from fedrank.search import collect
+from fedrank import wire
+from fedrank.data.live_features import LIVE_1, ForwardRow, ForwardRows, WordStatistics
+from fedrank.deploy import letters
+from fedrank.deploy.folder import folder_send
+from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, join_folder, read_home
+from fedrank.deploy.outbox import Outbox
+from fedrank.deploy.plan import Plan
+from fedrank.deploy.planning import plan_runs
+from fedrank.federate.messages import Call
+from fedrank.protect.population import Account
+from fedrank.search import aggregating, collect, joining
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import LEARNER, first_weights, learn
-from tests.search.made_up import write_documents
+from tests.search.made_up import Clock, search_often, write_documents
 
 DOCUMENTS = 60
 
@@ -106,19 +120,134 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
         os.waitpid(child, 0)
         with open(heard) as lines:
             clicked |= {int(line) for line in lines if line.endswith("\n")}
-        if os.waitstatus_to_exitcode(os.waitpid(in_child(look, store, clicked), 0)[1]):
-            raise SystemExit(f"kill {number + 1} of {count} did harm; the store is in {store}")
+        finished(in_child(look, store, clicked), f"kill {number + 1} of {count} did harm; the store is in {store}")
     return len(clicked)
+
+
+ANSWERED = "answered"  # a line for each round that the coordinator heard: round, bytes, digest
+SEARCHES, ROUNDS = 30, 32  # of a round; for which there are searches
+
+
+class Federation:
+    """A folder in which one person answers and two are only names, since three is the fewest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.shared, self.home = folder, folder / "shared", folder / "home"
+        self.store, self.site = folder / "anna", folder / "anna" / "federation"
+
+    def begin(self) -> None:
+        told = create_folder_federation(self.shared, self.home, "friends").fingerprint
+        clock = Clock(time.time() - 4 * 86_400)
+        with SearchClient.open(self.store, clock=clock) as client:
+            client.index([write_documents(self.folder / "documents")])
+            own = joining.ask_to_join(client, self.shared, "anna", told, 1e5)
+            approve_in_folder(self.shared, self.home, "anna", own)
+            search_often(client, clock, SEARCHES * ROUNDS)
+        for name in ("ben", "cleo"):
+            own = join_folder(self.shared, self.folder / name, name, told)
+            approve_in_folder(self.shared, self.home, name, own)
+        _ = self.plan
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        aggregating.ROUNDS = ROUNDS
+        parties = read_home(self.home).parties()
+        grid = aggregating.built_in(self.home, len(parties), 1e3)
+        [(_, plan)] = plan_runs(grid, "searches", self.folder / "runs", parties, "friends")
+        return plan
+
+    def coordinate(self) -> None:
+        """Ask for one round after the other, again where it is refused, and tell what was heard."""
+        plan = self.plan
+        [id] = next(site.clients for site in plan.sites if site.name == "anna")
+        asked = np.array([(id, -1, SEARCHES)], letters.ASKED).tobytes()
+        with folder_send(self.shared, self.home, every=0.02) as send, open(self.folder / ANSWERED, "a") as heard:
+            send("anna", letters.request("hello", plan.run, 0, plan=plan.dump()), 600.0).result()
+            for round in range(1, ROUNDS + 1):
+                call = Call(plan.run, round, first_weights(LIVE_1).astype(np.float32), plan.cohort).pack()
+                request = letters.request("round", plan.run, round, call=call, asked=asked)
+                while wire.label_of(answer := send("anna", request, 600.0).result()).kind == "refused":
+                    time.sleep(0.02)
+                heard.write(f"{round} {len(answer)} {hashlib.sha256(answer).hexdigest()}\n")
+                heard.flush()
+
+    def take_part(self) -> None:
+        """Answer until killed."""
+        with SearchClient.open(self.store) as client:
+            while True:
+                for plan, _ in joining.open_plans(client):
+                    joining.agree(client, plan)
+                joining.take_part(client)
+
+    def heard(self) -> list[tuple[int, int, str]]:
+        path = self.folder / ANSWERED
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(int(round), int(size), digest) for round, size, digest in map(str.split, lines)]
+
+    def look(self) -> None:
+        """What must hold after every kill."""
+        heard = self.heard()
+        there = {int(path.name.split("-")[1]) for path in self.shared.glob("from/anna/*-*-*-*-*") if path.suffix == ""}
+        with SearchClient.open(self.store) as client:
+            status = client.status()
+        noted = {int(one.what.split(":")[0].split()[1]) for one in status.sent if one.what.startswith("round ")}
+        whole = {one.what.split(" (")[0]: one.bytes for one in status.sent}
+        assert there <= noted, f"answers that left and are not in `sent`: {sorted(there - noted)}"
+        assert sum(size for _, size, _ in heard) <= status.sent_bytes
+        outbox = Outbox(self.site / "outbox" / self.plan.digest[:32], self.plan.run)
+        for round, size, digest in heard:
+            assert whole[f"round {round}: answer to round"] >= size
+            sent = outbox.get(round)
+            assert sent is not None
+            assert hashlib.sha256(sent.answer).hexdigest() == digest
+        used = [number for sent in outbox.every() for number in sent.used]
+        assert len(used) == len(set(used)) == SEARCHES * len(outbox)
+        account = Account.read(self.site / "people" / self.plan.digest[:32] / "ledger")
+        paid = 0 if account is None else int(account.participations.max())
+        assert len(heard) <= paid <= len(outbox) <= len(heard) + 1, (len(heard), paid, len(outbox))
+
+
+def join_kills(folder: Path, count: int, seed: int = 1) -> int:
+    """Kill so often whoever answers; returns how many rounds were answered, and are charged once each."""
+    chance, federation = random.Random(seed), Federation(folder)
+    finished(in_child(federation.begin), "no federation could be begun")
+    coordinator = in_child(federation.coordinate)
+    try:
+        for number in range(count):
+            child = in_child(federation.take_part)
+            before, until = len(federation.heard()), time.monotonic() + 60
+            while number % 4 and len(federation.heard()) == before < ROUNDS:  # otherwise while it opens
+                assert time.monotonic() < until, "nothing was answered for a minute"
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0.0, 0.1 if number % 4 else 0.6))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            time.sleep(0.05)  # what was written is heard
+            finished(in_child(federation.look), f"kill {number + 1} of {count} did harm; all of it is in {folder}")
+    finally:
+        os.kill(coordinator, signal.SIGKILL)
+        os.waitpid(coordinator, 0)
+    return len(federation.heard())
+
+
+def finished(child: int, otherwise: str) -> None:
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise SystemExit(otherwise)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=("alone", "join"), help="join: while it answers a federation")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        clicks = kills(Path(folder), given.count, given.seed)
-    sys.stdout.write(f"{given.count} kills: both stores agree, {clicks} answered clicks are all there\n")
+        if given.only != "join":
+            clicks = kills(Path(folder) / "alone", given.count, given.seed)
+            sys.stdout.write(f"{given.count} kills: both stores agree, {clicks} answered clicks are all there\n")
+        if given.only != "alone":
+            rounds = join_kills(Path(folder) / "joined", given.count, given.seed)
+            sys.stdout.write(f"{given.count} kills of who answers: {rounds} rounds, all in `sent`, each charged once\n")
 
 
 if __name__ == "__main__":

@@ -44,3 +44,14 @@ def opened(folder: Path, clock: Clock | None = None, count: int = 40):
         with client.store.writing():
             client.store.set(chance=11)  # the same lists in every run
         yield client
+
+
+def search_often(client: SearchClient, clock: Clock, times: int) -> None:
+    """Open the longest document that is shown, again and again, until all lists are closed."""
+    for number in range(times):
+        found = client.search(f"orchard {FRUIT[number % 10]}")
+        longest = max(found.results, key=lambda result: len(client.document(result.id).text))
+        client.open_document(found.impression, longest.place)
+        clock.wait(60)
+    clock.wait(3600)
+    client.status()

@@ -20,6 +20,7 @@ import pytest
 
 from fedrank.cli import main
 from fedrank.cli.search import default_folder
+from fedrank.files import locked
 from fedrank.search.client import SearchClient
 from fedrank.search.demo import TOPICS, WISHES, make_demo, write_documents
 from fedrank.search.watch import watch
@@ -276,6 +277,26 @@ def test_changes_are_seen_while_watching(tmp_path: Path) -> None:
     assert [(done.added, done.removed) for done in seen] == [(1, 0), (0, 1)]
 
 
+def test_whoever_watches_waits_for_others_who_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("watchdog", reason="pip install 'fedrank[search]'")
+    monkeypatch.setattr("fedrank.files.PATIENCE", 0.1)
+    seen, stop = [], threading.Event()
+    with SearchClient.open(tmp_path / "store") as client:
+        client.index([tmp_path / "notes"])
+        thread = threading.Thread(target=watch, args=(client, seen.append, stop), kwargs={"rest": 0.1})
+        thread.start()
+        try:
+            time.sleep(0.5)
+            with locked(client.folder / "index.lock", "the index"):
+                (tmp_path / "notes" / "new.md").write_text("# Otter\n\nAn otter swims.\n")
+                time.sleep(1.0)
+                assert seen == []
+            wait_for(lambda: len(seen) == 1)
+        finally:
+            stop.set()
+            thread.join(20)
+
+
 def wait_for(what: Callable[[], bool]) -> None:
     for _ in range(400):
         if what():
@@ -338,7 +359,7 @@ def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> Non
     assert "--name and --fingerprint are missing" in err
     code, _, err = fedrank("join", str(shared))
     assert code != 0
-    assert "write it as file:FOLDER" in err
+    assert "write file:FOLDER for a shared folder" in err
     assert [path.name for path in shared.iterdir()] == ["federation.json"]
     code, out, _ = fedrank("join", where, "--name", "anna", "--fingerprint", told, "--yes")
     assert code == 0
@@ -352,3 +373,85 @@ def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> Non
     assert "asked to join as anna" in fedrank("status")[1]
     assert fedrank("leave", "--yes")[0] == 0
     assert (shared / "left" / "anna").is_file()
+
+
+def test_join_over_a_network_shows_to_whom_and_at_which_epsilon_and_asks(
+    fedrank: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
+    from tests.search.test_networked import a_site
+
+    site = a_site(Path("anna").absolute())
+    before = (site / "site.toml").read_text()
+    code, _, err = fedrank("join", "anna", "--epsilon", "2")
+    assert code != 0
+    assert "policy.largest_epsilon there is the limit" in err
+    monkeypatch.setattr("typer.confirm", refuse)
+    code, out, _ = fedrank("join", "anna")
+    assert code != 0
+    assert "friends at fl.example.org:8002" in out
+    assert "Now leaves nothing" in out
+    assert "\u03b5 = 8 (\u03b4 = 1e-05)" in out
+    assert (site / "site.toml").read_text() == before
+    assert "fedrank search serve runs" in fedrank("join", "anna", "--yes")[1]
+    assert "impressions = " in (site / "site.toml").read_text()
+    assert "fedrank deploy start --home" in fedrank("join", "anna")[1]
+    assert "nothing, ever" in fedrank("status")[1]
+    assert fedrank("leave", "--yes")[0] == 0
+    assert (site / "kit.left").is_dir()
+    code, _, err = fedrank("join", "anna", "--yes")
+    assert code != 0
+    assert "has no kit" in err
+
+
+def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comparing_keys(
+    fedrank: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
+    from fedrank.deploy import consent
+    from fedrank.deploy.identity import new_identity, read_identity
+    from fedrank.deploy.plan import PlannedSite
+    from fedrank.deploy.planning import plan_runs
+    from fedrank.search import aggregating
+    from tests.search.test_networked import a_site
+
+    site = a_site(Path("anna").absolute())
+    assert fedrank("join", "anna", "--yes")[0] == 0
+    for name in ("ben", "cleo"):
+        new_identity(Path(name))
+    keys = {name: read_identity(Path(name)).public for name in ("anna", "ben", "cleo")}
+    parties = [PlannedSite(name, (id,), key) for id, (name, key) in enumerate(keys.items())]
+    Path("home").mkdir()
+    runs = [
+        plan_runs(
+            aggregating.built_in(Path("home"), 3, epsilon, aggregating.SUMMED), name, Path("runs"), parties, "friends"
+        )
+        for name, epsilon in (("fits", 8.0), ("costs-too-much", 9.0))
+    ]
+    [fits, other] = [plan for [(_, plan)] in runs]
+    consent.propose(site, fits)
+    asked = []
+    monkeypatch.setattr("typer.confirm", lambda question, **_: asked.append(question))  # no
+    out = fedrank("join", "anna")[1]
+    assert "masked update" in out
+    assert "0 recorded searches of one person" in out
+    assert "limit: \u03b5 = 8 at \u03b4 = 1e-05" in out
+    assert asked == ["Did each of them read you their fingerprint by telephone, and do you take part in this run?"]
+    assert consent.said_of(site, fits) == "refused"
+    consent.propose(site, other)
+    out = fedrank("join", "anna", "--yes")[1]
+    assert "This site would say no" in out
+    assert consent.said_of(site, other) is None
+    (site / "refused" / f"{fits.digest}.json").unlink()
+    assert fedrank("join", "anna", "--once", "--yes")[0] == 0
+    assert consent.said_of(site, fits) is None  # nobody was asked
+    assert fedrank("join", "anna", "--yes")[0] == 0
+    assert consent.said_of(site, fits) == "accepted"
+    assert set(consent.partners(site)) == {"anna", "ben", "cleo"}
+
+
+def refuse(question: str, abort: bool = False) -> bool:
+    """What `typer.confirm` does when somebody says no."""
+    import typer
+
+    raise typer.Abort

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fedrank.data.log_fold import log_fold
 from fedrank.search.answers import Filters, NotFound, SearchError
 from fedrank.search.client import SearchClient
 from tests.engine.schema import problems
+from tests.search.kills import check_agreement
 from tests.search.made_up import Clock, opened, write_documents
 
 
@@ -62,6 +64,21 @@ def test_snippets_show_where_the_words_stand(client, tmp_path):
     marked = [result.snippet.text[a:b] for a, b in result.snippet.marked]
     assert marked == ["rare", "Wombats"]
     assert "<b>" in result.snippet.text  # as it is: whoever shows it escapes
+    assert result.snippet.text.startswith("… start")
+    assert result.snippet.text.endswith("end …")
+    (tmp_path / "documents" / "short.txt").write_text("(a quokka)\n")
+    client.index()
+    (result,) = client.search("quokka").results
+    assert (result.snippet.text, result.snippet.marked) == ("a quokka", ((2, 8),)), "nothing is cut"
+    (tmp_path / "documents" / "endless.txt").write_text("platypus " + "é" * 100_000 + " last")
+    client.index()
+    for query, shown in (("platypus", "platypus …"), ("é" * 2_000, "platypus …"), ("last", "platypus …")):
+        for result in client.search(query).results:
+            assert result.snippet.text == shown, "a word without end is no snippet"
+    (tmp_path / "documents" / "endless.txt").write_text("é" * 100_000 + " echidna")
+    client.index()
+    (result,) = client.search("echidna").results
+    assert result.snippet.text == "é" * 400 + " …"
 
 
 def test_markup_and_odd_names_come_through_as_they_are(client, tmp_path):
@@ -125,6 +142,26 @@ def test_forgetting_a_document_removes_it_everywhere_and_for_good(client, clock,
         client.forget(document=10**21)
 
 
+def test_not_even_the_name_of_a_forgotten_document_is_kept(client, tmp_path):
+    (tmp_path / "documents" / "xylophonist.txt").write_text("a wombat")
+    box = tmp_path / "documents" / "box.mbox"
+    box.write_bytes(b"From a\nSubject: one zebra\n\nx\n\nFrom b\nSubject: two zebras\n\ny\n")
+    client.index()
+    (document,) = (result.id for result in client.search("wombat").results)
+    (mail, _) = (result.id for result in client.search("zebra").results)
+    client.forget(query="wombat")
+    client.forget(document=document)
+    client.forget(document=mail)
+    for again in (False, True):
+        if again:
+            os.utime(box, (5, 5))  # read again
+            assert client.index().skipped == {"forgotten": 2}
+            client.store.sweep()
+        files = [path for path in client.folder.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"xylophonist" in path.read_bytes()]
+        assert len(client.search("zebra").results) == 1, "the other mail of the box stays"
+
+
 def test_forgetting_everything_leaves_an_empty_client_that_works(client, clock, tmp_path):
     search_and_click(client, clock, "orchard apple", place=2)
     client.status()
@@ -137,8 +174,10 @@ def test_forgetting_everything_leaves_an_empty_client_that_works(client, clock, 
     assert status.roots == ()
     assert status.sent_bytes == 136  # what left cannot be taken back, and is not hidden
     assert client.search("orchard").found == 0
+    check_agreement(client)
     assert client.index([tmp_path / "documents"]).documents == 25
     assert client.search("orchard").found == 25
+    check_agreement(client)  # no word of what was forgotten is counted
 
 
 def test_forgetting_must_say_what(client):
@@ -268,6 +307,16 @@ def test_ubi_is_written_in_the_order_shown_without_clicks_taken_back(client, clo
     assert query["timestamp"].endswith("Z")
     assert (files.searches, files.clicks) == (1, 1)
     assert os.stat(files.queries).st_mode & 0o077 == 0
+    assert stat.S_IMODE((tmp_path / "ubi").stat().st_mode) == 0o700
+
+
+def test_an_export_leaves_a_folder_that_was_there_as_open_as_it_was(client, tmp_path):
+    folder = tmp_path / "of everybody"
+    folder.mkdir()
+    folder.chmod(0o755)
+    files = client.export_ubi(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert stat.S_IMODE(Path(files.events).stat().st_mode) == 0o600
 
 
 def test_what_is_exported_becomes_a_data_set(client, clock, tmp_path):

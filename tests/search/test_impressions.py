@@ -240,6 +240,23 @@ def test_coming_back_at_once_takes_the_click_back(client, clock):
     assert state(client, found.impression) == "opened"
 
 
+def test_who_comes_again_after_a_click_taken_back_wants_it_after_all(client, clock):
+    found = client.search("orchard")
+    client.open_document(found.impression, 2)
+    clock.wait(3)
+    client.shown(found.impression)
+    clock.wait(20)
+    client.open_document(found.impression, 2)
+    (click,) = client.rows.clicks(found.impression)
+    assert (click.bounced, click.time) == (False, clock())
+    assert state(client, found.impression) == "opened"
+    clock.wait(60)
+    client.open_document(found.impression, 2)
+    assert client.rows.clicks(found.impression) == [click], "a click that stands is the first one"
+    client.search("orchard")
+    assert state(client, found.impression) == "learned"
+
+
 def test_one_accident_changes_nothing(client, clock):
     before, order = weights(client), fixed_order(client, "orchard apple")
     found = client.search("orchard apple")
@@ -404,7 +421,7 @@ def test_scores_and_features_of_old_impressions_are_dropped(client, clock, monke
     kept = [client.rows.get(id).raw is not None for id in ids]
     assert kept == [False, False, True, True]
     assert client.shown(ids[0], 2).results
-    with pytest.raises(NotFound, match="dropped"):
+    with pytest.raises(Gone, match="no longer kept"):
         client.why(ids[0])
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -13,10 +16,10 @@ from fedrank.deploy import hub
 from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, read_invitation
 from fedrank.deploy.outbox import used_searches
 from fedrank.rank.model import load_weights
-from fedrank.search import aggregating, joining, sharing
+from fedrank.search import aggregating, joining, serve, sharing
 from fedrank.search.aggregating import aggregate, built_in
 from fedrank.search.answers import SearchError
-from tests.search.made_up import FRUIT, Clock, opened
+from tests.search.made_up import FRUIT, Clock, opened, search_often
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
 
@@ -36,15 +39,7 @@ class Group:
         approve_in_folder(self.shared, self.home, name, own)
 
     def search(self, name, times):
-        """Open the longest document that is shown."""
-        client, clock = self.clients[name], self.clocks[name]
-        for number in range(times):
-            found = client.search(f"orchard {FRUIT[number % 10]}")
-            longest = max(found.results, key=lambda result: len(client.document(result.id).text))
-            client.open_document(found.impression, longest.place)
-            clock.wait(60)
-        clock.wait(3600)
-        client.status()  # so that the last one is closed
+        search_often(self.clients[name], self.clocks[name], times)
 
     def files(self):
         return sorted(str(path.relative_to(self.shared)) for path in self.shared.rglob("*") if path.is_file())
@@ -52,8 +47,6 @@ class Group:
 
 @pytest.fixture
 def group(tmp_path):
-    from contextlib import ExitStack
-
     with ExitStack() as opening:
         yield Group(
             tmp_path, lambda folder, clock: opening.enter_context(opened(folder, clock)), ("anna", "ben", "cleo")
@@ -121,6 +114,7 @@ def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypa
         assert min(used) > 3  # what was searched before joining is nobody's business
         rounds = [one.what for one in status.sent if one.what.endswith("answer to round")]
         assert rounds == ["round 1: answer to round", "round 2: answer to round"]
+        assert sum("answer to hello" in one.what for one in status.sent) == 1
         assert status.sent[0].what.startswith("asked to join")
         joining.take_part(client)
         assert client.status().trial.origin == status.trial.origin  # once
@@ -149,7 +143,7 @@ def test_what_is_refused_at_once_was_not_sent(group):
     assert group.files() == ["federation.json"]
     assert joining.state_of(client) == ""
     with pytest.raises(SearchError, match="file:FOLDER"):
-        joining.folder_of("https://example.org")
+        joining.meeting_of("https://example.org")
 
 
 def test_only_lists_after_joining_that_the_model_drew_are_recorded_and_forgetting_removes_them(group):
@@ -211,3 +205,80 @@ def test_the_built_in_question_keeps_its_epsilon(tmp_path):
         assert 0.95 * epsilon < max(totals) <= epsilon
     with pytest.raises(ValueError, match="no limit"):
         built_in(tmp_path, 10, 0.0)
+
+
+COORDINATOR = """
+from fedrank.deploy import hub
+from fedrank.search import aggregating
+aggregating.ROUNDS, hub.PAUSE = 1, 0.1
+from fedrank.cli import main
+main()
+"""
+
+
+def test_the_page_answers_meanwhile_and_the_command_aggregates(group, monkeypatch):
+    """`fedrank search aggregate` in a process of its own; whoever joins while the page is open is answered for, too."""
+    monkeypatch.setattr(serve, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.1)
+    with ExitStack() as pages:
+        for name, client in group.clients.items():
+            pages.enter_context(serve._taking_part(client))
+            group.join(name)
+            group.search(name, 30)
+        words = ["search", "aggregate", str(group.shared), "--home", str(group.home), "--patience", "60"]
+        coordinator = subprocess.Popen(
+            [sys.executable, "-c", COORDINATOR, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        pages.callback(coordinator.kill)
+        agreed = set()
+        wait_until(lambda: agreed.update(agree_to_everything(group)) or len(agreed) == 3, coordinator)
+        said, _ = coordinator.communicate(timeout=60)
+        assert coordinator.returncode == 0, said
+        assert "made-up collection" in said
+        wait_until(lambda: all(client.on_trial for client in group.clients.values()))
+    [made] = group.home.glob("runs/searches/*/*/model.json")
+    for client in group.clients.values():
+        assert client.status().trial.state == "replay"
+        np.testing.assert_array_equal(client.trials.on_trial().weights, load_weights(made).weights)
+        assert len(used_searches(client.folder / "federation" / "outbox")) == 30
+        assert not [note for note in client.status().notes if "cannot" in note]
+    assert not [thread for thread in threading.enumerate() if thread.name == "fedrank-federation"]
+
+
+def test_a_problem_of_the_answering_thread_stands_in_the_status_until_it_is_gone(group, monkeypatch):
+    monkeypatch.setattr(serve, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.05)
+    client, away = group.clients["anna"], group.shared.with_name("pulled-out")
+    group.join("anna")
+    with serve._taking_part(client):
+        group.shared.rename(away)
+        wait_until(lambda: str(group.shared) in client.status().notes[-1] and len(client.status().notes) == 3)
+        away.rename(group.shared)
+        wait_until(lambda: len(client.status().notes) == 2)
+        mark = client.folder / "federation" / "search.json"
+        whole = mark.read_bytes()
+        mark.write_bytes(b"{")
+        wait_until(lambda: "restore it" in client.status().notes[-1])
+        mark.write_bytes(whole)
+        wait_until(lambda: len(client.status().notes) == 2)
+        joining.leave(client)
+        before = group.files()
+        group.search("anna", 3)
+        assert sharing.recorded(client.folder).numbers() == []
+        assert group.files() == before
+
+
+def agree_to_everything(group):
+    for name, client in group.clients.items():
+        for plan, view in joining.open_plans(client):
+            assert view.refused == ()
+            joining.agree(client, plan)
+            yield name
+
+
+def wait_until(true, process=None, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "nothing happened for too long"
+        assert process is None or process.poll() is None, process.stdout.read()
+        time.sleep(0.05)

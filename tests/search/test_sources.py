@@ -7,6 +7,7 @@ import json
 import mailbox
 import os
 import socket
+import time
 import zipfile
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def test_html_that_never_ends_takes_no_longer_than_its_length(piece):
     text_of_markup(piece * 200_000)  # a quadratic reader would take hours
 
 
+def test_markup_is_read_no_further_than_it_is_kept(monkeypatch):
+    monkeypatch.setattr(readers, "LARGEST_TEXT", 1_000)
+    began = time.process_time()
+    title, text = text_of_markup("<title>long</title>" + "<p> a word" * 2_000_000)
+    assert time.process_time() - began < 1
+    assert (title, len(text)) == ("long", 1_000)
+
+
 def test_mail_has_its_plain_part_and_the_names_of_files(tmp_path):
     (tmp_path / "a.eml").write_bytes(MAIL)
     (piece,) = only(tmp_path)
@@ -131,6 +140,34 @@ def test_a_mail_that_is_a_little_broken_is_read_still(tmp_path, mail):
     (piece,) = only(tmp_path)
     assert piece.kind == "mail"
     piece.text.encode(), piece.title.encode()  # no halves of surrogates
+
+
+@pytest.mark.parametrize(
+    "mail",
+    [
+        *(b"Content-Type: text/plain" + evil * 300_000 + b"\n\nbody" for evil in (b";", b'; a=";"', b' ";')),
+        b"Content-Disposition: attachment; filename=\"" + b'\\";' * 300_000 + b"\n\nbody",
+        b"Content-Type: text/plain; charset=punycode\n\n" + b"body-" + b"b9a8" * 300_000,
+    ],
+)  # fmt: skip
+def test_headers_of_a_mail_take_no_longer_than_their_length(tmp_path, mail):
+    (tmp_path / "a.eml").write_bytes(b"Subject: long\n" + mail)
+    began = time.process_time()
+    documents, reasons = read(tmp_path)
+    assert time.process_time() - began < 3
+    assert not reasons
+    assert documents["a.eml"][0].title == "long"
+
+
+def test_one_mail_does_not_hide_the_others_of_its_box(tmp_path):
+    (tmp_path / "box.mbox").write_bytes(
+        b"From a\nSubject: one\n\nx\n\nFrom b\nSubject: two\nTo: "
+        + b"(" * 9000
+        + b"\n\nx\n\nFrom c\nSubject: three\n\nx\n"
+    )
+    documents, reasons = read(tmp_path)
+    assert [piece.title for piece in documents["box.mbox"]] == ["one", "three"]
+    assert reasons == {"box.mbox": "broken mail"}
 
 
 def test_broken_mail_is_counted(tmp_path):
@@ -264,6 +301,36 @@ def test_too_large_too_deep_hidden_binary_and_empty_are_counted(tmp_path):
     }  # fmt: skip
 
 
+def test_a_number_of_many_digits_spoils_neither_a_page_nor_bookmarks(tmp_path):
+    evil = "&#" + "9" * 5000 + ";"
+    (tmp_path / "a.html").write_text(f"<p>before {evil} after</p>")
+    (tmp_path / "b.html").write_text(
+        f'<!DOCTYPE NETSCAPE-Bookmark-file-1><DT><A HREF="{evil}">bad</A><DT><A HREF="http://b.example/">good</A>'
+    )
+    documents, reasons = read(tmp_path)
+    assert not reasons
+    assert documents["a.html"][0].text.endswith("after")
+    assert documents["b.html"][1].title == "good"
+
+
+def test_a_file_without_a_size_is_not_read(tmp_path, monkeypatch):
+    class Endless(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            pytest.fail("as /proc/kmsg, it may have no end, or wait for ever")
+
+    (tmp_path / "a.txt").touch()
+    monkeypatch.setattr(sources, "open", Endless, raising=False)
+    assert read(tmp_path) == ({}, {"a.txt": "empty"})
+
+
+def test_a_year_that_no_database_takes_is_no_obstacle(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    real = os.stat(tmp_path / "a.txt")
+    for years in (10**15, -(10**15)):
+        facts = os.stat_result([*real[:7], 0, years, 0], {"st_mtime_ns": years * 10**9})
+        assert abs(sources._modified(facts)) == sources.LATEST < 1 << 63
+
+
 def test_what_may_not_be_read_is_counted(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("x")
     real = os.open
@@ -305,6 +372,16 @@ def test_bombs_are_not_unpacked(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
+def test_office_files_of_one_comment_or_of_elements_in_each_other_take_no_more_than_others(tmp_path):
+    office(tmp_path / "a.docx", "word/document.xml", b"<a><!--" + b"x" * (40 << 20) + b"-->text</a>")
+    office(tmp_path / "b.docx", "word/document.xml", b"<a>" * (5 << 20))
+    began = time.process_time()
+    documents, reasons = read(tmp_path)
+    assert time.process_time() - began < 6, "it was the square of their length"
+    assert documents["a.docx"][0].text == "text"
+    assert reasons == {"b.docx": "broken office file"}
+
+
 def test_pdf_without_the_package_is_counted(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7 ...")
@@ -339,6 +416,16 @@ def test_pdf_is_its_text_and_a_broken_one_is_counted(tmp_path):
     documents, reasons = read(tmp_path)
     assert documents["a.pdf"][0].text == "an orchard on paper"
     assert reasons == {"b.pdf": "broken PDF", "c.pdf": "PDF without text"}
+
+
+def test_pdf_that_takes_too_long_is_counted(tmp_path, monkeypatch):
+    pytest.importorskip("pypdf")
+    monkeypatch.setattr(readers, "MOST_SECONDS", 0.2)
+    (tmp_path / "a.pdf").write_bytes(pdf_of(") Tj (" * 200_000))
+    (tmp_path / "b.pdf").write_bytes(pdf_of("an orchard on paper"))
+    documents, reasons = read(tmp_path)
+    assert reasons == {"a.pdf": "PDF that takes too long"}
+    assert documents["b.pdf"][0].text == "an orchard on paper"
 
 
 def test_one_message_too_large_does_not_hide_the_others(monkeypatch):

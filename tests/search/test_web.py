@@ -158,6 +158,16 @@ def test_the_door_does_not_rely_on_the_server_before_it() -> None:
     assert door.enter("é\0") is None
 
 
+def test_what_is_no_request_is_one_line_and_nothing_is_printed(
+    page: ServedPage, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, chunked = f"Host: {page.door.host}", "Transfer-Encoding: chunked"
+    for head in (("HEAD / HTTP/1.1", host, chunked), ("GET / HTTP/1.1", host, "Content-Length: -1"), ("G\0T /", "")):
+        answer = page.raw("\r\n".join(head) + "\r\n\r\nno chunk\r\n")
+        assert answer.startswith(b"HTTP/1.1 4")
+    assert caplog.records == []
+
+
 def test_of_many_who_come_together_one_is_let_in() -> None:
     for _ in range(20):
         door = Door(1)
@@ -396,6 +406,22 @@ def test_why_shows_every_place_with_its_shares(page: ServedPage, browser: httpx.
     assert text.count("<rect") >= 10 * len(explained[0].causes)
 
 
+def test_why_of_nothing_and_of_something_old_is_a_page(page: ServedPage, browser: httpx.Client) -> None:
+    where = page.search(browser, "nothinglikeit")
+    answer = browser.get(f"{where}/why")
+    assert answer.status_code == 200
+    assert "Nothing was found, so there is no order" in answer.text
+    where = page.search(browser, "river sea")
+    with page.client.store.writing():
+        page.client.store.db.execute(
+            "UPDATE impressions SET scores = NULL, features = NULL WHERE id = ?", (where.rpartition("/")[2],)
+        )
+    answer = browser.get(f"{where}/why")
+    assert answer.status_code == 410
+    assert "so old that what it was scored by is no longer kept" in answer.text
+    assert browser.get(where).status_code == 200
+
+
 def test_the_order_is_one_click_away(page: ServedPage, browser: httpx.Client) -> None:
     where = page.search(browser, "river sea", order="engine")
     assert page.client.order == "engine"
@@ -488,6 +514,11 @@ def test_what_could_run_is_not_opened(tmp_path: Path, monkeypatch: pytest.Monkey
     assert told.read_text() == str(note)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert open_original(str(note)) == "no-opener"
+    code = tmp_path / "code.PY"
+    code.write_text("text")
+    assert open_original(str(code)) == "no-opener"
+    monkeypatch.setattr("sys.platform", "win32")
+    assert open_original(str(code)) == "program"
 
 
 # pictures and how things are written

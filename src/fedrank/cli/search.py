@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fedrank.search.answers import Indexed, SearchStatus
     from fedrank.search.client import SearchClient
+    from fedrank.search.joining import Meeting
 
 search_app = typer.Typer(
     help="Search your own documents on this machine; the order learns from what you open, and nothing leaves.",
@@ -159,41 +160,41 @@ def search_export(
 
 @search_app.command(
     "join",
-    epilog="Examples:  fedrank search join file:SHARED --name anna --fingerprint SHA256:66...  ·  look at what is "
-    "planned, and answer:  fedrank search join file:SHARED  ·  answer only:  fedrank search join file:SHARED --once",
+    epilog="Examples:  fedrank search join file:SHARED --name anna --fingerprint SHA256:66...  ·  over a network, "
+    "after fedrank deploy join:  fedrank search join anna  ·  look at what is planned, and answer:  fedrank search "
+    "join file:SHARED  ·  answer only:  fedrank search join file:SHARED --once",
 )
 def search_join(
-    federation: Annotated[str, typer.Argument(help="file:FOLDER, the folder in which the federation meets.")],
-    name: Annotated[str | None, typer.Option(help="By which the others know you; at first.")] = None,
-    fingerprint: Annotated[str | None, typer.Option(help="Of the coordinator, as told by telephone; at first.")] = None,
-    epsilon: Annotated[float, typer.Option(help="That all rounds together may cost; at first.")] = 8.0,
+    federation: Annotated[
+        str, typer.Argument(help="file:FOLDER, where the federation meets; or the folder of fedrank deploy join.")
+    ],
+    name: Annotated[str | None, typer.Option(help="By which the others know you; at first, with file:.")] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="Of the coordinator, as told by telephone; at first, with file:.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="That all rounds together may cost; at first, with file:; 8 if not given.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Answer what was agreed to, and ask nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     folder: Home = None,
 ) -> None:
     """Learn with others: see what would leave, to whom and at which ε, agree, and answer what is asked."""
-    from fedrank.cli.shared import answer
-    from fedrank.deploy.show import about_plan
     from fedrank.search import joining
 
-    console, shared = new_console(), joining.folder_of(federation)
+    console, meeting = new_console(), joining.meeting_of(federation)
+    if meeting.network and any(given is not None for given in (name, fingerprint, epsilon)):
+        raise ValueError(
+            f"--name, --fingerprint and --epsilon are for file:FOLDER: {meeting.folder / 'site.toml'} says them, and "
+            "policy.largest_epsilon there is the limit; nothing was sent"
+        )
     with _client(folder) as client:
-        if not joining.state_of(client, shared):
-            _ask_to_join(client, shared, name, fingerprint, epsilon, yes, console)
-            return
-        if not once:
-            for plan, view in joining.open_plans(client):
-                answer(about_plan(view), console)
-                if yes or typer.confirm("Take part in this run?"):
-                    joining.agree(client, plan)
-                else:
-                    joining.decline(client, plan)
-        done = joining.take_part(client)
-        for one in done:
-            say(console, f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
-        if not done:
-            waits = joining.state_of(client) == "waiting"
-            say(console, "The coordinator has not approved you yet." if waits else "Nothing is asked just now.")
+        if joining.state_of(client, meeting):
+            _go_on(client, meeting, once, yes, console)
+        elif meeting.network:
+            _join_network(client, meeting.folder, yes, console)
+        else:
+            _ask_to_join(client, meeting.folder, name, fingerprint, 8.0 if epsilon is None else epsilon, yes, console)
 
 
 @search_app.command("leave", epilog="Example:  fedrank search leave --because 'enough'")
@@ -212,25 +213,41 @@ def search_leave(
     say(new_console(), "Left. Recorded searches were removed; the ledger and the list of what was sent stay.")
 
 
-@search_app.command("aggregate", epilog="Example:  fedrank search aggregate SHARED --home coordinator --epsilon 8")
+@search_app.command(
+    "aggregate",
+    epilog="Examples:  fedrank search aggregate SHARED --home coordinator --epsilon 8  ·  over a network:  fedrank "
+    "search aggregate --home clinics",
+)
 def search_aggregate(
-    shared: Annotated[Path, typer.Argument(help="The folder in which the federation meets.")],
-    home: Annotated[Path, typer.Option(help="The coordinator's own folder, of fedrank deploy folder begin.")],
+    home: Annotated[Path, typer.Option(help="The coordinator's own folder, of fedrank deploy folder begin, or init.")],
+    shared: Annotated[
+        Path | None, typer.Argument(help="The folder in which the federation meets; none: over its network.")
+    ] = None,
     epsilon: Annotated[float, typer.Option(help="That all rounds together cost each person, at most.")] = 8.0,
     name: Annotated[str, typer.Option(help="Of the run.")] = "searches",
-    patience: Annotated[float, typer.Option(min=1, help="Seconds to wait for somebody in a round.")] = 86_400,
+    patience: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait for somebody in a round, in a folder.")
+    ] = 86_400,
 ) -> None:
-    """The coordinator's part: ten rounds with everybody who joined, noise on each device; run again to go on."""
+    """The coordinator's part: ten rounds with everybody who joined; run again to go on.
+
+    In a folder each device adds all of its noise; over a network a secure sum shows the sum alone.
+    """
     from fedrank.cli.deploy import tell_results
     from fedrank.run.schedule import stopping
-    from fedrank.search.aggregating import aggregate
+    from fedrank.search.aggregating import aggregate, aggregate_online
 
     console = new_console()
     note("what is measured is a made-up collection: it shows a broken model, not how well one serves anybody")
     with progress(console) as report, stopping() as stop:
-        results = aggregate(
-            shared, home, home / "runs", name, epsilon, stop, report, patience, lambda line: say(console, line)
-        )
+        if shared is None:
+            results = aggregate_online(
+                home, home / "runs", name, epsilon, stop, report, lambda line: say(console, line)
+            )
+        else:
+            results = aggregate(
+                shared, home, home / "runs", name, epsilon, stop, report, patience, lambda line: say(console, line)
+            )
     tell_results(results, home / "runs" / name)
 
 
@@ -251,6 +268,13 @@ def search_demo(
         _serve(client, console, port, browser, HINT)
 
 
+_NEVER_LEAVES = (
+    "Never leaves: a document, a query, a click. How often you search shows in one thing: whether it was 30 times "
+    "since the last round. Searches before you joined are not used."
+)
+_WHO_ANSWERS = "What is asked is answered while fedrank search serve runs, or fedrank deploy start --home {}."
+
+
 def default_folder() -> Path:
     """Where this system keeps what belongs to a person's programs."""
     if sys.platform == "darwin":
@@ -266,6 +290,54 @@ def _client(folder: Path | None, serve: bool = False, language: str | None = Non
     from fedrank.search.client import SearchClient
 
     return SearchClient.open(folder or default_folder(), serve=serve, language=language)
+
+
+def _go_on(client: SearchClient, meeting: Meeting, once: bool, yes: bool, console: Console) -> None:
+    """Look at what is planned, and answer what was agreed to."""
+    from fedrank.cli.shared import answer
+    from fedrank.deploy.show import about_plan
+    from fedrank.search import joining
+
+    for plan, view in [] if once else joining.open_plans(client):
+        answer(about_plan(view), console)
+        if view.refused:
+            continue  # it says why, and nobody can agree to it
+        compare = "Did each of them read you their fingerprint by telephone, and do you take part in this run?"
+        if yes or typer.confirm("Take part in this run?" if view.sum is None else compare):
+            joining.agree(client, plan)
+        else:
+            joining.decline(client, plan)
+    done = joining.take_part(client)
+    for one in done:
+        say(console, f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
+    if meeting.network:
+        say(console, _WHO_ANSWERS.format(meeting.folder))
+    elif not done:
+        waits = joining.state_of(client) == "waiting"
+        say(console, "The coordinator has not approved you yet." if waits else "Nothing is asked just now.")
+
+
+def _join_network(client: SearchClient, site: Path, yes: bool, console: Console) -> None:
+    from fedrank.search.joining import join_network, server
+
+    there = server(client, site)
+    say(console, f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}")
+    say(
+        console,
+        "Now leaves nothing. Whenever the site runs, it is connected to that server, which sees that you are there.",
+    )
+    say(
+        console,
+        f"Later, only for runs that you look at and agree to: at most one update a round, from 30 searches or more, "
+        f"with noise that is added here; a run says whether the server sees each update, or their sum alone. All "
+        f"together cost at most ε = {there.epsilon:g} (δ = {there.delta:g}).",
+    )
+    say(console, _NEVER_LEAVES)
+    if not yes:
+        typer.confirm("Take part with your searches?", abort=True)
+    join_network(client, site)
+    say(console, _WHO_ANSWERS.format(site))
+    say(console, f"When a run was planned, look at it, and agree: fedrank search join {site}")
 
 
 def _ask_to_join(
@@ -293,11 +365,7 @@ def _ask_to_join(
         f"Later, only for runs that you look at and agree to: at most one update a round, from 30 searches or more, "
         f"with noise that is added here; all together cost at most ε = {epsilon:g} (δ = 1e-05).",
     )
-    say(
-        console,
-        "Never leaves: a document, a query, a click. How often you search shows in one thing: whether it was 30 times "
-        "since the last round. Searches before you joined are not used.",
-    )
+    say(console, _NEVER_LEAVES)
     if not yes:
         typer.confirm("Ask to take part?", abort=True)
     own = ask_to_join(client, shared, name, fingerprint, epsilon)

@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath
 
 from fedrank.deploy.archive import Contents, private_parents, read_archive, write_archive
 from fedrank.deploy.identity import IDENTITY
+from fedrank.deploy.leaving import LEFT
 from fedrank.deploy.outbox import OUTBOX
 from fedrank.files import is_locked, locked, opened, parse_json, private_folder, sync, write_whole, writing
 from fedrank.protect.ledger import CHANGED, CHARGED, PARTICIPANTS, Charges, LedgerError
@@ -43,7 +44,7 @@ _LEDGER = re.compile(rf"{LEDGER}(-[0-9]{{1,6}})?")
 _DEPTH = 9  # folders above a file
 # Files at the top, and folders with all that is in them. Of a kit, what was made for it, not what its engine leaves.
 _FILES = {
-    "site": {"site.toml", IDENTITY, "seed", "partners.json", "folder.json", "invitation.json", RESTORED},
+    "site": {"site.toml", IDENTITY, "seed", "partners.json", "folder.json", "invitation.json", LEFT, RESTORED},
     "home": {
         "federation.toml",
         "federation.json",

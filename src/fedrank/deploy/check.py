@@ -18,8 +18,16 @@ from typing import Literal, Protocol
 
 from fedrank.data.recorded import RecordedFolder
 from fedrank.deploy.consent import ACCEPTED, said_of
-from fedrank.deploy.holdings import SiteShare, describe, differences, differences_of_recorded, load_share
+from fedrank.deploy.holdings import (
+    SiteShare,
+    describe,
+    differences,
+    differences_of_recorded,
+    load_share,
+    recorded_facts,
+)
 from fedrank.deploy.identity import fingerprint, read_identity
+from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, read_federation, read_site
 from fedrank.deploy.show import LEDGERS, look_at
@@ -182,7 +190,7 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
     except (ValueError, OSError) as problem:
         lines.append(CheckLine("policy", "wrong", told(problem), f"mend {SITE}"))
         return [*lines, _disk(folder, looks, 0)]
-    share, line = _data(settings)
+    share, line = _data(folder, settings)
     lines += [line, *_features(settings, share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
     kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
     return [*lines, _disk(folder, looks, kept)]
@@ -284,11 +292,11 @@ def _folder(folder: Path) -> CheckLine:
     return CheckLine("folder", "fine", f"{folder} is for its owner alone")
 
 
-def _data(settings: SiteSettings) -> tuple[SiteShare | None, CheckLine]:
+def _data(folder: Path, settings: SiteSettings) -> tuple[SiteShare | None, CheckLine]:
     if settings.simulated:
         return None, CheckLine("data", "fine", "people are simulated")
     if settings.data.impressions is not None:
-        return None, _recorded(settings.data.impressions)
+        return None, _recorded(folder, settings.data.impressions)
     if not settings.data.learns:
         return None, CheckLine("data", "fine", f"documents alone, for sketches: {settings.data.documents}")
     try:
@@ -304,15 +312,15 @@ def _data(settings: SiteSettings) -> tuple[SiteShare | None, CheckLine]:
     return share, CheckLine("data", "fine", said)
 
 
-def _recorded(folder: str) -> CheckLine:
+def _recorded(folder: Path, impressions: str) -> CheckLine:
     try:
-        lists = RecordedFolder(folder)
-        there = lists.numbers()
-        for number in there:
+        lists = RecordedFolder(impressions)
+        for number in lists.numbers():
             lists.get(number)
-    except (ValueError, OSError) as problem:
+        said = str(recorded_facts(folder, impressions))
+    except (ValueError, OSError, OutboxError) as problem:
         return CheckLine("data", "wrong", told(problem), "nothing is learnt until it is gone")
-    return CheckLine("data", "fine", f"{len(there):,} recorded searches of one person")
+    return CheckLine("data", "fine", said)
 
 
 def _features(settings: SiteSettings, share: SiteShare | None, plan: Plan | None) -> Iterable[CheckLine]:

@@ -75,6 +75,8 @@ class Answering(Protocol):
 
     def answer(self, content: bytes, /) -> bytes: ...
 
+    def hear(self, content: bytes, /) -> None: ...
+
 
 class RequestName(NamedTuple):
     """The name of a request, and of its answer."""
@@ -450,7 +452,7 @@ def _introduce(shared: Path, me: FolderMembership, run: str, over: int, site: An
     """Say hello in the coordinator's place: a site that was started since the last one knows nothing of the run."""
     plan = _read_plan(shared, me, run, ignoring)
     if plan is not None:
-        site.answer(letters.request("hello", bytes.fromhex(run), over, plan=plan))
+        site.hear(letters.request("hello", bytes.fromhex(run), over, plan=plan))
 
 
 def _over(site_folder: Path, name: RequestName) -> int:

@@ -83,6 +83,23 @@ _FACTS_OF_RECORDED = HoldingFacts(
 )
 
 
+@dataclass(frozen=True)
+class RecordedFacts:
+    """How many searches of a person are recorded, all of them closed, and how many no run has learnt from."""
+
+    recorded: int
+    unused: int
+
+    def __str__(self) -> str:
+        return f"{self.recorded:,} recorded searches of one person, all closed, {self.unused:,} of them not used yet"
+
+
+def recorded_facts(folder: Path, impressions: str) -> RecordedFacts:
+    """Those of a site's folder."""
+    there = RecordedFolder(impressions).numbers()
+    return RecordedFacts(len(there), len(set(there) - used_searches(folder / OUTBOX)))
+
+
 def load_share(data: SiteData) -> SiteShare:
     """All that a site has to learn from, and to measure by."""
     if data.letor is not None:

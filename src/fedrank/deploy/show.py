@@ -13,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import not_persons
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.forests import forest_plan, largest_forest
-from fedrank.deploy.holdings import SiteShare, differences, differences_of_recorded
+from fedrank.deploy.holdings import SiteShare, differences, differences_of_recorded, recorded_facts
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.letters import PHASES, Answers, bundle, reply, request
+from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.settings import SiteSettings, plan_prices, searches_of
 from fedrank.deploy.silos import silo_plan
 from fedrank.federate.messages import Call, Message, payload_of
+from fedrank.files import told
 from fedrank.protect.accounting import GaussianEvent
 from fedrank.protect.ledger import LedgerError
 from fedrank.protect.mechanisms import SecureSum
@@ -144,6 +147,7 @@ class PlanView:
     sum: SumView | None
     refused: tuple[str, ...]
     not_covered: tuple[str, ...]
+    has: str = ""  # what a site of one person has to learn from
 
 
 def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare | None = None) -> PlanView:
@@ -200,7 +204,20 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare |
         sum=sum_view(plan),
         refused=tuple(dict.fromkeys(refused)),
         not_covered=tuple(not_covered(plan, settings, share)),
+        has=_searches(folder, settings, plan),
     )
+
+
+def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
+    """What a person has to learn from, and for how many rounds; "": the site has queries."""
+    if plan.simulated or settings.data.impressions is None:
+        return ""
+    try:
+        facts = recorded_facts(folder, settings.data.impressions)
+    except (ValueError, OSError, OutboxError) as problem:
+        return f"recorded searches that cannot be counted: {told(problem)}"
+    enough = facts.unused // searches_of(plan, settings.id)
+    return f"{facts}: enough for {_count(enough, 'round')} of {searches_of(plan, settings.id)}"
 
 
 def _look_at_forests(
@@ -383,9 +400,14 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
                 for fold, seed in grid.repeats()
             ]
             continue
-        if own is None:
+        if settings.data.impressions is not None and isinstance(experiment, FederatedExperiment):
+            width, names_of, normalised = len(LIVE_1.names), LIVE_1.names, "none"
+        elif own is None:
             raise ValueError("this site has no queries to learn from, so that no spec can be fitted; set letor or log")
+        else:
+            width, names_of, normalised = own.features.shape[1], own.feature_names, own.normalised
         if isinstance(experiment, TreesExperiment):
+            assert own is not None
             found += [
                 forest_plan(
                     experiment.single(fold, seed),
@@ -405,9 +427,9 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
                 variant.name,
                 parties,
                 federation=settings.federation,
-                features=own.features.shape[1],
-                feature_names=own.feature_names,
-                normalised=own.normalised,
+                features=width,
+                feature_names=names_of,
+                normalised=normalised,
                 fold=fold,
                 seed=seed,
             )
@@ -425,6 +447,8 @@ def about_plan(view: PlanView) -> list[Section]:
         ("rounds", f"{view.rounds:,}"),
     ]
     who.append(("here", view.word or "not accepted yet"))
+    if view.has:
+        who.append(("has", view.has))
     first: list[Part] = [Pairs(tuple(who))]
     if view.simulated:
         first.append(say("A trial on one machine: people are simulated, and nobody is protected.", tone="warn"))

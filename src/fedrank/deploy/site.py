@@ -32,6 +32,7 @@ from fedrank.deploy.charging import UNLIMITED, Charging
 from fedrank.deploy.forests import ForestRun, keep_merged
 from fedrank.deploy.held import NotYet, RecordedHolding, SiteHolding, facts_of, open_held
 from fedrank.deploy.identity import IdentityKey, member_key, read_identity
+from fedrank.deploy.leaving import LeavingJournal
 from fedrank.deploy.letters import ASKED, OBSERVED, Answers
 from fedrank.deploy.outbox import OUTBOX, Outbox, OutboxError, Sent
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan, PlannedSite
@@ -67,6 +68,7 @@ class Site:
         self._runs: dict[bytes, _Run | ForestRun | SiloRun] = {}
         self._told = 0.0
         self._identity: IdentityKey | None = None
+        self._journal = None if settings.data.impressions is None else LeavingJournal(folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Site:
@@ -104,23 +106,38 @@ class Site:
         return int(path.read_text(encoding="ascii"))
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to whatever came; a request that is not met is answered with the reason."""
-        label = Label("nothing", bytes(16), 0)
+        """The answer to whatever came; a request that is not met is answered with the reason.
+
+        Where the site is one person, it stands in the journal of what left before it is returned.
+        """
         with self._turn:
-            try:
-                label = wire.label_of(content)
-                kind = _ANSWERS.get(label.kind)
-                if kind is None:
-                    raise Refused(f"a site does not answer what is of kind {label.kind!r}")
-                found = kind(self, label, content)
-            except Exception as problem:
-                self.log(f"{label.kind}, round {label.round}: {type(problem).__name__}: {problem}")
-                self._tell(label, refused=str(problem))
-                if isinstance(problem, (OSError, LedgerError)) and label.run in self._runs:
-                    self._runs.pop(label.run).close()  # nobody knows what is on the disk, until it is opened again
-                return letters.refusal(label, self.settings.id, _leaving(problem))
-            self._tell(label)
+            label, found = self._answered(content)
+            if self._journal is not None:
+                self._journal.note(label, wire.label_of(found).kind, len(found))
             return found
+
+    def hear(self, content: bytes) -> None:
+        """Do what is asked, where nobody waits for an answer and none leaves."""
+        with self._turn:
+            self._answered(content)
+
+    def _answered(self, content: bytes) -> tuple[Label, bytes]:
+        """What was asked, as far as it can be read, and the answer."""
+        label = Label("nothing", bytes(16), 0)
+        try:
+            label = wire.label_of(content)
+            kind = _ANSWERS.get(label.kind)
+            if kind is None:
+                raise Refused(f"a site does not answer what is of kind {label.kind!r}")
+            found = kind(self, label, content)
+        except Exception as problem:
+            self.log(f"{label.kind}, round {label.round}: {type(problem).__name__}: {problem}")
+            self._tell(label, refused=str(problem))
+            if isinstance(problem, (OSError, LedgerError)) and label.run in self._runs:
+                self._runs.pop(label.run).close()  # nobody knows what is on the disk, until it is opened again
+            return label, letters.refusal(label, self.settings.id, _leaving(problem))
+        self._tell(label)
+        return label, found
 
     def log(self, line: str) -> None:
         """A line for whoever looks after the site; it never leaves."""

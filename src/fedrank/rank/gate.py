@@ -3,7 +3,10 @@
 First a replay of recorded searches, from which neither model learned: how often would people have clicked at the top?
 The probabilities of the lists that were shown are known, so that nothing has to be guessed. It may only refuse. Then
 lists of both models are mixed (team draft), and clicks decide. The test may be looked at after every search, stops
-early where the new model does harm, and needs no more than two counts, so that clients can decide together.
+early where the new model does harm, and needs no more than two counts.
+
+Counts of several people add up, and noise could protect them. Nobody does that: `benchmarks/live_gate.py` finds that it
+takes hundreds of people, and whoever adds up could say what he likes.
 """
 
 from __future__ import annotations
@@ -181,7 +184,7 @@ class Gate:
     stake: float = 0.2  # of the bet that it wins more than half: nearly the best one where it wins 60 %
     harm: float = 0.05  # largest probability that a model is refused early that is no worse
     harm_stake: float = 0.4  # of the other bet: a broken model is to go soon
-    most: int = 400  # decided searches of one client, or of all together, after which it is refused
+    most: int = 400  # decided searches of one client after which it is refused; more where counts are added up
 
     def __post_init__(self) -> None:
         for name in ("level", "stake", "harm", "harm_stake"):

@@ -7,14 +7,15 @@ figures say that a model is not broken, and nothing about how well it serves any
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedrank.data.collection import SYNTHETIC
 from fedrank.data.live_features import LIVE_1
 from fedrank.deploy.folder_members import read_home
-from fedrank.deploy.planning import A_DAY, do_runs, plan_runs, run_in_folder
+from fedrank.deploy.planning import A_DAY, do_runs, parties_of, plan_runs, run_in_folder
+from fedrank.deploy.settings import FEDERATION, read_federation
 from fedrank.progress import Progress, quiet
 from fedrank.rank.model import Model, save_model
 from fedrank.rank.rankers import Linear
@@ -25,11 +26,13 @@ from fedrank.spec.grid import Grid, read_tables
 
 START = "start.json"  # in the coordinator's home: the model that everybody begins with
 ROUNDS, CLIP = 10, 0.1
+ON_CLIENT: Mapping[str, Any] = {"name": "client"}
+SUMMED: Mapping[str, Any] = {"name": "secure-sum"}
 SEARCHES = 30  # of each person, in a round
 TITLE = "Searches of people, learned from together; measured on a made-up collection, which none of them searches"
 
 
-def built_in(home: Path, people: int, epsilon: float) -> Grid[Any]:
+def built_in(home: Path, people: int, epsilon: float, place: Mapping[str, Any] = ON_CLIENT) -> Grid[Any]:
     """The question to so many people, with as much noise as all rounds need to cost each at most this ε."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"ε = {epsilon} is no limit; give a positive number, such as 8")
@@ -47,7 +50,7 @@ def built_in(home: Path, people: int, epsilon: float) -> Grid[Any]:
         "learner": {
             "name": "pdgd", "rate": LEARNER.rate, "temperature": LEARNER.temperature, "keep": LEARNER.keep,
         },
-        "mechanism": {"name": "gaussian", "clip": CLIP, "noise": 1.0},
+        "mechanism": {"name": "gaussian", "clip": CLIP, "noise": 1.0, "place": dict(place)},
     }  # fmt: skip
     needed = max(noise for noises in noise_needed(read_tables(tables).base, [epsilon]).values() for noise in noises)
     if math.isinf(needed):
@@ -78,3 +81,21 @@ def aggregate(
         stop,
         progress,
     )
+
+
+def aggregate_online(
+    home: Path,
+    out: Path,
+    name: str,
+    epsilon: float,
+    stop: Callable[[], bool],
+    progress: Progress = quiet,
+    say: Callable[[str], None] = lambda line: None,
+) -> Results:
+    """The same over the federation's network, whose server sees nothing but the sum of a round's updates."""
+    from fedrank.deploy.flare_jobs import run_deployed
+
+    parties = parties_of(home)
+    grid = built_in(home, max(2, len(parties)), epsilon, SUMMED)
+    runs = plan_runs(grid, name, out, parties, read_federation(Path(home) / FEDERATION).name)
+    return do_runs(grid, runs, lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, say), stop, progress)

@@ -20,7 +20,7 @@ class NotFound(LookupError):
 
 
 class Gone(LookupError):
-    """The document was there when the list was shown, and has been removed since: 410."""
+    """Something that was there when the list was shown, and has been removed since: 410."""
 
 
 @dataclass(frozen=True)

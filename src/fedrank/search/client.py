@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.live_features import LIVE_1, FeatureSet, ForwardRow, ForwardRows, QueryTerms, Usage, WordStatistics
+from fedrank.deploy.leaving import what_left
 from fedrank.files import Locked, locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import quality, sharing, ubi
@@ -500,7 +501,7 @@ class SearchClient:
             try:
                 document = self.document(id)
             except NotFound:
-                raise Gone(f"the document at place {place} of search {impression} is no longer there") from None
+                raise Gone("this document was there, and has been removed since") from None
             if click and one.id not in self._unrecorded and self._learns:
                 self.rows.click(one.id, place, id, self._clock())
             return document
@@ -542,7 +543,9 @@ class SearchClient:
         with self._turn:
             one = self._get(impression)
             if one.raw is None:
-                raise NotFound(f"search {impression} is so old that its features were dropped")
+                raise Gone("this search is so old that what it was scored by is no longer kept")
+            if not len(one.candidates):
+                return ()
             _, weights = self.rows.model()
             features = self.rows.scaled(one.raw)
             shares = weights * (features - features.mean(axis=0, keepdims=True))
@@ -571,10 +574,7 @@ class SearchClient:
             model, weights = self.rows.model()
             origin, start, learned = store.one("SELECT origin, start, learned FROM models WHERE id = ?", model)
             begun = np.frombuffer(start, "<f8")
-            sent = tuple(
-                SentBytes(int(when), to, what, size)
-                for when, to, what, size in store.rows("SELECT time, receiver, what, bytes FROM sent ORDER BY id")
-            )
+            sent = self._sent()
             return SearchStatus(
                 folder=str(self.folder),
                 documents=store.count("SELECT count(*) FROM documents"),
@@ -639,7 +639,7 @@ class SearchClient:
             else:
                 gone = self._forget_searches(query, since)
             self.store.sweep()
-            sharing.record(self.rows, self.folder)
+            sharing.record(self.rows, self.folder, anew=True)
             return gone
 
     def _forget_searches(self, query: str | None, since: int | None) -> ForgottenRows:
@@ -663,15 +663,18 @@ class SearchClient:
         store = self.store
         self.document(document)  # or NotFound
         with self._indexing():
-            root, key, part = store.one(
-                "SELECT roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON roots.id = "
-                "root WHERE documents.id = ?",
+            file, root, key, part = store.one(
+                "SELECT file, roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON "
+                "roots.id = root WHERE documents.id = ?",
                 document,
             )
             blob = int(document).to_bytes(8, "little")
             with store.writing():
                 store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
                 store.remove([document])
+                if not part:  # the file is the document, and its name tells of it
+                    store.db.execute("DELETE FROM files WHERE id = ?", (file,))
+                    store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
                 clicks = store.db.execute("DELETE FROM clicks WHERE document = ?", (document,)).rowcount
                 for id, candidates in store.rows(
                     "SELECT id, candidates FROM impressions WHERE instr(candidates, ?)", blob
@@ -686,12 +689,10 @@ class SearchClient:
         store = self.store
         with self._indexing():
             counts = [store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")]
-            kept = store.seq
+            kept, journals = store.seq, store.setting("journals", "{}")
             with store.writing():
-                for (table,) in store.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
-                    if table not in ("sent", "sqlite_sequence"):
-                        store.db.execute(f"DELETE FROM {table}")
-                store.set(seq=kept, indexed=kept)
+                store.empty({"sent", "sqlite_sequence"})
+                store.set(seq=kept, indexed=kept, journals=journals)
             self.engine.make_anew()
             self.engine.fresh = False
             self._encoder = None
@@ -765,6 +766,25 @@ class SearchClient:
             )
             return int(made.lastrowid or 0)
 
+    def keeps_journal(self, site: Path, receiver: str) -> None:
+        """Remember a folder whose site writes down what leaves from there; it is told for ever as if noted here."""
+        inside = site.relative_to(self.folder) if site.is_relative_to(self.folder) else site  # which may be moved
+        with self._turn, self.store.writing():
+            known = json.loads(self.store.setting("journals", "{}"))
+            self.store.set(journals=json.dumps(known | {str(inside): receiver}))
+
+    def _sent(self) -> tuple[SentBytes, ...]:
+        """Everything that ever left, by whoever wrote it down before it did."""
+        noted = self.store.rows("SELECT time, receiver, what, bytes FROM sent ORDER BY id")
+        found = [SentBytes(int(when), to, what, size) for when, to, what, size in noted]
+        for site, receiver in json.loads(self.store.setting("journals", "{}")).items():
+            if not (self.folder / site).is_dir():
+                found.append(SentBytes(0, receiver, f"nobody knows what any more: {site} is gone", 0))
+            for one in what_left(self.folder / site):
+                often = f" ({one.times:,} times)" if one.times > 1 else ""
+                found.append(SentBytes(int(one.at), receiver, one.what + often, one.bytes))
+        return tuple(sorted(found, key=lambda one: one.time))
+
     def was_not_sent(self, noted: int) -> None:
         """Take back a note of what was refused before anything left."""
         with self._turn, self.store.writing():
@@ -778,7 +798,10 @@ class SearchClient:
                     self.store.set(federation_problem=problem)
 
     def _about_sharing(self) -> tuple[str, ...]:
-        joined = sharing.Sharing.read(self.folder)
+        try:
+            joined = sharing.Sharing.read(self.folder)
+        except SearchError as damaged:
+            return (str(damaged),)
         if joined is None:
             return ()
         count, problem = len(sharing.recorded(self.folder).numbers()), self.store.setting("federation_problem", "")

@@ -129,6 +129,9 @@ class Collector:
                 if isinstance(found, Left):
                     passed[found.reason] += 1
                     continue
+                if self._is_forgotten(root, found.key, ""):  # not even its name is kept
+                    passed["forgotten"] += 1
+                    continue
                 self.counts.files += 1
                 seen.add(found.key)
                 self._tell(root)
@@ -159,7 +162,7 @@ class Collector:
         for piece in work.found.pieces(work.root.format):
             if isinstance(piece, Unreadable):
                 work.reasons[str(piece)] += 1
-            elif self._is_forgotten(work, piece.part):
+            elif self._is_forgotten(work.root, work.found.key, piece.part):
                 work.reasons["forgotten"] += 1
             else:
                 work.parts.add(piece.part)
@@ -243,10 +246,10 @@ class Collector:
         self.store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
         self.store.db.execute("DELETE FROM files WHERE id = ?", (file,))
 
-    def _is_forgotten(self, work: _Work, part: str) -> bool:
+    def _is_forgotten(self, root: Root, key: bytes, part: str) -> bool:
         if not self._some_are_forgotten:
             return False
-        name = forgotten_name(os.fsencode(work.root.path), work.found.key, part)
+        name = forgotten_name(os.fsencode(root.path), key, part)
         with self.turn:
             return self.store.one("SELECT 1 FROM left_out WHERE name = ?", name) is not None
 

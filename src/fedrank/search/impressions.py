@@ -208,10 +208,11 @@ class ImpressionRows:
         return [Clicked(place, document, time, bool(bounced)) for place, document, time, bounced in rows]
 
     def click(self, id: int, place: int, document: int, now: float) -> None:
-        """Once for each place."""
+        """Once for each place; whoever took it back and comes again wants it after all."""
         with self.store.writing():
             self.store.db.execute(
-                "INSERT OR IGNORE INTO clicks (impression, place, document, time) VALUES (?, ?, ?, ?)",
+                "INSERT INTO clicks (impression, place, document, time) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET time = excluded.time, bounced = 0 WHERE bounced",
                 (id, place, document, now),
             )
             self.store.db.execute("UPDATE impressions SET state = 'opened' WHERE id = ? AND state = 'shown'", (id,))

@@ -1,21 +1,23 @@
-"""Taking part in a federation with one's own searches, through a shared folder: `fedrank search join file:FOLDER`.
+"""Taking part in a federation with one's own searches: `fedrank search join file:FOLDER`, or `join SITE_FOLDER`.
 
     ask to join -> the coordinator approves -> look at a plan, and agree -> answer its rounds -> its model goes on trial
 
-`search` adds nothing but its lists and clicks: the site, its policy, its ledger and its outbox are those of
-`fedrank.deploy`. Before anything leaves it stands in the table `sent`.
+Through a shared folder this client asks, and answers; over a network (`search/networked.py`) people joined with
+`fedrank deploy join`, and the engine answers. `search` adds nothing but its lists and clicks: the site, its policy, its
+ledger and its outbox are those of `fedrank.deploy`. Before anything leaves it stands in the list of what was sent.
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedrank.deploy import consent
-from fedrank.deploy.folder import Answering, FolderAnswer, read_plans, serve_once
+from fedrank.deploy.folder import FolderAnswer, read_plans, serve_once
 from fedrank.deploy.folder_members import (
     FolderMembership,
     join_folder,
@@ -29,11 +31,12 @@ from fedrank.deploy.show import PlanView, look_at
 from fedrank.deploy.site import MODELS, Site
 from fedrank.files import private_folder, told, write_whole
 from fedrank.rank.model import load_weights
+from fedrank.search import networked
 from fedrank.search.answers import SearchError
 from fedrank.search.client import SearchClient
-from fedrank.search.sharing import FEDERATION, MARK, Sharing, recorded
+from fedrank.search.networked import Server, SiteRunner
+from fedrank.search.sharing import FEDERATION, MARK, SEARCHES, Sharing, recorded
 from fedrank.spec.toml import shown
-from fedrank.wire import label_of
 
 PREFIX = "file:"
 SECONDS_BETWEEN_LOOKS = 20.0
@@ -68,11 +71,25 @@ class Invited:
     members: tuple[str, ...]
 
 
-def folder_of(where: str) -> Path:
-    """The shared folder that `file:FOLDER` names."""
-    if not where.startswith(PREFIX) or not where.removeprefix(PREFIX):
-        raise SearchError(f"{where!r} names no shared folder; write it as file:FOLDER; nothing was sent")
-    return Path(where.removeprefix(PREFIX)).expanduser().absolute()
+@dataclass(frozen=True)
+class Meeting:
+    """Where a federation is met: in a shared folder, or by the folder of a site over a network."""
+
+    folder: Path
+    network: bool
+
+
+def meeting_of(where: str) -> Meeting:
+    """What `file:FOLDER` or SITE_FOLDER names."""
+    if where.startswith(PREFIX) and where != PREFIX:
+        return Meeting(Path(where.removeprefix(PREFIX)).expanduser().absolute(), network=False)
+    folder = Path(where).expanduser().absolute()
+    if not (folder / SITE).is_file():
+        raise SearchError(
+            f"{where!r} names no federation: write file:FOLDER for a shared folder, or give the folder of a site that "
+            "`fedrank deploy join` made; nothing was sent"
+        )
+    return Meeting(folder, network=True)
 
 
 def invitation(shared: Path) -> Invited:
@@ -81,28 +98,46 @@ def invitation(shared: Path) -> Invited:
     return Invited(shared, there.name, there.fingerprint, members)
 
 
-def state_of(client: SearchClient, shared: Path | None = None) -> str:
-    """ "": not joined; else "waiting", "joined", "expelled" or "left". One that does not meet in `shared` is told."""
+def state_of(client: SearchClient, meeting: Meeting | None = None) -> str:
+    """ "": not joined; else "waiting", "joined", "expelled" or "left". One that meets elsewhere is told."""
     sharing = Sharing.read(client.folder)
-    if sharing is not None and shared is not None and Path(sharing.shared) != shared:
+    if sharing is None:
+        return ""
+    there = Meeting(Path(sharing.site or sharing.shared), network=bool(sharing.site))
+    if meeting is not None and meeting != there:
         raise SearchError(
-            f"this folder takes part in a federation that meets in {sharing.shared}, not in {shared}; name that one, "
-            "or leave it first; nothing was sent"
+            f"this folder takes part in a federation through {there.folder}, not through {meeting.folder}; name that "
+            "one, or leave it first; nothing was sent"
         )
-    return "" if sharing is None else membership_state(Path(sharing.shared), client.folder / FEDERATION)
+    if there.network:
+        return "joined" if networked.is_site(there.folder) else "left"
+    return membership_state(there.folder, client.folder / FEDERATION)
+
+
+def server(client: SearchClient, site: Path) -> Server:
+    """Whom somebody would connect to who thinks of joining over a network; nothing changes, and nothing is sent."""
+    _check_features(client)
+    private_folder(private_folder(client.folder / FEDERATION) / SEARCHES)
+    return networked.server_of(site, recorded(client.folder).folder)
+
+
+def join_network(client: SearchClient, site: Path) -> None:
+    """Let a site have the searches from now on; nothing leaves before it runs, no update before a plan is agreed to."""
+    there = server(client, site)
+    receiver = f"{there.federation} at {there.address}"
+    client.keeps_journal(site, receiver)
+    networked.point_at(site, recorded(client.folder).folder)
+    Sharing(receiver, client.last_search, there.epsilon, str(site)).write(client.folder)
 
 
 def ask_to_join(client: SearchClient, shared: Path, name: str, told_fingerprint: str, epsilon: float) -> str:
     """Ask to take part; returns the own fingerprint, for the coordinator. A name and a public key leave, no more."""
-    if client.features.version != "live-1":
-        raise SearchError(
-            f"this folder has the features {client.features.version!r}, and federations share models of 'live-1'; use "
-            "a folder that was begun in english"
-        )
+    _check_features(client)
     if not 0 < epsilon < float("inf"):
         raise SearchError(f"ε = {epsilon} is no limit; give a positive number, such as 8; nothing was sent")
     folder = private_folder(client.folder / FEDERATION)
     private_folder(recorded(client.folder).folder)
+    client.keeps_journal(folder, str(shared))
     noted = client.note_sent(str(shared), f"asked to join as {name}: this name and a public key", len(name) + 64)
     try:
         own = join_folder(shared, folder, name, told_fingerprint)
@@ -117,50 +152,70 @@ def ask_to_join(client: SearchClient, shared: Path, name: str, told_fingerprint:
 
 def open_plans(client: SearchClient) -> list[tuple[Plan, PlanView]]:
     """Runs that the coordinator announced, and about which nothing was decided here; with what each means."""
-    folder, shared = _ready(client)
-    if shared is None:
+    sharing = Sharing.read(client.folder)
+    if sharing is not None and sharing.site:
+        folder = Path(sharing.site)
+        plans = consent.proposals(folder)
+    else:
+        folder, shared = _ready(client)
+        plans = [] if shared is None else read_plans(shared, folder)
+        plans = [plan for plan in plans if consent.said_of(folder, plan) is None]
+    if not plans:
         return []
     settings = read_site(folder)
-    return [
-        (plan, look_at(folder, settings, plan))
-        for plan in read_plans(shared, folder)
-        if consent.said_of(folder, plan) is None
-    ]
+    return [(plan, look_at(folder, settings, plan)) for plan in plans]
 
 
 def agree(client: SearchClient, plan: Plan) -> None:
     """Take part in a run that somebody looked at."""
-    consent.accept(client.folder / FEDERATION, plan)
+    consent.accept(_site_of(client), plan)
 
 
 def decline(client: SearchClient, plan: Plan) -> None:
-    consent.refuse(client.folder / FEDERATION, plan.digest, "declined", plan.name)
+    consent.refuse(_site_of(client), plan.digest, "declined", plan.name)
 
 
 def take_part(client: SearchClient) -> list[FolderAnswer]:
-    """Record what was searched, answer what is asked once, and put a model that came back on trial."""
+    """Record what was searched, answer what is asked in a folder once, and put a model that came back on trial."""
+    sharing = Sharing.read(client.folder)
+    if sharing is not None and sharing.site:
+        if not networked.is_site(Path(sharing.site)):
+            raise SearchError(f"{sharing.site} has no kit any more, so that nothing is sent; fedrank search leave")
+        client.record_for_sharing()
+        _try_models(client, Path(sharing.site))
+        return []
     folder, shared = _ready(client)
     if shared is None:
         return []
     client.record_for_sharing()
     with Site.open(folder) as site:
-        answered = serve_once(shared, folder, _Noted(client, site, shared))
+        answered = serve_once(shared, folder, site)
     _try_models(client, folder)
     return answered
 
 
-def keep_taking_part(client: SearchClient, stop: threading.Event, every: float = SECONDS_BETWEEN_LOOKS) -> None:
-    """The same now and then, until told to stop or somebody left; problems stand in the status."""
-    while not stop.is_set():
-        problem = ""
-        try:
-            if Sharing.read(client.folder) is None:
-                return
-            take_part(client)
-        except (OSError, ValueError, RuntimeError) as found:
-            problem = told(found)
-        client.note_problem(problem)
-        stop.wait(every)
+def keep_taking_part(client: SearchClient, stop: threading.Event) -> None:
+    """The same now and then, until told to stop or somebody left; problems stand in the status.
+
+    Over a network the site runs meanwhile.
+    """
+    with ExitStack() as running:
+        engine: SiteRunner | None = None
+        while not stop.is_set():
+            problem = ""
+            try:
+                if (sharing := Sharing.read(client.folder)) is None:
+                    return
+                if sharing.site and engine is None:
+                    engine = running.enter_context(SiteRunner(Path(sharing.site)))
+                take_part(client)
+                if engine is not None:
+                    engine.keep_running()
+                    problem = engine.problem
+            except (OSError, ValueError, RuntimeError, ImportError) as found:
+                problem = told(found)
+            client.note_problem(problem)
+            stop.wait(SECONDS_BETWEEN_LOOKS)
 
 
 def leave(client: SearchClient, because: str = "") -> None:
@@ -168,26 +223,26 @@ def leave(client: SearchClient, because: str = "") -> None:
     sharing = Sharing.read(client.folder)
     if sharing is None:
         raise SearchError("this folder joined no federation, so that there is nothing to leave")
-    client.note_sent(sharing.shared, "that you leave", len(because.encode()))
-    leave_folder(Path(sharing.shared), client.folder / FEDERATION, because)
+    if sharing.site:
+        networked.leave(Path(sharing.site), because)
+    else:
+        client.note_sent(sharing.shared, "that you leave", len(because.encode()))
+        leave_folder(Path(sharing.shared), client.folder / FEDERATION, because)
     (client.folder / FEDERATION / MARK).unlink()
     client.record_for_sharing()
 
 
-@dataclass(frozen=True)
-class _Noted:
-    """A site whose every answer stands in the table `sent` before it leaves."""
+def _check_features(client: SearchClient) -> None:
+    if client.features.version != "live-1":
+        raise SearchError(
+            f"this folder has the features {client.features.version!r}, and federations share models of 'live-1'; use "
+            "a folder that was begun in english"
+        )
 
-    client: SearchClient
-    site: Answering
-    shared: Path
 
-    def answer(self, content: bytes, /) -> bytes:
-        found = self.site.answer(content)
-        asked, kind = label_of(content), label_of(found).kind
-        what = "that it does not, and why" if kind == "refused" else f"answer to {asked.kind}"
-        self.client.note_sent(str(self.shared), f"round {asked.round}: {what}", len(found))
-        return found
+def _site_of(client: SearchClient) -> Path:
+    sharing = Sharing.read(client.folder)
+    return client.folder / FEDERATION if sharing is None else sharing.site_folder(client.folder)
 
 
 def _ready(client: SearchClient) -> tuple[Path, Path | None]:
@@ -209,7 +264,7 @@ def _ready(client: SearchClient) -> tuple[Path, Path | None]:
 def _try_models(client: SearchClient, folder: Path) -> None:
     """Put a model that came back on trial, unless it was, or another one is."""
     for path in sorted((folder / MODELS).glob("*/model.json")):
-        origin = f"federation {FolderMembership.read(folder).name}, run {path.parent.name}"
+        origin = f"federation {read_site(folder).federation}, run {path.parent.name}"
         if not client.on_trial and not client.knows_model(origin):
             model = load_weights(path)
             if model.feature_names != client.features.names or model.normalised != "none":

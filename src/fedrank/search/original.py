@@ -19,6 +19,11 @@ RUNS = {
     *(".inetloc", ".jar", ".js", ".jse", ".lnk", ".msi", ".pif", ".ps1", ".reg", ".scpt", ".scr", ".service"),
     *(".terminal", ".tool", ".url", ".vbe", ".vbs", ".webloc", ".workflow", ".wsf", ".wsh"),
 }
+# Windows hands these to whatever program runs them, where one is installed.
+RUNS_ON_WINDOWS = {
+    *(".ahk", ".chm", ".gadget", ".jl", ".lua", ".msc", ".php", ".pl", ".py", ".pyw", ".pyz", ".r", ".rb", ".rkt"),
+    *(".sct", ".sh", ".tcl", ".vb", ".ws", ".xll"),
+}
 
 
 def open_original(path: str) -> str:
@@ -31,7 +36,10 @@ def open_original(path: str) -> str:
         return "vanished"
     if not stat.S_ISREG(facts.st_mode):
         return "no-original"
-    if Path(path).suffix.lower() in RUNS or (os.name == "posix" and facts.st_mode & 0o111):
+    ending = Path(path).suffix.lower()
+    if ending in RUNS or (sys.platform == "win32" and ending in RUNS_ON_WINDOWS):
+        return "program"
+    if os.name == "posix" and facts.st_mode & 0o111:
         return "program"
     if sys.platform == "win32":
         os.startfile(path)

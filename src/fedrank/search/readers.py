@@ -17,6 +17,7 @@ import io
 import json
 import logging
 import re
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,11 @@ LARGEST_PART = 32 << 20  # bytes of one message, or of one line of JSON
 LARGEST_UNPACKED = 64 << 20  # bytes of one member of an office file
 MOST_PARTS = 500  # MIME parts of a message that are looked at
 MOST_BOUNDARIES = 200  # of a message: the standard parser looks for all that are open in every line
+LONGEST_HEADER = 20_000  # characters of a header that are looked at
+LONGEST_PARAMETERS = 2_000  # of one with parameters, for which the standard parser takes the square of its length
+DEEPEST_XML = 1_000  # elements in each other; each takes memory as long as it is open
 MOST_PAGES = 2_000  # of a PDF
+MOST_SECONDS = 10.0  # of the processor for a PDF, whose small programs may call each other without end
 _BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single one is fine, and most are
 _LINES = re.compile(r"\n\s*\n+")
 _BOUNDARY = re.compile(rb"boundary\s*=", re.IGNORECASE)
@@ -123,13 +128,20 @@ def decoded(data: bytes) -> str:
         return data.decode("cp1252", "replace")
 
 
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # a number of more digits than Python reads
+        return text
+
+
 def _one_line(text: str, most: int = 300) -> str:
     return " ".join(clean(text[: 10 * most]).split())[:most]
 
 
 def _text(data: bytes, name: str) -> Iterator[Piece]:
     ending = name.rpartition(".")[2].lower()
-    text = clean(decoded(data))
+    text = clean(decoded(data)[: 4 * LARGEST_TEXT])
     if not text:
         raise Unreadable("empty")
     title = name
@@ -147,13 +159,14 @@ _INLINE = frozenset(
 def text_of_markup(source: str) -> tuple[str, str]:
     """(title, text) of HTML, in one pass: a search that found no end is not begun again."""
     pieces: list[str] = []
-    title, at = "", 0
-    while at < len(source):
+    title, at, kept = "", 0, 0
+    while at < len(source) and kept < 4 * LARGEST_TEXT:  # more than is kept, since blanks go
         tag = source.find("<", at)
         if tag < 0:
             pieces.append(source[at:])
             break
         pieces.append(source[at:tag])
+        kept += tag - at + 1
         if source.startswith("<!--", tag):
             end = source.find("-->", tag + 4)
             if end < 0:
@@ -175,14 +188,14 @@ def text_of_markup(source: str) -> tuple[str, str]:
             if last is None:
                 break
             if name == "title":
-                title = html.unescape(source[at : last.start()])
+                title = _unescaped(source[at : last.start()])
             after = source.find(">", last.end())
             if after < 0:
                 break
             at = after + 1
         elif name.lstrip("/") not in _INLINE:
             pieces.append("\n")
-    return _one_line(title), clean(html.unescape("".join(pieces)))
+    return _one_line(title), clean(_unescaped("".join(pieces)))
 
 
 def _markup(data: bytes, name: str) -> Iterator[Piece]:
@@ -206,18 +219,18 @@ def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
     times: dict[str, int] = {}
     for found in _BOOKMARK.finditer(decoded(data)):
         if found[1] is not None:
-            folders = [*folders[-20:], _one_line(html.unescape(found[1]))]
+            folders = [*folders[-20:], _one_line(_unescaped(found[1]))]
         elif found[2]:
             folders = folders[:-1]
         else:
             address = _HREF.search(found[3])
-            where = _one_line(html.unescape(address[1]) if address else "", 2_000)
-            title = _one_line(html.unescape(found[4])) or where
+            where = _one_line(_unescaped(address[1]) if address else "", 2_000)
+            title = _one_line(_unescaped(found[4])) or where
             if not title:
                 continue
             added = _ADDED.search(found[3])
             times[where] = times.get(where, 0) + 1
-            text = "\n".join(filter(None, [" / ".join(folders), _one_line(html.unescape(found[5] or ""), 2_000)]))
+            text = "\n".join(filter(None, [" / ".join(folders), _one_line(_unescaped(found[5] or ""), 2_000)]))
             yield Piece(
                 _key(where.encode(), times[where]), "page", title, f"{text}\n{_words_of_address(where)}".strip(),
                 where, link_of(where), _moment(float(added[1])) if added else 0,
@@ -356,22 +369,30 @@ def _eml(data: bytes, name: str) -> Iterator[Piece]:
     yield _message(data, "")
 
 
+class _ShortHeaders(email.policy.Compat32):
+    """As the standard parser has it, with headers cut: a mail of one megabyte of semicolons would take a minute."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[: LONGEST_PARAMETERS if name.lower().startswith("content-") else LONGEST_HEADER]
+
+
 def _message(data: bytes, part: str) -> Piece:
     """A mail: its subject, who wrote it to whom, and the text of its parts."""
     if len(_BOUNDARY.findall(data)) > MOST_BOUNDARIES:
         raise Unreadable("broken mail")
     try:
-        message = email.message_from_bytes(data, policy=email.policy.compat32)
+        message = email.message_from_bytes(data, policy=_ShortHeaders())
         subject, sender = _one_line(_header(message, "Subject")), _header(message, "From")
         to = [_header(message, name) for name in ("To", "Cc")]
         texts, files = _parts_of(message)
-    except Exception:  # the parser of mails was not made for strangers
+        people = [address.lower() for _, address in email.utils.getaddresses([line[:10_000] for line in to])]
+        author, address = email.utils.parseaddr(sender[:2_000])
+    except Exception:  # the parser of mails was not made for strangers; one mail must not hide others of its box
         raise Unreadable("broken mail") from None
     text = clean("\n\n".join([*texts, *files]))
     if not subject and not text and not sender:
         raise Unreadable("broken mail")
-    people = [address.lower() for _, address in email.utils.getaddresses([line[:10_000] for line in to])]
-    author, address = email.utils.parseaddr(sender[:2_000])
     try:
         date = _moment(email.utils.parsedate_to_datetime(_header(message, "Date")).timestamp())
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
@@ -386,7 +407,7 @@ def _header(message: email.message.Message, name: str) -> str:
     value = message.get(name)
     if value is None:
         return ""
-    raw = str(value)[:20_000]
+    raw = str(value)
     try:
         return clean(str(email.header.make_header(email.header.decode_header(raw))))
     except (ValueError, LookupError):  # an encoding that nobody knows, or bytes that are not in it
@@ -420,7 +441,7 @@ def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
 
 
 def _in_charset(data: bytes, charset: str | None) -> str:
-    if charset and charset.lower() not in ("us-ascii", "utf-8", "unknown-8bit"):
+    if charset and charset.lower() not in ("us-ascii", "utf-8", "unknown-8bit", "punycode"):  # its time is no line
         try:
             return data.decode(charset, "replace")
         except (LookupError, ValueError):  # a codec that is none, or none of texts
@@ -459,19 +480,31 @@ def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, in
     pieces: list[str] = []
     parser = expat.ParserCreate()
 
+    depth = 0
+
     def refuse(*_: object) -> None:
         raise Unreadable("broken office file")
 
+    def begin(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > DEEPEST_XML:
+            raise Unreadable("broken office file")
+
     def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
         if name.rpartition(":")[2] in _BREAKS:
             pieces.append("\n")
 
     parser.EntityDeclHandler = refuse  # entities of its own are how a small file becomes a large one
+    parser.buffer_text = True
     parser.CharacterDataHandler = pieces.append
+    parser.StartElementHandler = begin
     parser.EndElementHandler = end
     used = 0
     with archive.open(member) as file:
-        while block := file.read(1 << 16):
+        while block := file.read(1 << 22):  # the parser looks at a long comment again with every block
             used += len(block)
             if used > most:
                 raise Unreadable("unpacks to too much")
@@ -486,14 +519,24 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
     except ImportError:
         raise Unreadable("PDF, for which the package pypdf is not installed") from None
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong with a file is counted, not printed
+    began = time.thread_time()
+
+    def in_time(*_: object) -> None:
+        if time.thread_time() - began > MOST_SECONDS:
+            raise Unreadable("PDF that takes too long")
+
     try:
         pages: list[str] = []
         reader = PdfReader(io.BytesIO(data))
         for number, page in enumerate(reader.pages):
             if number >= MOST_PAGES or sum(map(len, pages)) > LARGEST_TEXT:
                 break
-            pages.append(page.extract_text())
-        title = _one_line(str((reader.metadata or {}).get("/Title") or ""))
+            in_time()
+            pages.append(page.extract_text(visitor_operand_before=in_time))
+        about = reader.metadata
+        title = _one_line(str(about.get("/Title") or "")) if about else ""
+    except Unreadable:
+        raise
     except Exception:  # whatever a PDF that is none leads to
         raise Unreadable("broken PDF") from None
     text = clean("\n\n".join(pages))

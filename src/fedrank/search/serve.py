@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LOOKS = 5.0  # whether somebody joined a federation
 _TWO_HOSTS = b"421: this page has one Host\n"
+_NO_REQUEST = b"400: this is no request\n"
 
 
 @contextlib.contextmanager
@@ -57,7 +58,7 @@ def _taking_part(client: SearchClient) -> Iterator[None]:
 
     def take_part() -> None:
         while not stop.wait(SECONDS_BETWEEN_LOOKS):
-            if Sharing.read(client.folder) is not None:
+            if Sharing.is_there(client.folder):
                 from fedrank.search.joining import keep_taking_part  # a whole site, which few need
 
                 keep_taking_part(client, stop)
@@ -92,16 +93,20 @@ def make_server(app: ASGIApp, door: Door, ready: Callable[[str], None]) -> uvico
 
 
 def _protocol() -> Any:
-    """HTTP as uvicorn has it, where two Hosts are answered as another one is: this is not their server."""
+    """HTTP as uvicorn has it, where two Hosts are answered as another one is: this is not their server.
+
+    What is no request is answered without the parser, which would stumble once more and print that.
+    """
+    import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class OneHost(H11Protocol):
         def send_400_response(self, msg: str) -> None:
-            if "multiple Host" not in str(sys.exc_info()[1]):
-                super().send_400_response(msg)
-                return
-            head = f"HTTP/1.1 421 Misdirected Request\r\ncontent-type: text/plain\r\ncontent-length: {len(_TWO_HOSTS)}"
-            self.transport.write(f"{head}\r\nconnection: close\r\n\r\n".encode() + _TWO_HOSTS)
+            two = "multiple Host" in str(sys.exc_info()[1])
+            status, told = ("421 Misdirected Request", _TWO_HOSTS) if two else ("400 Bad Request", _NO_REQUEST)
+            head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(told)}\r\nconnection: close"
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing was answered yet
+                self.transport.write(f"{head}\r\n\r\n".encode() + told)
             self.transport.close()
 
     return OneHost

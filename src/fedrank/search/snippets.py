@@ -10,9 +10,11 @@ import numpy as np
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
 from fedrank.search.answers import Snippet
 
-WORDS = 32  # of a snippet
+WORDS = 32  # of a snippet, at most
+CHARACTERS = 400  # also of one, at most: a word may be as long as a text
 FARTHEST = 60_000  # characters into the text that are looked at
 _WORD = re.compile(r"\w+")
+_CUT = "… "
 
 
 def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureSet) -> Snippet:
@@ -30,15 +32,18 @@ def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureS
             continue
         if number == first:
             start = word.start()
-        if number >= first + WORDS:
+        if number >= first + WORDS or (number > first and word.end() - start > CHARACTERS):
             break
         end = word.end()
         spans.append(word.span())
     if number < first:  # the text was cut, or is counted differently
-        return Snippet(text[:200])
+        return Snippet(text[:200] + (_CUT[::-1] if len(text) > 200 else ""))
     wanted = set(terms.stems.tolist())
-    marked = tuple((a - start, b - start) for a, b in spans if _stem(features, text[a:b]) in wanted)
-    return Snippet(text[start:end].replace("\n", " "), marked)
+    end = min(end, start + CHARACTERS)
+    before, behind = _CUT if first else "", _CUT[::-1] if _WORD.search(text, end) else ""
+    shift = len(before) - start
+    marked = tuple((a + shift, min(b, end) + shift) for a, b in spans if _stem(features, text[a:b]) in wanted)
+    return Snippet(before + text[start:end].replace("\n", " ") + behind, marked)
 
 
 def _best_start(where: np.ndarray, body: np.ndarray) -> int:

@@ -17,6 +17,7 @@ from fedrank.search.readers import Piece, Unreadable, clean, format_of, read_pie
 
 LARGEST_FILE = 32 << 20  # bytes of a file that is one document
 LARGEST_MANY = 1 << 30  # bytes of one with many documents, which is read bit by bit
+LATEST = 1 << 62  # nanoseconds since 1970
 DEEPEST = 60  # folders below the root; each is held open
 SKIPPED_FOLDERS = {"node_modules", "__pycache__", "site-packages", "venv"}
 _MAILDIR = {"cur", "new", "tmp"}
@@ -65,14 +66,14 @@ class FoundFile:
                     raise Unreadable("no file")
                 if facts.st_size > LARGEST_MANY:
                     raise Unreadable("too large")
+                if facts.st_size == 0:  # also files of the system that have no size, and some of these no end
+                    raise Unreadable("empty")
                 first = file.read(4096)
                 file.seek(0)
                 shown = clean(os.fsencode(name).decode("utf-8", "replace"))
                 kind = format or ("eml" if self.mail else format_of(shown, first))
                 if facts.st_size > LARGEST_FILE and kind not in ("mbox", "jsonl"):
                     raise Unreadable("too large")
-                if facts.st_size == 0:
-                    raise Unreadable("empty")
                 yield from read_pieces(file, facts.st_size, shown, kind)
         except Unreadable as problem:
             yield problem
@@ -93,7 +94,7 @@ def walk(root: Path, avoid: Avoided = MappingProxyType({})) -> Iterator[FoundFil
     """All files of a root that might be documents, in the order of their names. A root may be a single file."""
     facts = os.stat(root)  # a root may be a link: it was given by the person
     if stat.S_ISREG(facts.st_mode):
-        yield FoundFile(b"", b"", facts.st_size, facts.st_mtime_ns, False, None, str(root.resolve()))
+        yield FoundFile(b"", b"", facts.st_size, _modified(facts), False, None, str(root.resolve()))
     elif stat.S_ISDIR(facts.st_mode):
         handle = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0)) if _HAS_FOLDERS else None
         try:
@@ -103,6 +104,11 @@ def walk(root: Path, avoid: Avoided = MappingProxyType({})) -> Iterator[FoundFil
                 os.close(handle)
     else:
         yield Left(b"", "no file")
+
+
+def _modified(facts: os.stat_result) -> int:
+    """When a file was changed; some systems let anybody write a year that no database takes."""
+    return max(min(facts.st_mtime_ns, LATEST), -LATEST)
 
 
 def _folder(
@@ -134,7 +140,7 @@ def _folder(
             key = os.path.join(os.path.dirname(path), below.rpartition(b"/")[2].partition(b":2,")[0])
             known_by = key if of_maildir else below
             where = os.path.join(full, entry.name)
-            yield FoundFile(known_by, below, facts.st_size, facts.st_mtime_ns, of_maildir, handle, where)
+            yield FoundFile(known_by, below, facts.st_size, _modified(facts), of_maildir, handle, where)
         elif not stat.S_ISDIR(facts.st_mode):
             yield Left(below, "no file")
         elif maildir and entry.name == "tmp":

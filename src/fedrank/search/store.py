@@ -26,6 +26,7 @@ from fedrank.search.answers import SearchError
 VERSION = 1
 APPLICATION = 0x6672_6E6B  # "frnk": that this is our file, and no other program's
 FILE = "search.db"
+_OURS = {FILE, "engine", "index.lock"}  # one of these tells that a folder is ours
 PAGE = 1024  # buckets of word counts in a row
 
 _SCHEMA = """
@@ -105,6 +106,7 @@ class Store:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         with told_plainly(self.folder):
+            self._refuse_a_folder_of_others()
             private_folder(self.folder)
             path = self.folder / FILE
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -117,6 +119,12 @@ class Store:
                 raise
         self._statistics: WordStatistics | None = None
         self._version = -1
+
+    def _refuse_a_folder_of_others(self) -> None:
+        """Nobody else may look into ours: a folder full of other things would be closed to whoever uses them."""
+        names = {*os.listdir(self.folder)} if self.folder.is_dir() else set()
+        if any(not name.startswith(".") for name in names) and not names & _OURS:
+            raise SearchError(f"{self.folder} holds other things; nothing was changed; choose a new or an empty folder")
 
     def _prepare(self) -> None:
         version, application = self._pragma("user_version"), self._pragma("application_id")
@@ -305,6 +313,13 @@ class Store:
         found = self.one("SELECT text FROM texts WHERE document = ?", document)
         return "" if found is None else zlib.decompress(found[0]).decode()
 
+    def empty(self, kept: Container[str]) -> None:
+        """Delete all rows but those of the tables that are kept, within a transaction."""
+        for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            if table not in kept:
+                self.db.execute(f"DELETE FROM {table}")
+        self._statistics = None  # or words of documents that are gone would be counted on
+
     def sweep(self) -> None:
         """Overwrite what was deleted also in the log of transactions."""
         with told_plainly(self.folder):
@@ -339,6 +354,8 @@ def told_plainly(folder: Path) -> Iterator[None]:
             line = f"{folder} cannot be written to; give yourself the right to write there, or choose another folder"
         elif "locked" in text or "busy" in text:
             line = f"another process writes to {folder} for too long; wait for it, or stop it"
+        elif "disk I/O error" in text:
+            line = f"the disk of {folder} fails ({text}); what was answered is kept; look after it, then try again"
         elif "not a database" in text or "malformed" in text:
             line = f"{folder / FILE} is damaged ({text}); move it away and index again, or bring back a copy"
         else:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedrank.files import private_folder, write_whole
+from fedrank.files import write_whole
 from fedrank.search.answers import UbiFiles
 from fedrank.search.impressions import ImpressionRows
 
@@ -19,7 +19,8 @@ CLIENT = "me"  # there is one person
 
 def export(rows: ImpressionRows, folder: str | os.PathLike[str]) -> UbiFiles:
     """Write both files, readable by their owner alone; each appears whole."""
-    folder = private_folder(Path(folder))
+    folder = Path(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that was there before stays as open as it is
     ids = [id for (id,) in rows.store.rows("SELECT id FROM impressions ORDER BY id")]
     write_whole(folder / QUERIES, _queries(rows, ids), private=True)
     write_whole(folder / EVENTS, _events(rows, ids), private=True)

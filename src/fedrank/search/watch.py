@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.files import Locked
 from fedrank.progress import Progress, quiet
 from fedrank.search.answers import Indexed
 from fedrank.search.client import SearchClient
@@ -58,7 +59,11 @@ def watch(
                 changed.clear()
                 stop.wait(rest)
             changed.clear()
-            done = client.index(progress=progress)
+            try:
+                done = client.index(progress=progress)
+            except Locked:  # somebody else indexes, and may have been there before the change
+                changed.set()
+                continue
             if done.added or done.changed or done.removed:
                 told(done)
     finally:

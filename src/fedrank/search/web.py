@@ -266,7 +266,7 @@ def _problems() -> dict[Any, Callable[[Request, Exception], Response]]:
     return {
         HTTPException: of_http,
         NotFound: lambda request, problem: _message(404, "There is no such search, place or document."),
-        Gone: lambda request, problem: _message(410, "This document was there, and has been removed since."),
+        Gone: lambda request, problem: _message(410, f"Too late: {problem}."),
         SearchError: lambda request, problem: _message(400, str(problem)),
         OSError: lambda request, problem: _message(503, _told(problem)),
     }
