@@ -5,8 +5,8 @@ computes BM25 as Lucene's BM25Similarity does since version 8: k1 1.2, b .75, no
 single precision. `EngineIndex` does the same, to one part in 100,000 (`TOLERANCE`), under these assumptions:
 
 - fields are cut by the standard tokenizer and lower-cased, with Snowball's stemmer behind if the set's name says so.
-  No stop words, no synonyms. What Unicode added after version 12.1, and keycaps, may be cut differently. Versions of the stemmer differ in a
-  few words, where features are near and not equal.
+  No stop words, no synonyms. What Unicode added after version 12.1, and keycaps, may be cut differently. Versions of
+  the stemmer differ in a few words, where features are near and not equal.
 - word statistics are those of the documents given here. An engine counts within a shard, and counts deleted documents
   until segments are merged: use one shard, or `dfs_query_then_fetch`, to compare.
 - Elasticsearch, and OpenSearch before version 3, multiply by k1 + 1. The feature sets that `fedrank engine features`
