@@ -5,7 +5,8 @@ that its clicks can be counted as if it had stood there all the time (the estima
 al., KDD 2018). Three estimates:
 
 - *self-normalised IPS*: the clicks of a document, divided by how much its places were looked at in all, times how much
-  they would be. Weights are cut at MOST_RATIO.
+  they would be. Weights are cut at MOST_RATIO; what is lost by that, and by documents that were never seen, is taken to
+  be like the rest.
 - *doubly robust*: what a regression on features expects, plus the weighted difference between that and the clicks. The
   two differ where weights were cut, or where a document was never seen.
 - *plain replay*: the logged clicks, moved to their new places. Clicks follow the order that was shown, so that it
@@ -16,6 +17,7 @@ Intervals are over queries: whole queries are drawn again, and everything, also 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -157,7 +159,7 @@ def estimate_clicks(
         raise CannotTell(f"nothing was clicked in the first {places} places")
     slope, extra = repeated.slope[:, :places], repeated.extra[:, :places]
     expected = _regression(counts, slope[0], extra[0], features)
-    row_of = {IPS: _robust(counts, np.zeros_like(expected)), DOUBLY_ROBUST: _robust(counts, expected)}
+    row_of = {IPS: _normalised(counts), DOUBLY_ROBUST: _robust(counts, expected)}
     ratio, seen = _ratios(counts, slope[:1])
     would = counts.there @ slope[0]
     unseen = float(would[~seen[:, 0]].sum() / would.sum())
@@ -252,8 +254,29 @@ def _ratios(
     ), there
 
 
-def _robust(counts: _Counts, expected: NDArray[np.float64]) -> Any:
-    """A function of propensities [repeats, places] to clicks a list [repeats]; with 0 `expected`, that is IPS."""
+Estimator = Callable[
+    [NDArray[np.float64], NDArray[np.float64], NDArray[np.int64] | None], NDArray[np.float64]
+]  # (slopes, extras) [repeats, places] and how often queries count [repeats, queries] to clicks a list [repeats]
+
+
+def _normalised(counts: _Counts) -> Estimator:
+    """Weighted clicks, divided by how much of what the model would show they stand for."""
+
+    def value_of(
+        slope: NDArray[np.float64], extra: NDArray[np.float64], multiples: NDArray[np.int64] | None
+    ) -> NDArray[np.float64]:
+        ratio, _ = _ratios(counts, slope)
+        clicks = ratio * (counts.clicks[:, None] - counts.here @ extra.T)
+        parts = (clicks, ratio * (counts.here @ slope.T), counts.there @ slope.T, counts.there @ extra.T)
+        found, stands_for, would, unread = (_total(each, counts, multiples) for each in parts)
+        value: NDArray[np.float64] = (found / stands_for * would + unread) / _lists(counts, multiples)
+        return value
+
+    return value_of
+
+
+def _robust(counts: _Counts, expected: NDArray[np.float64]) -> Estimator:
+    """What is expected, and the weighted clicks beyond it."""
 
     def value_of(
         slope: NDArray[np.float64], extra: NDArray[np.float64], multiples: NDArray[np.int64] | None
@@ -262,19 +285,28 @@ def _robust(counts: _Counts, expected: NDArray[np.float64]) -> Any:
         seen, would = counts.here @ slope.T, counts.there @ slope.T
         surprise = counts.clicks[:, None] - counts.here @ extra.T - seen * expected[:, None]
         each = would * expected[:, None] + counts.there @ extra.T + ratio * surprise
-        if multiples is None:
-            total: NDArray[np.float64] = each.sum(axis=0) / counts.searches.sum()
-            return total
-        value: NDArray[np.float64] = np.einsum("dr,rd->r", each, multiples[:, counts.query]) / (
-            multiples @ counts.searches
-        )
+        value: NDArray[np.float64] = _total(each, counts, multiples) / _lists(counts, multiples)
         return value
 
     return value_of
 
 
+def _total(each: NDArray[np.float64], counts: _Counts, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
+    """[repeats]: sums over documents [documents, repeats], each as often as its query counts."""
+    total: NDArray[np.float64]
+    if multiples is None:
+        total = each.sum(axis=0)
+    else:
+        total = np.einsum("dr,rd->r", each, multiples[:, counts.query])
+    return total
+
+
+def _lists(counts: _Counts, multiples: NDArray[np.int64] | None) -> Any:
+    return counts.searches.sum() if multiples is None else multiples @ counts.searches
+
+
 def _values(
-    value_of: Any, slope: NDArray[np.float64], extra: NDArray[np.float64], multiples: NDArray[np.int64]
+    value_of: Estimator, slope: NDArray[np.float64], extra: NDArray[np.float64], multiples: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """The estimate, and those of all repeats."""
     parts = [value_of(slope[:1], extra[:1], None)]
