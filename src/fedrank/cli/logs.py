@@ -118,7 +118,7 @@ def logs_build(
         typer.Option(
             metavar="RULE=N",
             rich_help_panel=_SHOWN,
-            help="Limit of a client: robot, clicks_list, lists_hour, clicks_hour, share, least; RULE=none for no limit.",
+            help="Limit of a client: robot, clicks_list, lists_hour, clicks_hour, share, least; =none: no limit.",
         ),
     ] = None,
     keep_days: Annotated[
