@@ -415,6 +415,9 @@ def test_evidence_is_that_of_the_gate():
     assert late.counted + late.after == 100
     assert rules.gate.verdict(late.wins, late.losses) == "refuse"
     assert "harm" in late.because
+    slightly = judge([DecidedSearch(str(n), n % 25 < 11) for n in range(500)], rules)  # 44 %
+    assert (slightly.ruling, slightly.counted) == ("refuse", rules.gate.most)
+    assert "not enough to tell" in slightly.because, "it was not refused for harm, but because it took too long"
 
 
 def _trial_with(plan, folder, tmp_path, share, searches=300, name="events"):
