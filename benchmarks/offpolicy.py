@@ -168,6 +168,24 @@ def organisations_learn(seed: int) -> dict[str, float]:
     return values | {LOST: values["own propensities"] - values["true propensities"]}
 
 
+def drawn_lists_teach(seed: int, temperature: float) -> dict[str, float]:
+    """Lists of all candidates that one ranker drew, and whose scores are logged: PDGD with and without them."""
+    truth = made_up_queries(QUERIES + JUDGED, seed=seed)
+    judge = Evaluator(truth.some(slice(QUERIES, None)).judged(), ["ndcg@10"])
+    showing = Showing(rankers=1, temperature=temperature)
+    log = simulate_shown(truth.some(slice(QUERIES)), SEARCHES, seed, showing=showing, people=PEOPLE)
+    data = as_lists(log)
+    assert log.scores is not None
+    known = replace(data, drawn=log.scores.ravel(), draw=(temperature, 0.0))
+    by = propensities_of(results(log), truth.features)
+    return {
+        "clicks as logged": learned(data, judge, seed),
+        "pdgd, draws not known": learned(data, judge, seed, Pdgd(lists="logged")),
+        "pdgd, draws known": learned(known, judge, seed, Pdgd(lists="logged")),
+        "estimated propensities": learned(corrected(data, log, by), judge, seed),
+    }
+
+
 def coverage(repeats: int, browsing: Browsing, seed: int = 1) -> dict[str, float]:
     """How often intervals held the truth."""
     population, rng = made_up_queries(1000, seed=seed), np.random.default_rng(seed)
@@ -236,6 +254,8 @@ def main() -> int:
         [people_learn(s, Browsing(1.0, 0.65), several, "trust") for s in seeds],
     )
     told("Four organisations, eta .3 to 2", [organisations_learn(seed) for seed in seeds])
+    for temperature in (0.3, 1.0):
+        told(f"Drawn lists, temperature {temperature:g}", [drawn_lists_teach(seed, temperature) for seed in seeds])
     print(f"\n95 % intervals that hold the truth, of {asked.repeats:,} logs")
     for eta in (1.0, 0.5):
         for name, share in coverage(asked.repeats, Browsing(eta)).items():

@@ -6,7 +6,7 @@ Organisations have some hundred browsers, of which a few search most. People pre
 the decided searches. Rulings are those of `fedrank trial decide`, after every search; and when events are read once a
 day, 40 decided searches each. Then one browser floods: half of all decided searches are its own, all for the new model,
 or all against it. Last, whole searches: two lists, a team draft, a coin, clicks; through files, as an organisation has
-them.
+them; mixed by a service of its own, or by an engine whose log does not tell both lists.
 """
 
 from __future__ import annotations
@@ -70,38 +70,46 @@ def table(rules: TrialRules, organisations: int, how: Callable[[float], Iterator
     return rows
 
 
-def through_files(organisations: int, rng: np.random.Generator) -> dict[str, tuple[float, float, float]]:
-    """Share adopted, wins, and decided searches: models with more, equal or less skill, through files."""
+def through_files(organisations: int, rng: np.random.Generator, to: str) -> dict[str, tuple[float, float, float]]:
+    """Share adopted, share won, and decided searches until a ruling: with more, equal or less skill, through files."""
     found = {}
-    for name, skill in (("better", 1.2), ("equal", 0.6), ("worse", 0.0)):
-        adopted, wins, decided = [], [], []
+    for name, skill in (("better", 0.85), ("equal", 0.6), ("worse", 0.3)):
+        ended: list[Judgement] = []
+        won: list[bool] = []  # of all decided searches, also after a ruling: it comes early where chance helps
         for _ in range(organisations):
             with tempfile.TemporaryDirectory() as folder:
-                one = organisation(Path(folder), skill, rng)
-            adopted.append(one.ruling == "adopt")
-            wins.append(one.wins / max(one.counted, 1))
-            decided.append(one.counted)
-        found[name] = float(np.mean(adopted)), float(np.mean(wins)), float(np.median(decided))
+                trial = organisation(Path(folder), skill, rng, to)
+                count = trial.count()
+                ended.append(trial.judged(count))
+                won += [one.won for one in count.decided]
+        adopted = np.mean([one.ruling == "adopt" for one in ended])
+        found[name] = float(adopted), float(np.mean(won)), float(np.median([one.counted for one in ended]))
     return found
 
 
-def organisation(folder: Path, skill: float, rng: np.random.Generator) -> Judgement:
-    """One organisation's trial over 1,200 searches in three days, from lists to a ruling."""
+def organisation(folder: Path, skill: float, rng: np.random.Generator, to: str) -> EngineTrial:
+    """One organisation's trial over 3,000 searches in three days."""
     models = TrialModel("old", "old.json", "0" * 64), TrialModel("new", "new.json", "1" * 64)
-    plan = TrialPlan("t", "own", *models, TrialRules(), now(), "somebody", "", new_key(), PLACES, "c.json")
+    plan = TrialPlan("t", to, *models, TrialRules(), now(), "somebody", "", new_key(), PLACES, "c.json")
     write_plan(plan, folder)
     trial = EngineTrial(folder)
     for day in range(3):
         lines = []
-        for number in range(400):
-            search, client, time = f"{day}-{number}", f"b{rng.integers(BROWSERS)}", 1e9 + 86_400 * day + 100 * number
+        for number in range(1000):
+            search, client, time = f"{day}-{number}", f"b{rng.integers(BROWSERS)}", 1e9 + 86_400 * day + 80 * number
             truth = rng.normal(size=DOCUMENTS)
+            found = 2 * truth + rng.normal(size=DOCUMENTS)  # what both models see; so they agree on much
             old, new = (
-                [f"d{one}" for one in np.argsort(-(weight * truth + rng.normal(size=DOCUMENTS)))]
-                for weight in (0.6, skill)
+                [f"d{one}" for one in np.argsort(-(found + weight * truth + rng.normal(size=DOCUMENTS)))]
+                for weight in (0.6, 5 * (skill - 0.6) + 0.6)
             )
-            mixed = team_draft(old, new, PLACES, plan.key, search)
-            lines.append(search_line(mixed, old, new, search, client, time, plan.id))
+            if to == "own":
+                mixed = team_draft(old, new, PLACES, plan.key, search)
+                lines.append(search_line(mixed, old, new, search, client, time, plan.id))
+            else:
+                mixed = engine_draft(old, new, rng)
+                row = {"search": search, "client": client, "time": time, "shown": [one for one, _ in mixed]}
+                lines.append(json.dumps(row | {"teams": [team for _, team in mixed]}))
             for document, _ in mixed:
                 if rng.random() < 0.9 / (1 + np.exp(-3 * (truth[int(document[1:])] - 1.2))):
                     lines.append(click_line(search, client, time + 5, document))
@@ -109,7 +117,17 @@ def organisation(folder: Path, skill: float, rng: np.random.Generator) -> Judgem
         events = folder / f"day-{day}.jsonl"
         events.write_text("\n".join(lines) + "\n")
         trial.read([events], complete=day == 2)
-    return trial.judged()
+    return trial
+
+
+def engine_draft(old: list[str], new: list[str], rng: np.random.Generator) -> list[tuple[str, str]]:
+    """As engines do it: a document that both would choose is given to one of them, by the coin."""
+    mixed: dict[str, str] = {}
+    while len(mixed) < PLACES:
+        for team, order in sorted((("old", old), ("new", new)), reverse=bool(rng.integers(2))):
+            if len(mixed) < PLACES:
+                mixed[next(one for one in order if one not in mixed)] = team
+    return list(mixed.items())
 
 
 def main() -> int:
@@ -133,9 +151,10 @@ def main() -> int:
             late = soon is not None and until > (soon if every == 1 else every)
             if adopted > most or late or (adopted < least and flood is not False):
                 missed.append(f"{title}, wins {share:.0%}: adopted {adopted:.1%}, median until refused {until:.0f}")
-    print("\nthrough files, 1,200 searches in three days:")
-    for name, (adopted, wins, decided) in through_files(max(asked.organisations // 50, 1), rng).items():
-        print(f"{name:>15}: adopted {adopted:.0%}, won {wins:.0%} of {decided:.0f} decided (median)")
+    for to, title in (("own", "a service of one's own"), ("solr", "an engine, both lists not told")):
+        print(f"\nthrough files, 3,000 searches in three days, mixed by {title}:")
+        for name, (adopted, wins, decided) in through_files(max(asked.organisations // 50, 1), rng, to).items():
+            print(f"{name:>15}: adopted {adopted:.0%}, after a median of {decided:.0f} decided; won {wins:.1%} of all")
     for line in missed:
         print(f"MISSED: {line}")
     return int(asked.check and bool(missed))

@@ -79,6 +79,26 @@ def test_small_logs_keep_what_they_have():
     assert fair_share(np.empty(0), 0.1, least=10) == 10
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_is_ever_beyond_a_limit(seed):
+    rng = np.random.default_rng(seed)
+    lists = 3000
+    client = rng.zipf(1.4, lists) % 40
+    time = np.sort(rng.integers(0, 3600 * rng.integers(5, 100), lists))
+    lengths = rng.integers(1, 12, lists)
+    clicks = rng.binomial(lengths, rng.random(lists) ** 3)
+    caps = ClickCaps(robot=None, clicks_list=6, lists_hour=9, clicks_hour=12, share=0.1, least=20)
+    kept, cut = apply_caps(caps, client, time, clicks, lengths)
+    assert sum(one.lists for one in cut.values()) == np.count_nonzero(~kept)
+    assert sum(one.clicks for one in cut.values()) == clicks[~kept].sum()
+    assert clicks[kept].max() <= 6
+    hours = client[kept] * 1000 + time[kept] // 3600
+    assert np.bincount(hours).max() <= 9
+    assert np.bincount(hours, clicks[kept]).max() <= 12
+    own = np.bincount(client[kept], clicks[kept])
+    assert own.max() <= max(0.1 * own.sum(), 20) + 6, "but for the list with which the limit is reached"
+
+
 def test_rules_count_what_earlier_ones_left():
     kept, cut = cut_by([0] * 5, [0, 1, 2, 3, 4], [99, 1, 1, 1, 1], clicks_list=10, lists_hour=3, clicks_hour=3)
     assert kept.tolist() == [False, True, True, True, False]

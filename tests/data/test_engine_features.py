@@ -1,6 +1,10 @@
-"""engine-1: by hand, against the oracle, and against an outsider's BM25."""
+"""engine-1: by hand, against the oracle, and against outsiders: what Lucene said, and tantivy's BM25."""
 
 from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +25,7 @@ from fedrank.data.engine_features import (
 from tests.oracles import engine_features as oracle
 
 NOW = 1_700_000_000
+LUCENE = json.loads((Path(__file__).parents[1] / "golden" / "lucene.json").read_text(encoding="utf-8"))
 
 
 def made_up(count: int = 60, seed: int = 1) -> Documents:
@@ -145,6 +150,32 @@ def test_tantivy_agrees_with_bm25(query):
 )  # fmt: skip
 def test_words_of_the_standard_tokenizer(text, words):
     assert standard_words(text) == words
+
+
+def test_lucene_cuts_words_alike():
+    """Scripts from everywhere, emoji, and 200 strings of letters and signs in no order."""
+    for text, words in LUCENE["words"]:
+        assert standard_words(text) == words, ascii(text)
+
+
+@pytest.mark.parametrize("number", range(len(LUCENE["queries"])))
+def test_lucene_scores_alike(number):
+    documents = made_up()
+    expected = np.zeros((len(documents), len(NAMES)))
+    for query, feature, document, score in LUCENE["scores"]:
+        if query == number:
+            expected[document, NAMES.index(feature)] = score
+    got = ENGINE_1.index(documents).describe(LUCENE["queries"][number], np.arange(len(documents)))
+    np.testing.assert_allclose(got[:, :9], expected[:, :9], rtol=1e-6, atol=0)
+    assert np.count_nonzero(expected[:, :9]) > 10
+
+
+@pytest.mark.parametrize("part", ["_", "a_", "a'", "1,", "é_'", "\u0301", "ש'", "カ_", "\U0001f600\u200d", "a_1_", "ไ"])
+def test_no_text_takes_long(part):
+    begun = time.perf_counter()
+    for end in ("a", "é"):
+        assert standard_words(f"{part * 100_000} {end}")[-1] == end
+    assert time.perf_counter() - begun < 5
 
 
 def test_both_ways_to_cut_a_text_agree():

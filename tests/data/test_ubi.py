@@ -286,7 +286,7 @@ def test_everything_that_is_left_out_is_counted_with_its_first_lines(tmp_path):
         event(query_id=""),
         event(query_id="q0"),
         event(client_id="eve"),
-        event(timestamp=""),
+        event("d7", timestamp=""),
         event(timestamp=TIME + 90_000),
         event(action_name="purchase"),
         event(action_name="view", event_attributes={}),
@@ -324,6 +324,21 @@ def test_everything_that_is_left_out_is_counted_with_its_first_lines(tmp_path):
         "a query, not an event": 1,
         "lists cut before a document that is not in the collection": 1,
     }
+
+
+def test_a_list_whose_click_is_at_another_time_is_no_list_without_a_click(tmp_path):
+    queries = [asked(), asked("q2"), asked("q3"), asked("q4")]
+    events = [
+        event("d2", timestamp=TIME + 5 * 86_400),
+        event("d2", "q2", timestamp="never"),
+        event("d2", "q3", timestamp=TIME + 5 * 86_400),
+        event("d2", "q3"),
+        event("d2", "q4", timestamp=TIME - 5 * 86_400, action_name="view"),
+        event("d9", "q4", timestamp=0),
+    ]
+    rows = read(tmp_path, queries, events)
+    assert lists_of(rows) == [(0, [1, 2, 3], [2]), (0, [1, 2, 3], [])]
+    assert reasons(rows) == {ubi.DOUBTFUL: (2, (1, 2)), ubi.FAR_AWAY: (4, (1, 3, 5, 6)), BAD_TIME: (1, (2,))}
 
 
 def test_broken_bytes_and_endless_lines_cost_one_row(tmp_path, monkeypatch):

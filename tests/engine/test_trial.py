@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedrank.engine import team_draft as draft
+from fedrank.engine import trial_events
 from fedrank.engine.adoption import adopt, decide, read_current, roll_back
 from fedrank.engine.judging import DecidedSearch, TrialRules, judge, needed
 from fedrank.engine.planning import EngineAddress, plan_trial
@@ -303,6 +304,23 @@ def test_clicks_may_come_before_or_after_their_searches(planned, tmp_path):
     assert (len(count.decided), count.late, count.open, count.unclicked) == (30, 10, 0, 10)
 
 
+def test_a_file_that_grows_while_it_is_read_is_read_again(planned, tmp_path, monkeypatch):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}") for number in range(6)]
+    events = a_file(tmp_path / "events.jsonl", lines[:4])
+    rows = trial_events.json_rows
+
+    def grows(path):
+        yield from rows(path)
+        a_file(tmp_path / "events.jsonl", lines)
+
+    monkeypatch.setattr(trial_events, "json_rows", grows)
+    assert trial.read([events]).searches == 4
+    monkeypatch.undo()
+    assert trial.read([events], complete=True).searches == 2
+
+
 def test_a_crash_while_reading_loses_nothing(planned, tmp_path, monkeypatch):
     plan = planned(wait=0)
     trial = EngineTrial(tmp_path / "trial")
@@ -397,6 +415,9 @@ def test_evidence_is_that_of_the_gate():
     assert late.counted + late.after == 100
     assert rules.gate.verdict(late.wins, late.losses) == "refuse"
     assert "harm" in late.because
+    slightly = judge([DecidedSearch(str(n), n % 25 < 11) for n in range(500)], rules)  # 44 %
+    assert (slightly.ruling, slightly.counted) == ("refuse", rules.gate.most)
+    assert "not enough to tell" in slightly.because, "it was not refused for harm, but because it took too long"
 
 
 def _trial_with(plan, folder, tmp_path, share, searches=300, name="events"):
@@ -472,8 +493,9 @@ def test_ids_of_opensearch_are_learned_once(planned, tmp_path):
     trial = EngineTrial(tmp_path / "trial")
     hits = [{"_id": d, "_search_configuration_id": t} for d, t in (("a", "A"), ("d", "B"))]
     answers = a_file(tmp_path / "answers", [json.dumps({"query_id": "s", "timestamp": BEGINNING, "hits": hits})])
-    with pytest.raises(ValueError, match="a team that this trial does not have"):
-        trial.read([answers])
+    for wrong in ({}, {"C": "old", "D": "new"}):  # nothing was read with these
+        with pytest.raises(ValueError, match="a team that this trial does not have"):
+            trial.read([answers], wrong)
     trial.read([answers], {"A": "old", "B": "new"})
     assert trial.count().searches == 1
     with pytest.raises(ValueError, match="cannot be the new model's"):

@@ -593,6 +593,30 @@ def _trial(folder: Path) -> Any:
     return str(vars(trial.count())), trial.judged().ruling
 
 
+def _save_read_trial(folder: Path) -> None:
+    from fedrank.engine.adoption import roll_back
+    from fedrank.engine.trial import EngineTrial
+
+    _save_trial(folder)
+    trial = EngineTrial(folder)
+    trial.read([folder / "events.jsonl"], {"A": "old", "B": "new"}, complete=True)
+    (folder / "events.jsonl").unlink()
+    plan = (folder / "trial.json").read_text().replace(f'"{"old" * 20}"', '""')
+    (folder / "trial.json").write_text(plan)  # the old one is the engine's own order, which has no file
+    roll_back(EngineTrial(folder), "a test", "somebody")
+
+
+def _read_trial(folder: Path) -> Any:
+    from fedrank.engine.adoption import read_current
+    from fedrank.engine.trial import EngineTrial
+    from fedrank.engine.trial_told import about_trial
+
+    trial = EngineTrial(folder)
+    count = trial.count()
+    about_trial(trial, count, trial.judged(count))
+    return str(vars(count)), str(trial.history()), str(read_current(folder / "current.json"))
+
+
 def _save_engine_log(folder: Path) -> None:
     values = [{"name": "a", "value": 1.5}, {"name": "b"}, {"name": "extra_logging", "value": {}}]
     hits = [{"_id": f"d{i}", "fields": {"_ltrlog": [{"set": values}]}} for i in range(3)]
@@ -665,6 +689,7 @@ READERS = {
     "privacy card": Reader(_save_card, _card),
     "documents to search": Reader(_save_documents, _documents),
     "trial": Reader(_save_trial, _trial),
+    "trial that was read": Reader(_save_read_trial, _read_trial),
     "log of an engine": Reader(_save_engine_log, _engine_log),
 }
 

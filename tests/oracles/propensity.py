@@ -93,11 +93,14 @@ def clicks_with(shown, scores, looked, extra, most):
         places = sorted(int(shown.place[row]) for row in rows)
         ranked = sorted(rows, key=lambda row: (-scores[row], shown.place[row]))
         there |= dict(zip(ranked, places, strict=True))
-    total = 0.0
+    found = stands_for = would_in_all = unread = 0.0
     for pair in set(shown.pair.tolist()):
         rows = [row for row in range(len(shown.pair)) if shown.pair[row] == pair]
         seen = sum(looked[shown.place[row]] for row in rows)
         would = sum(looked[there[row]] for row in rows)
         clicks = sum(int(shown.clicked[row]) - extra[shown.place[row]] for row in rows)
-        total += min(would / seen, most) * clicks + sum(extra[there[row]] for row in rows)
-    return total / len(by_search)
+        found += min(would / seen, most) * clicks
+        stands_for += min(would / seen, most) * seen
+        would_in_all += would
+        unread += sum(extra[there[row]] for row in rows)
+    return (found / stands_for * would_in_all + unread) / len(by_search)

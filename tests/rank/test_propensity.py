@@ -157,14 +157,20 @@ def test_trust_is_told_from_looking():
     assert np.mean(slopes, axis=0) == pytest.approx(true, rel=0.2)
     # Up to what the first place has, which nothing in a log tells from relevance.
     assert np.mean(extras, axis=0) == pytest.approx(browsing.intercept(places) - true * browsing.intercept(0), abs=0.04)
-    only_places = propensities_of(results(log)).slope[1]
-    assert only_places < 0.8 * true[1], "without trust, the second place seems to be looked at far less than it is"
+    only_places = propensities_of(results(log))
+    assert 'as where people trust the top; position-only propensities are wrong then: use bias = "trust"' in str(
+        only_places.notes
+    )
+    assert only_places.slope[1] < 0.8 * true[1], (
+        "without trust, the second place seems to be looked at far less than it is"
+    )
 
 
 def test_without_trust_there_is_no_extra():
     log = simulate_shown(made_up_queries(400, documents=6), 60_000, browsing=Browsing(1.0))
     found = propensities_of(results(log), bias="trust")
     assert np.nanmax(np.abs(found.extra)) < 0.03
+    assert propensities_of(results(log)).notes == ()
     assert found.slope[:3] == pytest.approx([1, 1 / 2, 1 / 3], rel=0.15)
 
 

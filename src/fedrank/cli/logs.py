@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fedrank.data.logs import SearchLog
     from fedrank.progress import Progress
 
+_MADE_UP, _SHOWN = "Lists made up around clicks", "Lists as they were shown"  # which options are for which
+_UBI = "User Behavior Insights"
+
 logs_app = typer.Typer(
     help="Search logs: from queries, clicks and documents to a data set of real users.", no_args_is_help=True
 )
@@ -51,11 +54,18 @@ def logs_build(
     least: Annotated[int, typer.Option(min=1, help="Entries that a user must have.")] = 1,
     exclude: Annotated[list[str] | None, typer.Option(help="User to leave out; may be repeated.")] = None,
     window: Annotated[
-        str | None, typer.Option(help="ranked, or shuffled as in the published code.", show_default="ranked")
+        str | None,
+        typer.Option(
+            rich_help_panel=_MADE_UP, help="ranked, or shuffled as in the published code.", show_default="ranked"
+        ),
     ] = None,
     short: Annotated[
         str | None,
-        typer.Option(help="Where too few documents match: drop the entry, or fill at random.", show_default="drop"),
+        typer.Option(
+            rich_help_panel=_MADE_UP,
+            help="Where too few documents match: drop the entry, or fill at random.",
+            show_default="drop",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -63,52 +73,77 @@ def logs_build(
     ] = None,
     match: Annotated[
         str | None,
-        typer.Option(help="Clicks name documents by id or url; auto: by url in AOL's format.", show_default="auto"),
+        typer.Option(
+            rich_help_panel=_MADE_UP,
+            help="Clicks name documents by id or url; auto: by url in AOL's format.",
+            show_default="auto",
+        ),
     ] = None,
     stem: Annotated[str, typer.Option(help="Stems of words instead of words: none, or english.")] = "none",
     features: Annotated[
         str,
         typer.Option(help="aol-103, those of AOL4FOLTR; live-1, of fedrank search; or engine-1, of search engines."),
     ] = "aol-103",
-    published: Annotated[bool, typer.Option("--published", help="Features as the published code has them.")] = False,
+    published: Annotated[
+        bool, typer.Option("--published", rich_help_panel=_MADE_UP, help="Features as the published code has them.")
+    ] = False,
     person: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="UBI: what names the person; else users are browsers.")
+        str | None,
+        typer.Option(metavar="FIELD", rich_help_panel=_UBI, help="What names the person; else users are browsers."),
     ] = None,
     action: Annotated[
-        list[str] | None, typer.Option(help="UBI: event that counts as a click; may be repeated.", show_default="click")
+        list[str] | None,
+        typer.Option(rich_help_panel=_UBI, help="Event that counts as a click; may be repeated.", show_default="click"),
     ] = None,
     object_field: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="UBI: column of the documents that object ids are in.")
+        str | None,
+        typer.Option(metavar="COLUMN", rich_help_panel=_UBI, help="Column of the documents that object ids are in."),
     ] = None,
     application: Annotated[
-        str | None, typer.Option(metavar="NAME", help="UBI: only searches of this application; all if not given.")
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=_UBI, help="Only searches of this application; all if not given."),
     ] = None,
     places: Annotated[
-        int | None, typer.Option(min=1, help="Shown lists: places of a page that are kept.", show_default="100")
+        int | None,
+        typer.Option(min=1, rich_help_panel=_SHOWN, help="Places of a page that are kept.", show_default="100"),
     ] = None,
     drawn: Annotated[
         str | None,
-        typer.Option(metavar="TEMPERATURE,KEEP", help="Shown lists: how those with a column scores were drawn."),
+        typer.Option(
+            metavar="TEMPERATURE,KEEP", rich_help_panel=_SHOWN, help="How lists with a column scores were drawn."
+        ),
     ] = None,
     cap: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="RULE=N", help="Shown lists: robot, clicks_list, lists_hour, clicks_hour, share or least; or none."
+            metavar="RULE=N",
+            rich_help_panel=_SHOWN,
+            help="Limit of a client: robot, clicks_list, lists_hour, clicks_hour, share, least; =none: no limit.",
         ),
     ] = None,
-    keep_days: Annotated[int | None, typer.Option(min=1, help="Shown lists: older ones are never stored.")] = None,
+    keep_days: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_SHOWN, help="Lists that are older are never stored.")
+    ] = None,
     rare: Annotated[
         int | None,
-        typer.Option(min=1, help="Shown lists: users that a query needs, or its text is not stored.", show_default="5"),
+        typer.Option(
+            min=1, rich_help_panel=_SHOWN, help="Users that a query needs, or its text is not stored.", show_default="5"
+        ),
     ] = None,
     keep_patterns: Annotated[
-        bool, typer.Option("--keep-patterns", help="Shown lists: store queries with e-mail addresses and long numbers.")
+        bool,
+        typer.Option(
+            "--keep-patterns", rich_help_panel=_SHOWN, help="Store queries with e-mail addresses and long numbers."
+        ),
     ] = False,
     redact_words: Annotated[
-        Path | None, typer.Option(help="Shown lists: words, one a line; queries with one are not stored.")
+        Path | None, typer.Option(rich_help_panel=_SHOWN, help="Words, one a line; queries with one are not stored.")
     ] = None,
     drop_redacted: Annotated[
-        bool, typer.Option("--drop-redacted", help="Shown lists: leave out the lists of redacted queries as well.")
+        bool,
+        typer.Option(
+            "--drop-redacted", rich_help_panel=_SHOWN, help="Leave out the lists of redacted queries as well."
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(help="For what is drawn by chance.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="For features; one per core if not given.")] = None,

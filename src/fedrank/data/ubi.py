@@ -52,6 +52,7 @@ NO_QUERY = "event without its query"
 NO_OBJECT = "click on nothing: no object id"
 OTHER_CLIENT = "event of another client than the one that asked"
 FAR_AWAY = "event long before or after its list"
+DOUBTFUL = "list with a click at another time, or at none"
 UNKNOWN_OBJECT = "click on an unknown document"
 SHARED_ID = "click on an id that several documents have"
 FORGED = "clicks with a position that is not that of their list"
@@ -181,6 +182,7 @@ class _UbiLog:
         self.persons: dict[int, str | None] = {}  # by client, from events; None: several
         self.clicks, self.dwell = bytearray(), array("f")
         self.counts: dict[str, int] = {}
+        self.doubts: dict[int, int] = {}  # documents shown with a click that does not count, and their lists
 
     def read_queries(self, path: Path) -> None:
         for number, row, trouble in json_rows(path):
@@ -322,10 +324,10 @@ class _UbiLog:
         if not several or len({self.client_of[one] for one in several}) > 1:
             return OTHER_CLIENT
         moment = moment_of(row.get("timestamp"))
-        if moment is None:
-            return BAD_TIME
-        if min(abs(moment - self.lists.time[one]) for one in several) > self.rules.within_hours * 3600:
-            return FAR_AWAY
+        if moment is None or not self._is_near(several, moment):
+            if clicked:
+                self._note_doubt(row, several)
+            return BAD_TIME if moment is None else FAR_AWAY
         if unknown >= 0 and self.client_of[several[0]] == unknown and (claims := name_of(client)):
             for one in several:  # whoever acts first is the one that asked
                 self.client_of[one] = self.client.setdefault(claims, len(self.client))
@@ -352,6 +354,17 @@ class _UbiLog:
         if ordinal is not None and not self._is_place(ordinal, page, at):
             self.noticed.add(FORGED, number)
         return problem
+
+    def _is_near(self, several: list[int], moment: float) -> bool:
+        return min(abs(moment - self.lists.time[one]) for one in several) <= self.rules.within_hours * 3600
+
+    def _note_doubt(self, row: dict[str, Any], several: list[int]) -> None:
+        """A click that does not count because of its time: its list did not go without one, either."""
+        names = self.names.of(field_of(row, "event_attributes.object.object_id_field"))
+        document = row_of(field_of(row, "event_attributes.object.object_id"), names)
+        at, page = self._place(several, document, math.inf) if document >= 0 else (-1, -1)
+        if at >= 0:
+            self.doubts[at] = page
 
     def _place(self, several: list[int], document: int, moment: float) -> tuple[int, int]:
         """Where the document was shown, on the latest page before the event that shows it, else on any."""
@@ -406,6 +419,10 @@ class _UbiLog:
                 lists.user[one] = lists.users.setdefault(name, len(lists.users)) if name else -1
                 if client == nobody:  # nobody's browser does not stand for that of everybody
                     self.client_of[one] = len(names) + lists.user[one]
+        for one in sorted({page for at, page in self.doubts.items() if not self.clicks[at]}):
+            if lists.first[one] >= 0:
+                self.left_out.add(DOUBTFUL, lists.line[one])
+                lists.first[one] = -1
         for field, often in self.names.not_found.items():
             self.counts[f"rows that name the field {field!r}, which no document has: matched by id"] = often
         found = lists.finish(

@@ -79,6 +79,7 @@ class Judgement:
     after: int  # decided searches that came in after the ruling
     clients: int  # that counted
     capped: int  # clients that had more to say
+    harmful: bool  # whether it was refused because it does harm
 
     @property
     def counted(self) -> int:
@@ -91,7 +92,7 @@ class Judgement:
             return f"it won {self.wins} of {self.counted} decided searches"
         if self.ruling == "undecided":
             return f"it won {self.wins} of {self.counted} decided searches, which is not enough yet"
-        if self.evidence[-1, 2] >= self.evidence[-1, 0]:
+        if self.harmful:
             return f"it does harm: it won {self.wins} of {self.counted} decided searches"
         return f"it won {self.wins} of {self.counted} decided searches: not enough to tell that it is better"
 
@@ -126,7 +127,9 @@ def judge(searches: Iterable[DecidedSearch], rules: TrialRules) -> Judgement:
         ruling = gate.verdict(wins, losses)
         if ruling == "adopt" and without < -math.log(gate.level):
             ruling = "refuse" if wins + losses >= gate.most else "undecided"
-    return Judgement(ruling, wins, losses, np.array(evidence), beyond, after, len(of_client), len(capped))
+    harmful = evidence[-1][2] >= -math.log(gate.harm)
+    table = np.array(evidence)
+    return Judgement(ruling, wins, losses, table, beyond, after, len(of_client), len(capped), harmful)
 
 
 def _favourable(alike: Counter[tuple[int, int]], gate: Gate, clients: int) -> tuple[int, int]:

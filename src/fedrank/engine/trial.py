@@ -21,6 +21,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,10 @@ class EngineTrial:
         if not path.exists():
             return []
         try:
-            return [Deed(**row) for row in parse_json(read_bytes(path))]
+            deeds = [Deed(**row) for row in parse_json(read_bytes(path))]
+            if not all(isinstance(text, str) for one in deeds for text in (one.what, one.at, one.who, one.because)):
+                raise ValueError("something in it is no text")
+            return deeds
         except (ValueError, TypeError) as problem:
             raise ValueError(f"{path} cannot be read: {problem}; restore it from a backup") from None
 
@@ -124,7 +128,7 @@ class EngineTrial:
         """What ended it, if something did: the last of it, since what was adopted may be rolled back."""
         return next((deed for deed in reversed(self.history()) if deed.what in ENDED), None)
 
-    def working(self) -> Any:
+    def working(self) -> AbstractContextManager[None]:
         """A lock: one at a time reads or decides."""
         return locked(self.folder / LOCK, f"the trial in {self.folder}")
 
@@ -147,8 +151,8 @@ class EngineTrial:
                     f"the trial was {ended.what} on {ended.at[:10]}: what is shown since then is no part of it; "
                     "begin another one with fedrank trial plan"
                 )
-            known_labels = self._learn_labels(labels or {})
             batches = list(self._batches())
+            known_labels = self._all_labels(labels or {}, begun=bool(batches))
             before = {entry["digest"] for head, _, _ in batches for entry in head["inputs"]}
             found, skipped = EventLines(), []
             for file in files:
@@ -163,6 +167,8 @@ class EngineTrial:
                 found.inputs += one.inputs
             searches, clicks = self._new(batches, found)
             brought = len(found.searches) + len(found.clicks)
+            if known_labels != self.labels():  # not before something could be read with them
+                write_whole(self.folder / LABELS, json.dumps(known_labels, indent=1) + "\n", private=True)
             if found.inputs or complete:
                 self._write(len(batches) + 1, found, searches, clicks, complete)
             return Brought(
@@ -241,19 +247,18 @@ class EngineTrial:
         team = self.plan.team(label, labels)
         return None if team is None else TEAMS[team[0]]
 
-    def _learn_labels(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Those that are known and those that are given, which may not contradict each other."""
+    def _all_labels(self, given: Mapping[str, str], begun: bool) -> dict[str, str]:
+        """Those that are known and those that are given, which may not differ once something was read."""
         known = self.labels()
+        sides = {side: label for label, side in known.items()}
         for label, side in given.items():
-            if known.get(label, side) != side or (side in known.values() and label not in known):
+            if begun and (known.get(label, side) != side or sides.get(side, label) != label):
                 raise ValueError(
                     f"{label} cannot be the {side} model's: this trial has {known}; searches that were read with other "
                     "ids would count for the wrong one. Begin another trial"
                 )
-        both = {**known, **given}
-        if both != known:
-            write_whole(self.folder / LABELS, json.dumps(both, indent=1) + "\n", private=True)
-        return both
+        replaced = {label: side for label, side in known.items() if side not in given.values()}
+        return {**replaced, **given}
 
     def _new(
         self, batches: Iterable[tuple[dict[str, Any], list[ShownSearch], list[SearchClick]]], found: EventLines

@@ -63,6 +63,8 @@ def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) ->
     """
     found = EventLines()
     rows = 0
+    with opened(file) as source:  # first: a file that grows meanwhile is not the same when it is read again
+        digest = hashlib.file_digest(source, "sha256").hexdigest()
     for _, row, problem in json_rows(Path(file)):
         rows += 1
         try:
@@ -81,8 +83,6 @@ def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) ->
         raise ValueError(
             f"{file}: none of its {rows:,} lines is of use to this trial; {times:,} are left out because: {reason}"
         )
-    with opened(file) as source:
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
     found.inputs.append({"name": Path(file).name, "digest": digest, "lines": rows})
     return found
 

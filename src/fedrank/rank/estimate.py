@@ -5,7 +5,8 @@ that its clicks can be counted as if it had stood there all the time (the estima
 al., KDD 2018). Three estimates:
 
 - *self-normalised IPS*: the clicks of a document, divided by how much its places were looked at in all, times how much
-  they would be. Weights are cut at MOST_RATIO.
+  they would be. Weights are cut at MOST_RATIO; what is lost by that, and by documents that were never seen, is taken to
+  be like the rest.
 - *doubly robust*: what a regression on features expects, plus the weighted difference between that and the clicks. The
   two differ where weights were cut, or where a document was never seen.
 - *plain replay*: the logged clicks, moved to their new places. Clicks follow the order that was shown, so that it
@@ -157,7 +158,6 @@ def estimate_clicks(
         raise CannotTell(f"nothing was clicked in the first {places} places")
     slope, extra = repeated.slope[:, :places], repeated.extra[:, :places]
     expected = _regression(counts, slope[0], extra[0], features)
-    row_of = {IPS: _robust(counts, np.zeros_like(expected)), DOUBLY_ROBUST: _robust(counts, expected)}
     ratio, seen = _ratios(counts, slope[:1])
     would = counts.there @ slope[0]
     unseen = float(would[~seen[:, 0]].sum() / would.sum())
@@ -174,9 +174,10 @@ def estimate_clicks(
             f"fewer than {FEWEST:.0f} tell nothing"
         )
     logged = _logged(counts, repeated.multiples)
-    rows = []
-    for name, value_of in row_of.items():
-        rows.append(_row(name, "clicks a list", logged, _values(value_of, slope, extra, repeated.multiples)))
+    both = _estimates(counts, expected, slope, extra, repeated.multiples)
+    rows = [
+        _row(name, "clicks a list", logged, values) for name, values in zip((IPS, DOUBLY_ROBUST), both, strict=True)
+    ]
     rows.append(_replayed(shown, place, places, repeated.multiples))
     cut = counts.clicks @ (_ratios(counts, slope[:1], cut=False)[0][:, 0] > MOST_RATIO) / counts.clicks.sum()
     return ClickEstimate(
@@ -252,36 +253,41 @@ def _ratios(
     ), there
 
 
-def _robust(counts: _Counts, expected: NDArray[np.float64]) -> Any:
-    """A function of propensities [repeats, places] to clicks a list [repeats]; with 0 `expected`, that is IPS."""
+def _estimates(
+    counts: _Counts,
+    expected: NDArray[np.float64],
+    slope: NDArray[np.float64],
+    extra: NDArray[np.float64],
+    multiples: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Clicks a list by (self-normalised IPS, doubly robust) [1 + repeats], the estimate first."""
+    from scipy import sparse
 
-    def value_of(
-        slope: NDArray[np.float64], extra: NDArray[np.float64], multiples: NDArray[np.int64] | None
-    ) -> NDArray[np.float64]:
-        ratio, _ = _ratios(counts, slope)
-        seen, would = counts.here @ slope.T, counts.there @ slope.T
-        surprise = counts.clicks[:, None] - counts.here @ extra.T - seen * expected[:, None]
-        each = would * expected[:, None] + counts.there @ extra.T + ratio * surprise
-        if multiples is None:
-            total: NDArray[np.float64] = each.sum(axis=0) / counts.searches.sum()
-            return total
-        value: NDArray[np.float64] = np.einsum("dr,rd->r", each, multiples[:, counts.query]) / (
-            multiples @ counts.searches
-        )
-        return value
+    documents = np.arange(len(counts.query))
+    by_query: Any = sparse.csr_matrix(
+        (np.ones(len(documents)), (counts.query, documents)), (counts.queries, len(documents))
+    )
+    often = np.vstack([np.ones((1, counts.queries)), multiples])
+    ips, robust = np.empty(len(often)), np.empty(len(often))
+    for first in range(0, len(often), _AT_A_TIME):
+        some = slice(first, first + _AT_A_TIME)
+        alpha, beta, counted = slope[some].T, extra[some].T, often[some]
 
-    return value_of
+        def total(each: NDArray[np.float64], counted: NDArray[np.float64] = counted) -> NDArray[np.float64]:
+            """Sums over documents [documents, repeats], each as often as its query counts."""
+            summed: NDArray[np.float64] = np.einsum("qr,rq->r", by_query @ each, counted)
+            return summed
 
-
-def _values(
-    value_of: Any, slope: NDArray[np.float64], extra: NDArray[np.float64], multiples: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """The estimate, and those of all repeats."""
-    parts = [value_of(slope[:1], extra[:1], None)]
-    for first in range(0, len(multiples), _AT_A_TIME):
-        some, rows = slice(first, first + _AT_A_TIME), slice(first + 1, first + 1 + _AT_A_TIME)
-        parts.append(value_of(slope[rows], extra[rows], multiples[some]))
-    return np.concatenate(parts)
+        ratio, _ = _ratios(counts, slope[some])
+        seen, would, unread = counts.here @ alpha, counts.there @ alpha, total(counts.there @ beta)
+        clicks = counts.clicks[:, None] - counts.here @ beta
+        lists = counted @ counts.searches
+        # Weighted clicks, divided by how much of what the model would show they stand for.
+        ips[some] = (total(ratio * clicks) / total(ratio * seen) * total(would) + unread) / lists
+        # What is expected, and the weighted clicks beyond it.
+        beyond = ratio * (clicks - seen * expected[:, None])
+        robust[some] = (total(would * expected[:, None] + beyond) + unread) / lists
+    return ips, robust
 
 
 def _usable(repeated: Repeated) -> int:

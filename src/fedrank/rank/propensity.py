@@ -50,6 +50,7 @@ _EM_STEPS, _EM_REPEATS, _EM_CELLS = 500, 30, 20_000
 _EM_APART = 0.1  # by which two solutions from different beginnings may differ in any place
 _EXPLAINED = 0.5  # share of the differences between documents of one place that features must explain
 _CONTRADICTS = 3.0  # standard errors between what features and what documents that moved say of a place
+_LOOKED_AT_FOR_TRUST = 5  # places from the top
 _FARTHEST = 12.0  # logarithm of a strength, beyond which it is no number
 _RIDGE = 1e-6
 
@@ -230,6 +231,7 @@ def repeated_propensities(
     logs = np.vstack([strengths(meetings.clicks(None)), strengths(meetings.clicks(multiples))])
     found = _with_intervals(logs, meetings, INTERVENTIONS)
     if _enough(found, shown):
+        found = replace(found, notes=_signs_of_trust(meetings, multiples))
         return Repeated(found, multiples, np.exp(logs), np.zeros_like(logs))
     if features is not None:
         return _by_regression(shown, features, meetings, logs, seed)
@@ -456,6 +458,22 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int
             offer_swaps(shown),
         )
     return Repeated(made, multiples, np.exp(logs), np.vstack([extras, extra]))
+
+
+def _signs_of_trust(meetings: Meetings, multiples: NDArray[np.int64]) -> tuple[str, ...]:
+    """A warning where clicks of the same documents in two places are not in proportion."""
+    with np.errstate(all="ignore"):
+        _, extras = affine(meetings.summed(None), meetings.places)
+        _, repeats = affine(meetings.summed(multiples), meetings.places)
+        errors = extras[0] / spread_of(repeats)
+    for place in range(1, min(meetings.places, _LOOKED_AT_FOR_TRUST)):
+        if errors[place] < -_CONTRADICTS:
+            return (
+                f"documents get fewer clicks in place {place + 1} than in proportion to the first "
+                f"({extras[0][place]:+.3f}, {-errors[place]:.0f} standard errors), as where people trust the top; "
+                'position-only propensities are wrong then: use bias = "trust"',
+            )
+    return ()
 
 
 def affine(summed: NDArray[np.float64], places: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
