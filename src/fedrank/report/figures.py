@@ -45,19 +45,38 @@ LOOK: dict[Any, Any] = {
     "ytick.labelcolor": INK,
     "legend.frameon": False,
 }
+DOTS = 110  # per inch, on a page that shows points
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+class Picture(Figure):
+    """A Matplotlib figure that a notebook shows by itself, whether or not pyplot was ever imported."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # letters that the font lacks
+            self.savefig(file, format="png", dpi=DOTS)
+        return file.getvalue()
+
 
 Panel = tuple[str, list[tuple[str, VariantRuns]]]  # title, lines with their labels
 
 
 def curves(findings: Findings, column: str, title: str) -> str:
+    """The figure of `curves_figure` as SVG."""
+    with mpl.rc_context(LOOK):
+        return as_svg(curves_figure(findings, column, title))
+
+
+def curves_figure(findings: Findings, column: str, title: str) -> Picture:
     """One column by round or tree: a line per variant with a 95% band, in several panels where variants are many."""
     with mpl.rc_context(LOOK):
         panels = split(findings)
         across = min(len(panels), 2 if len(panels) in (2, 4) else 3)
         down = -(-len(panels) // across)
         size = (10.2, 3.7) if len(panels) == 1 else (10.2, 2.8 * down + 0.6)
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Picture(figsize=size, layout="constrained")
         axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
         labels = list(dict.fromkeys(label for _, lines in panels for label, _ in lines))
         together = len(labels) <= TOGETHER  # one legend for all panels
@@ -96,15 +115,21 @@ def curves(findings: Findings, column: str, title: str) -> str:
                 legend(figure, handles, 44, loc="outside lower center", ncols=min(len(handles), 3))
             else:
                 legend(figure, handles, 30, loc="outside right center")
-        return as_svg(figure)
+        return figure
 
 
 def weight_bars(variants: Sequence[VariantRuns], top: int = 12) -> str:
+    """The figure of `weights_figure` as SVG."""
+    with mpl.rc_context(LOOK):
+        return as_svg(weights_figure(variants, top))
+
+
+def weights_figure(variants: Sequence[VariantRuns], top: int = 12) -> Picture:
     """The features that weigh most in the linear models of some variants: mean over repeats, with one sd."""
     with mpl.rc_context(LOOK):
         shown = [(variant, variant.weights()) for variant in variants]
         most = max(min(top, weights.shape[1]) for _, weights in shown if weights is not None)
-        figure = Figure(figsize=(5.1 * len(shown) if len(shown) > 1 else 7.0, 0.27 * most + 0.9), layout="constrained")
+        figure = Picture(figsize=(5.1 * len(shown) if len(shown) > 1 else 7.0, 0.27 * most + 0.9), layout="constrained")
         for axis, (variant, weights) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             assert weights is not None
             order, mean, sd = heaviest(weights, top)
@@ -121,7 +146,7 @@ def weight_bars(variants: Sequence[VariantRuns], top: int = 12) -> str:
             axis.grid(False, axis="y")
             axis.set_xlabel("weight")
             plain(axis.set_title(wrapped(variant.label, 40), loc="left"))
-        return as_svg(figure)
+        return figure
 
 
 def heaviest(
