@@ -19,7 +19,7 @@ ORDER = [
     *("cli", "search", "engine", "deploy", "papers", "report", "run", "spec"),
     *("unlearn", "attack", "trees", "silo", "protect", "federate", "rank", "data", "kernels"),
 ]
-BOTTOM = {"wire", "files", "names", "seeds", "types", "progress"}
+BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "glance"}
 MODULE = re.compile(r"fedrank\.(\w+)(\.\w*)*(:[\w.]+)?")  # as text: a module, or something in one
 
 

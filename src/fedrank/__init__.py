@@ -15,32 +15,53 @@ __version__ = "0.1.0"
 
 
 @cache
+def _stub() -> list[Any]:
+    import ast
+    from pathlib import Path
+
+    return ast.parse(Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8")).body
+
+
+@cache
 def _listed() -> dict[str, Any]:
     """Where every name is at home: a module, or for a family those of its methods."""
     import ast
-    from pathlib import Path
 
     def homes(statements: list[ast.stmt]) -> dict[str, str]:
         imports = [one for one in statements if isinstance(one, ast.ImportFrom)]
         return {name.name: str(one.module) for one in imports for name in one.names}
 
-    stub = ast.parse(Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8")).body
-    families = {one.name: homes(one.body) for one in stub if isinstance(one, ast.ClassDef)}
-    return homes(stub) | families
+    return homes(_stub()) | {one.name: homes(one.body) for one in _stub() if isinstance(one, ast.ClassDef)}
+
+
+@cache
+def _family(name: str) -> Any:
+    """The methods of a family, as attributes."""
+    import ast
+    from types import SimpleNamespace
+
+    class Family(SimpleNamespace):
+        __doc__ = next(ast.get_docstring(one) for one in _stub() if getattr(one, "name", "") == name)
+
+        def __repr__(self) -> str:
+            return f"<fedrank.{name}: {', '.join(vars(self))}>"
+
+    return Family(**{method: getattr(import_module(home), method) for method, home in _listed()[name].items()})
 
 
 def __dir__() -> list[str]:
-    return sorted(_listed())
+    return sorted({*_listed(), *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return __dir__()
+        return sorted(_listed())
     if name.startswith("__") or name not in _listed():
-        raise AttributeError(f"module 'fedrank' has no attribute {name!r}")
-    home = _listed()[name]
-    if isinstance(home, str):
-        return getattr(import_module(home), name)
-    from types import SimpleNamespace
+        import sys
 
-    return SimpleNamespace(**{method: getattr(import_module(place), method) for method, place in home.items()})
+        raise AttributeError(f"module 'fedrank' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    home = _listed()[name]
+    if not isinstance(home, str):
+        return _family(name)
+    module = import_module(home)
+    return getattr(module, name) if hasattr(module, name) else import_module(f"{home}.{name}")

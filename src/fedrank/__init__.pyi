@@ -45,6 +45,7 @@ from fedrank.rank.measures import per_query as per_query
 from fedrank.rank.model import Model as Model
 from fedrank.rank.model import save_model as save_model
 from fedrank.rank.users import User as User
+from fedrank.report import plot as plot
 from fedrank.report.write import write_report as write_report
 from fedrank.run.runs import load_runs as load_runs
 from fedrank.run.schedule import run_experiment as run_experiment

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.glance import Glance, listed
+
 if TYPE_CHECKING:
     from fedrank.data.ranking import RankingData
     from fedrank.seeds import Chance
@@ -56,8 +58,8 @@ def has(method: Any, trait: Trait) -> bool:
     return trait in getattr(method, "traits", ())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holdings:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Holdings(Glance):
     """What clients have, as columns: row c is client c. Tables that clients share are stored once."""
 
     data: RankingData  # what they search; a partition may have rearranged it
@@ -74,13 +76,21 @@ class Holdings:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        sizes = np.diff(self.pools)[self.pool]
+        return f"of {self.data.name}" if self.data.name else "", {
+            "clients": f"{len(self):,}",
+            "queries each": _span(sizes),
+            "interactions a round": _span(self.interactions),
+        }
+
     def rows(self, which: NDArray[Any] | slice) -> Self:
         """Some of the clients; shared tables stay shared."""
         changed = {name: getattr(self, name) for name in self._columns}
         return replace(self, **{name: column[which] if len(column) else column for name, column in changed.items()})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Crowd(Holdings):
     """Clients with people in front of them, as a simulation needs it: what they look for, and how they click."""
 
@@ -101,11 +111,26 @@ class Crowd(Holdings):
 
     _columns: ClassVar[tuple[str, ...]] = (*Holdings._columns, "view", "judged", "user", "malicious", "client")
 
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        name, facts = super()._glance()
+        return name, facts | {
+            "users": listed(dict.fromkeys(self.user_names)),
+            "malicious": f"{int(self.malicious.sum()):,}",
+            "people": "" if self.people is None else f"{len(self.people):,}",
+        }
+
     def rows(self, which: NDArray[Any] | slice) -> Self:
         some = super().rows(which)
         if self.people is None:
             return some
         return replace(some, people=self.people.rows(np.isin(self.people.client, some.ids)))
+
+
+def _span(values: NDArray[Any]) -> str:
+    if not len(values):
+        return ""
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 @dataclass(frozen=True)

@@ -328,3 +328,9 @@ def test_a_number_beyond_all_numbers_is_refused_without_a_warning(forest):
     text = re.sub(r"^num_leaves=.*$", f"num_leaves={'9' * 5000}", forest.text, count=1, flags=re.MULTILINE)
     with pytest.raises(ValueError, match="num_leaves holds numbers that are not finite"):
         Forest(resized(text))
+
+
+def test_a_forest_at_a_glance(forest):
+    line = f"<Forest; trees: {len(forest)}; features: {forest.features}; normalised: {forest.normalised}"
+    assert repr(forest).startswith(line)
+    assert f'<td style="text-align: left; vertical-align: top">{len(forest)}</td>' in forest._repr_html_()

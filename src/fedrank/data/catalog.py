@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fedrank.data.feature_names import FEATURE_NAMES
 from fedrank.data.ranking import RankingData
 from fedrank.files import read_bytes
+from fedrank.glance import Glance
 from fedrank.names import nearest
 
 Normalisation = Literal["none", "query", "global"]
@@ -67,8 +68,8 @@ class DataSet:
     given: str = ""  # what ranks documents before anybody learns, as in `RankingData`
 
 
-@dataclass(frozen=True)
-class Fold:
+@dataclass(frozen=True, repr=False)
+class Fold(Glance):
     """One division of a data set into training, validation and test queries."""
 
     train: RankingData
@@ -77,6 +78,17 @@ class Fold:
     name: str
     fold: int  # from 1
     notes: tuple[str, ...] = ()  # what a reader of results should know about the data
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        return f"{self.name}, fold {self.fold}", {
+            "training": self.train.extent,
+            "validation": "none" if self.validation is None else self.validation.extent,
+            "test": self.test.extent,
+            "features": f"{self.train.features.shape[1]:,}",
+            "grades": f"0 to {self.train.top_grade}",
+            "normalised": self.train.normalised,
+            "notes": " · ".join(self.notes),
+        }
 
 
 def _read_catalog() -> dict[str, DataSet]:

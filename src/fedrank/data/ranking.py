@@ -9,11 +9,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.glance import Glance, number
 from fedrank.types import Features, Grades, Offsets
 
 
-@dataclass(frozen=True)
-class RankingData:
+@dataclass(frozen=True, repr=False)
+class RankingData(Glance):
     """Queries with their candidate documents. Documents of a query are neighbours; arrays may be memory-mapped."""
 
     features: Features  # [documents, features]
@@ -73,6 +74,21 @@ class RankingData:
     @property
     def documents(self) -> int:
         return len(self.grades)
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        return self.name, {
+            "queries": f"{self.queries:,}",
+            "documents": f"{self.documents:,}",
+            "features": f"{self.features.shape[1]:,}",
+            "grades": f"0 to {self.top_grade}",
+            "normalised": self.normalised,
+            "users": f"{len(np.unique(self.who)):,}" if len(self.who) else "",
+        }
+
+    @property
+    def extent(self) -> str:
+        """How much there is, in words."""
+        return f"{number(self.queries, 'query', 'queries')}, {number(self.documents, 'document')}"
 
     @cached_property
     def longest(self) -> int:

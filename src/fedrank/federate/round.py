@@ -20,6 +20,7 @@ from fedrank.federate.client import of_clients, steps_of
 from fedrank.federate.federation import Federation, cohort_size
 from fedrank.federate.fitting import people_clashes
 from fedrank.federate.server import Combined, RoundError, ServerTask, State, advance, combine
+from fedrank.glance import as_pairs, one_line
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
     STRAIGHT,
@@ -78,6 +79,22 @@ class Outcome(NamedTuple):
     @property
     def round(self) -> int:
         return self.state.round
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        return f"of round {self.round:,}", {
+            "online nDCG@10": "" if math.isnan(self.online) else f"{self.online:.4f}",
+            "reward": "" if self.reward is None else f"{self.reward:.4f}",
+            "interactions": f"{self.interactions:,}",
+            "bytes up": f"{self.bytes_up:,}",
+            "bytes down": f"{self.bytes_down:,}",
+            "left out": ", ".join(map(str, self.excluded)),
+        }
+
+    def __repr__(self) -> str:
+        return one_line("Outcome", *self._glance())
+
+    def _repr_html_(self) -> str:
+        return as_pairs("Outcome", *self._glance())
 
 
 def first_weights(ranker: Ranker, crowd: Crowd, seed: int) -> Weights:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.data.ranking import RankingData
 from fedrank.files import parse_json, read_text, write_whole
+from fedrank.glance import Glance
 from fedrank.rank.rankers import RANKERS
 from fedrank.types import Ranker, Scores, Weights
 
@@ -45,8 +46,8 @@ class Scorer(Protocol):
     def score(self, data: RankingData, client: int | None = None) -> NDArray[Any]: ...
 
 
-@dataclass(frozen=True)
-class Model:
+@dataclass(frozen=True, repr=False)
+class Model(Glance):
     """A ranker with its weights, and what it expects of the data."""
 
     ranker: Ranker
@@ -56,6 +57,16 @@ class Model:
     feature_names: tuple[str, ...] = ()
     notes: dict[str, Any] = field(default_factory=dict)  # where it comes from
     ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or not known
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        models = "" if self.weights.ndim == 1 else f"{len(self.weights):,}, one for each client"
+        return type(self.ranker).__name__, {
+            "features": f"{self.features:,}",
+            "weights": f"{self.weights.shape[-1]:,}",
+            "models": models,
+            "normalised": self.normalised,
+            "origin": origin(self.notes),
+        }
 
     def score(self, data: RankingData, client: int | None = None) -> Scores:
         """[documents]: higher is better."""
@@ -81,6 +92,11 @@ class Model:
             )
         own: Weights = self.weights[client]
         return own
+
+
+def origin(notes: Mapping[str, Any]) -> str:
+    """Which run a model comes from, as far as it says so."""
+    return ", ".join(f"{key} {notes[key]}" for key in ("experiment", "variant", "fold", "seed", "data") if key in notes)
 
 
 def save_model(model: Model, path: str | Path) -> None:

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.files import is_alive, is_locked, locked, opened, read_bytes, read_text, told
+from fedrank.glance import Glance, as_rows, number
 from fedrank.names import nearest
 from fedrank.protect.ledger import CHANGED, PARTICIPANTS
 from fedrank.protect.population import FORGOTTEN, LEDGER
 from fedrank.rank.model import check_content
 from fedrank.run.cards import read_card
 from fedrank.run.folder import FORMAT, STATES, Card, Facts, Receipt, read_json, round_kept
+from fedrank.run.frames import framed
 from fedrank.spec.experiment import Experiment
 from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml
@@ -44,14 +46,23 @@ BOOKKEEPING = ("round", "online", *COUNTED)  # all other columns are measures
 OURS = ("run.json", "rounds.csv", "spec.toml")  # a folder without any of these is none of our business
 REPEAT = re.compile(r"fold-(\d+)-seed-(\d+)")
 DIGITS = re.compile(r"(\d+)")
+GLANCED = 500  # runs whose files are looked at for one table in a notebook
 END = 8192  # bytes that hold the last rows of a table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run(Facts):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Run(Glance, Facts):
     """One variant of an experiment on one fold with one seed, as found on disk."""
 
     path: Path
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        facts = {"status": self.status, "rounds": f"{self.round:,} of {self.asked:,}", "reason": self.reason}
+        if self.status == "finished":
+            with suppress(OSError, ValueError):  # a damaged one is told by `checked`
+                column, value = self.so_far
+                facts[column] = f"{value:.4f}"
+        return f"{self.experiment}, {self.label}", facts | {"folder": str(self.path)}
 
     @property
     def folder(self) -> Path:
@@ -247,9 +258,13 @@ class Runs:
     def __getitem__(self, index: int) -> Run:
         return self.runs[index]
 
-    def __repr__(self) -> str:
+    @property
+    def _tally(self) -> str:
         states = Counter(run.status for run in self)
-        tally = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        return ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+
+    def __repr__(self) -> str:
+        tally = self._tally
         lines = [f"Runs({len(self)}{': ' + tally if tally else ''})"]
         for (_, name), group in self.group("folder", "experiment").items():
             variants = group.group("variant")
@@ -260,6 +275,20 @@ class Runs:
             if len(variants) > 8:
                 lines.append(f"    ... and {len(variants) - 8} more")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """A row for each variant; what it comes to is left out where thousands of files would have to be read."""
+        rows: list[dict[str, Any]] = []
+        for (_, name, variant), some in self.group("folder", "experiment", "variant").items():
+            done = some.finished
+            row = {"experiment": name, "variant": variant, "finished": f"{len(done)} of {len(some)}"}
+            if len(self) <= GLANCED:
+                with suppress(OSError, ValueError):
+                    columns = [run.so_far for run in done]
+                    if len({column for column, _ in columns}) == 1:
+                        row[columns[0][0]] = f"{np.mean([value for _, value in columns]):.4f}"
+            rows.append(row)
+        return as_rows(f"{number(len(self), 'run')}{': ' * bool(rows)}{self._tally}", rows)
 
     @property
     def finished(self) -> Runs:
@@ -296,6 +325,42 @@ class Runs:
             rows.append(row)
         return rows
 
+    def final(self) -> Any:
+        """The final values of finished runs, one a row: experiment, variant, settings, fold, seed, measure, value.
+
+        A pandas frame where pandas is installed, else a list of records.
+        """
+        return framed(
+            [
+                _who(run) | {"measure": name, "value": value}
+                for run in self._counted
+                for name, value in run.finals.items()
+            ]
+        )
+
+    def curves(self) -> Any:
+        """What finished runs measured on the way, one value a row: as `final`, and round and interactions.
+
+        Online quality stands at the rounds that were evaluated, too.
+        """
+        rows = []
+        for run in self._counted:
+            who, rounds, places = _who(run), run.rounds, run.evaluated
+            columns = [name for name in (*run.measures, "online") if name in rounds]
+            counted = rounds.get("interactions", np.full(len(rounds["round"]), np.nan))
+            for place in places:
+                at = {"round": int(rounds["round"][place]), "interactions": int(counted[place])}
+                measured = ((name, float(rounds[name][place])) for name in columns)
+                rows += [
+                    who | at | {"measure": name, "value": value} for name, value in measured if not np.isnan(value)
+                ]
+        return framed(rows)
+
+    @property
+    def _counted(self) -> Iterator[Run]:
+        """Finished runs, one by one while their files are in memory; damaged ones do not count."""
+        return (run for each in self if (run := each.checked()).status == "finished")
+
     def to_pandas(self) -> Any:
         """The same rows as a data frame."""
         try:
@@ -310,6 +375,10 @@ class Runs:
     def checked(self) -> Runs:
         """The same runs, with finished ones whose files turn out to be unreadable marked as broken."""
         return Runs(tuple(run.checked() for run in self))
+
+
+def _who(run: Run) -> dict[str, Any]:
+    return {"experiment": run.experiment, "variant": run.variant, **run.settings, "fold": run.fold, "seed": run.seed}
 
 
 def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Runs:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.files import read_text, told, write_whole
+from fedrank.glance import Glance
 from fedrank.progress import Progress, quiet
 from fedrank.run.perform import perform
 from fedrank.run.runs import load_runs
@@ -29,14 +30,22 @@ ALL_RUNS = "all runs"  # what is told of all of them together
 SECONDS_TO_STOP = 30.0  # until a worker that was asked to stop is ended
 
 
-@dataclass
-class Results:
+@dataclass(repr=False)
+class Results(Glance):
     """What became of the runs of an experiment."""
 
     finished: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)  # finished before
     interrupted: list[Task] = field(default_factory=list)
     failed: list[tuple[Task, str]] = field(default_factory=list)
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        done = {"finished": self.finished, "finished before": self.skipped, "interrupted": self.interrupted}
+        return "", {what: f"{len(tasks):,}" for what, tasks in done.items() if tasks} | {
+            "failed": f"{len(self.failed):,}, first {self.failed[0][0].label}: {self.failed[0][1]}"
+            if self.failed
+            else ""
+        }
 
 
 def plan(grid: Grid[Any], name: str, out: str | Path) -> list[Task]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Generic
 
+from fedrank.glance import Glance, listed
 from fedrank.names import nearest
 from fedrank.rank.measures import measure
 from fedrank.spec.experiment import E, Experiment, SpecError, to_tables
@@ -80,8 +81,8 @@ class About:
 ABOUT = tuple(About.__dataclass_fields__)
 
 
-@dataclass(frozen=True)
-class Grid(Generic[E]):
+@dataclass(frozen=True, repr=False)
+class Grid(Glance, Generic[E]):
     """A question: one experiment, or several that differ in some settings, and what a paper says about them."""
 
     tables: TomlTable  # as it was asked
@@ -93,6 +94,16 @@ class Grid(Generic[E]):
     def of(cls, experiment: E) -> Grid[E]:
         """The grid of one experiment."""
         return cls(to_tables(experiment), experiment, (Variant("only", {}, experiment),))
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        repeats = self.repeats()
+        return self.title, {
+            "kind": self.kind,
+            "variants": listed(self.names, 8),
+            "repeats": f"{len(repeats):,} (fold, seed)",
+            "runs": f"{len(repeats) * len(self.variants):,} of {self.base.extent}",
+            "measures": ", ".join(self.measures),
+        }
 
     @property
     def kind(self) -> str:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.files import is_plain, read_text, write_whole
-from fedrank.rank.model import CHECKSUM, FOREST, Tell, check_sum, checksum_of, ranges_of, write_content
+from fedrank.glance import Glance
+from fedrank.rank.model import CHECKSUM, FOREST, Tell, check_sum, checksum_of, origin, ranges_of, write_content
 from fedrank.trees.arrays import Trees
 
 END = "end of trees"
@@ -37,8 +38,8 @@ def lightgbm() -> Any:
     return engine
 
 
-@dataclass(frozen=True)
-class Forest:
+@dataclass(frozen=True, repr=False)
+class Forest(Glance):
     """Regression trees whose outputs add up to a document's score."""
 
     text: str  # LightGBM's text format
@@ -59,6 +60,14 @@ class Forest:
             raise ValueError(
                 f"{len(self.feature_names)} feature names for a forest that reads {self.features} features"
             )
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        return "", {
+            "trees": f"{len(self):,}",
+            "features": f"{self.features:,}",
+            "normalised": self.normalised,
+            "origin": origin(self.notes),
+        }
 
     @cached_property
     def features(self) -> int:
