@@ -1,9 +1,15 @@
-"""How far something is: told by whoever does it through a plain callback, shown by nobody but the command."""
+"""How far something is: told by whoever does it through a plain callback, shown by the command or by a notebook."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
-from typing import Protocol
+from html import escape
+from importlib import import_module
+from typing import Any, Protocol
+
+SECONDS_BETWEEN_LOOKS = 0.2  # a notebook keeps all that is sent to it
 
 
 class Progress(Protocol):
@@ -14,6 +20,41 @@ class Progress(Protocol):
 
 def quiet(what: str, done: float, of: float, detail: str = "") -> None:
     """For whoever does not want to know."""
+
+
+def here() -> Progress:
+    """What shows progress where this runs: bars below the cell of a notebook, elsewhere nothing."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return quiet if getattr(shell, "kernel", None) is None else NotebookBars(import_module("IPython.display"))
+
+
+class NotebookBars:
+    """A bar for each thing under way, below the cell; the last word of what ended stays."""
+
+    def __init__(self, display: Any) -> None:
+        self._display = display  # the module IPython.display
+        self._handle: Any = None
+        self._bars: dict[str, str] = {}
+        self._ended = ""
+        self._looked = 0.0
+
+    def __call__(self, what: str, done: float, of: float, detail: str = "") -> None:
+        ends = done >= of
+        if ends:
+            self._bars.pop(what, None)
+            self._ended = f"<div>{escape(what)}: {escape(detail or 'done')}</div>"
+        else:
+            self._bars[what] = (
+                f'<div><progress value="{done:g}" max="{of:g}"></progress> {escape(what)}: {escape(detail)}</div>'
+            )
+        if not ends and time.monotonic() - self._looked < SECONDS_BETWEEN_LOOKS:
+            return
+        self._looked = time.monotonic()
+        page = self._display.HTML("".join([*self._bars.values(), self._ended]))
+        if self._handle is None:
+            self._handle = self._display.display(page, display_id=True)
+        else:
+            self._handle.update(page)
 
 
 def by_rounds(progress: Progress, what: str) -> Callable[[int, int], None]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedrank.files import read_text, told, write_whole
 from fedrank.glance import Glance
-from fedrank.progress import Progress, quiet
+from fedrank.progress import Progress, here
 from fedrank.run.perform import perform
 from fedrank.run.runs import load_runs
 from fedrank.run.writer import News, Task
@@ -73,9 +73,12 @@ def run_experiment(
     *,
     workers: int = 1,
     threads: int = 1,
-    progress: Progress = quiet,
+    progress: Progress | None = None,
 ) -> Results:
-    """Do all runs that are not finished, `workers` of them at a time, each in its own process if there are several."""
+    """Do all runs that are not finished, `workers` of them at a time, each in its own process if there are several.
+
+    How far they are is told to `progress`; without one a notebook shows it, and a script nothing.
+    """
     grid = question if isinstance(question, Grid) else Grid.of(question)
     tasks = plan(grid, name, out)
     results = Results()
@@ -89,7 +92,7 @@ def run_experiment(
     write_whole(folder / "experiment.toml", grid.toml())
     if not waiting:
         return results
-    show = _Show(progress, len(tasks), results)
+    show = _Show(progress or here(), len(tasks), results)
     workers = max(1, min(workers, len(waiting)))
     with stopping() as stop:
         if workers == 1:
