@@ -291,6 +291,21 @@ def test_changed_settings_are_told_and_nothing_published_is_judged_by_them(runs:
     assert "published" not in summary(done)
 
 
+def test_what_failed_is_told_from_what_was_not_run(tmp_path: Path) -> None:
+    asked = tmp_path / "runs"
+    broke = {"message": "the disk <was> full", "round": 3, "client": None}
+    for seed in (1, 2):
+        write_run(asked / "thesis", "fig-4-3-quick", "only", seed=seed, status="failed", error=broke)
+    write_run(asked / "thesis", "fig-4-4", "only", status="interrupted")
+    out = tmp_path / "papers.html"
+    assert write_papers_report(asked, out).startswith("Nothing has been tested yet")
+    for page in (out, tmp_path / "papers-thesis.html"):
+        text = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page.read_text())))
+        assert text.count("failed: 2 runs, the disk <was> full (round 3)") == 1
+        assert text.count("interrupted: 1 run") == 1
+        assert "not run" in text
+
+
 def test_the_report_says_what_came_out(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "papers.html"
     told = write_papers_report(runs, out)

@@ -40,6 +40,7 @@ from fedrank.cli.shared import (
     note,
     progress,
     say,
+    say_failures,
 )
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
@@ -134,8 +135,7 @@ def tune(
         results, tried, path = tune(
             grid, label_of(name, spec), tried_over, out, workers=workers or os.cpu_count() or 1, progress=tell
         )
-    for task, reason in results.failed:
-        say(console, f"failed {task.label}: {reason}", style="red")
+    say_failures(results.failed, console)
     if path is None:
         say(console, "Nothing is chosen while runs are interrupted: run the same command again.")
         raise typer.Exit(130)

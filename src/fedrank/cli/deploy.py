@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrank.cli.shared import FAILED, Changes, Name, Spec, answer, label_of, new_console, progress, say
+from fedrank.cli.shared import FAILED, Changes, Name, Spec, answer, label_of, new_console, progress, say, say_failures
 
 if TYPE_CHECKING:
     from fedrank.deploy.holdings import SiteShare
@@ -665,8 +665,7 @@ def tell_results(results: Any, folder: Path) -> None:
     from fedrank.run.runs import load_runs
 
     console = new_console()
-    for task, reason in results.failed:
-        say(console, f"failed {task.label}: {reason}", style="red")
+    say_failures(results.failed, console)
     if results.interrupted:
         say(
             console,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fedrank.progress import Progress
     from fedrank.report.sections import Section
+    from fedrank.run.writer import Task
     from fedrank.spec.grid import Grid
 
 FAILED = 1  # how a command ends whose runs failed
@@ -144,6 +145,18 @@ def label_of(name: str | None, spec: str) -> str:
     return name
 
 
+def say_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
+    """Each cause once, and where somebody's own code failed, the last lines of its traceback."""
+    from fedrank.run.failures import causes
+
+    for cause in causes(failed):
+        say(console, cause.told, style="red")
+        for line in cause.lines:
+            say(console, f"    {line}", style="dim")
+        if cause.file is not None:
+            say(console, f"    All of it: {cause.file}")
+
+
 def do_experiment(grid: Grid[Any], label: str, out: Path, workers: int | None, threads: int = 1) -> None:
     """Do all runs of an experiment that are not finished, and show what came out."""
     from fedrank.report.compose import brief
@@ -169,8 +182,7 @@ def do_experiment(grid: Grid[Any], label: str, out: Path, workers: int | None, t
         )
     if results.skipped:
         say(console, f"{count_runs(len(results.skipped))} of {runs} finished before")
-    for task, reason in results.failed:
-        say(console, f"failed {task.label}: {reason}", style="red")
+    say_failures(results.failed, console)
     if results.interrupted:
         left = len(results.interrupted)
         are = "is" if left == 1 else "are"

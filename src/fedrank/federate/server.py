@@ -199,10 +199,11 @@ def combine(
             if has(rule, "remembers"):
                 # It remembers rows; ids may have gaps, where clients were selected.
                 change, kept = cast(RememberingAggregator, rule)(replace(used, ids=rows), state.rule)
+                change = _checked(rule, change, state, len(rows))
             elif task.arrival is None:
-                change = rule(used)
+                change = _checked(rule, rule(used), state, len(rows))
             elif len(rows):
-                change = rule(replace(used, ids=rows))
+                change = _checked(rule, rule(replace(used, ids=rows)), state, len(rows))
         except ValueError as problem:  # such as too few clients for this rule
             raise RoundError(str(problem), state.round + 1) from problem
     _check_somebody_is_left(task, state, excluded, present)
@@ -213,7 +214,7 @@ def combine(
             state.round + 1,
         )
     if total is not None:
-        change = cast(StreamingAggregator, rule).whole(total)
+        change = _checked(rule, cast(StreamingAggregator, rule).whole(total), state, came)
     rows, sizes = (one[0] if len(one) == 1 else np.concatenate(one) for one in (rows_used, sizes_used))
     return Combined(change, rows, updates, sizes, kept, common, tuple(excluded))
 
@@ -229,6 +230,12 @@ def advance(task: ServerTask, state: State, combined: Combined, present: NDArray
         every[combined.rows] = change
         change = every
     weights, server = task.federation.server(state.weights, change, state.server)
+    if np.shape(weights) != state.weights.shape:
+        raise RoundError(
+            f"the server step {_called(task.federation.server)} returned {_shape_in_words(weights)}, and the model has "
+            f"the shape {state.weights.shape}; return weights of that shape",
+            number,
+        )
     return State(number, weights, combined.common, server, combined.rule)
 
 
@@ -259,6 +266,43 @@ def _rule(task: ServerTask, state: State, present: int, source: Source | None) -
     if task.arrival is not None:
         return Arrived(task.arrival, state.rule, present)
     return federation.aggregator
+
+
+def _checked(rule: Aggregator, change: Any, state: State, clients: int) -> Change:
+    """What a rule returned, if it can move the model.
+
+    All updates that it was given are finite, so that what is not comes from the rule.
+    """
+    shape = state.weights.shape if state.weights.ndim == 1 else (clients, state.weights.shape[1])
+    if np.shape(change) != shape:
+        raise RoundError(
+            f"the aggregator {_called(rule)} returned {_shape_in_words(change)}, where a change has one value for each "
+            f"of {shape[-1]} parameters; return an array of shape {shape}, such as messages.updates.mean(axis=0)",
+            state.round + 1,
+        )
+    values: Change = np.asarray(change)
+    if not np.isfinite(values).all():
+        bad = np.count_nonzero(~np.isfinite(values))
+        raise RoundError(
+            f"the aggregator {_called(rule)} returned a change that is not finite in {bad:,} of {values.size:,} "
+            "values, from updates that all are; look for a division by zero or an overflow in it, or take smaller "
+            "steps (learner.rate)",
+            state.round + 1,
+        )
+    return values
+
+
+def _called(method: object) -> str:
+    """A method by its class; one from outside with the module that it comes from."""
+    kind = type(method)
+    return kind.__name__ if kind.__module__.startswith("fedrank.") else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _shape_in_words(value: Any) -> str:
+    shape = np.shape(value)
+    if shape == ():
+        return "nothing" if value is None else f"a single value ({type(value).__name__})"
+    return f"{shape[0]:,} values" if len(shape) == 1 else f"an array of shape {shape}"
 
 
 def _common_move(task: ServerTask, common: NDArray[np.float64], used: Messages) -> NDArray[np.float64]:

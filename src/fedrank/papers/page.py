@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ IN_WORDS = {
     OPEN: ("cannot be told from the repeats there are", "cannot be told from the repeats there are"),
     UNTESTED: ("was not tested", "were not tested"),
 }
+NOTHING: Mapping[str, Runs] = {}
 TONES = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
 
 
@@ -58,11 +59,32 @@ def write_papers_report(folder: Path, out: Path) -> str:
     runs = load_runs(folder) if folder.is_dir() else Runs()
     known = papers()
     done = match(known, find(runs, by_query=False) if len(runs.finished) else [])
+    tried = unfinished(known, runs)
     for paper in known:
-        write_whole(_beside(out, paper), paper_page(paper, done[paper.key], out.name))
+        write_whole(_beside(out, paper), paper_page(paper, done[paper.key], out.name, tried))
     everything = [one for some in done.values() for one in some]
-    write_whole(out, overview_page(known, done, out))
+    write_whole(out, overview_page(known, done, out, tried))
     return summary(everything)
+
+
+def unfinished(known: Sequence[Paper], runs: Runs) -> dict[str, Runs]:
+    """Runs of tables and figures that are not finished, by the name of their experiment, whatever its form."""
+    left: dict[str, Runs] = {}
+    for item in (item for paper in known for item in paper.items):
+        ours = _ours(item)
+        some = tuple(run for run in runs if run.status != "finished" and ours.fullmatch(_called(run.folder)))
+        if some:
+            left[item.name] = Runs(some)
+    return left
+
+
+def _ours(item: Item) -> re.Pattern[str]:
+    """Which folders hold runs of a table or figure."""
+    return re.compile(rf"{re.escape(item.name)}({QUICK})?({ON}.+?)?({UNLEARNED})?")
+
+
+def _called(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}"
 
 
 def match(known: Sequence[Paper], reported: Sequence[Findings]) -> dict[str, list[Done]]:
@@ -71,9 +93,9 @@ def match(known: Sequence[Paper], reported: Sequence[Findings]) -> dict[str, lis
     for paper in known:
         done[paper.key] = []
         for item in paper.items:
-            ours = re.compile(rf"{re.escape(item.name)}({QUICK})?({ON}.+?)?({UNLEARNED})?")
+            ours = _ours(item)
             for findings in reported:
-                fits = ours.fullmatch(f"{findings.folder.parent.name}/{findings.folder.name}")
+                fits = ours.fullmatch(_called(findings.folder))
                 if fits:
                     quick, elsewhere, unlearned = fits.groups()
                     form = ("quick" if quick else "whole") + (", unlearned" if unlearned else "")
@@ -98,17 +120,19 @@ def summary(done: Sequence[Done]) -> str:
     return f"{sum(verdicts.values())} tests of claims in {experiments}: {counts}.{published}"
 
 
-def overview_page(known: Sequence[Paper], done: dict[str, list[Done]], out: Path) -> str:
+def overview_page(
+    known: Sequence[Paper], done: dict[str, list[Done]], out: Path, tried: Mapping[str, Runs] = NOTHING
+) -> str:
     """The page that says what became of every table and figure."""
     everything = [one for some in done.values() for one in some]
     parts: list[Part] = [say(summary(everything), tone="lead")]
     for paper in known:
         authors, link = f"{paper.authors}, {paper.year}", _beside(out, paper).name
-        parts.append(Section(paper.title, (overview(paper, done[paper.key]),), authors, link=link))
+        parts.append(Section(paper.title, (overview(paper, done[paper.key], tried),), authors, link=link))
     return page(TITLE, [Section(TITLE, (*parts, say(_NOTE, tone="note")))])
 
 
-def paper_page(paper: Paper, done: Sequence[Done], back: str) -> str:
+def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str, Runs] = NOTHING) -> str:
     """All on one paper: what contradicts it, its findings, its values, its figures."""
     parts: list[Part] = [say(Span(TITLE, link=back), tone="note"), say(summary(done), tone="lead")]
     if paper.remarks:
@@ -121,22 +145,20 @@ def paper_page(paper: Paper, done: Sequence[Done], back: str) -> str:
         parts.append(Section("Published and measured", (values_table(done),)))
     others = [[Cell(row.item), Cell(row.command)] for row in paper.other]
     also = [Table(["also", "command"], others, 2)] if others else []
-    parts.append(Section("Tables and figures", (overview(paper, done), *also)))
+    parts.append(Section("Tables and figures", (overview(paper, done, tried), *also)))
     parts += map(_section, done)
     parts.append(say(_NOTE, tone="note"))
     return page(paper.title, [Section(paper.title, tuple(parts), f"{paper.authors}, {paper.year}")])
 
 
-def overview(paper: Paper, done: Sequence[Done]) -> Table:
-    """One row for each table or figure and each form of it that ran."""
+def overview(paper: Paper, done: Sequence[Done], tried: Mapping[str, Runs] = NOTHING) -> Table:
+    """One row for each table or figure and each form of it that ran. What failed is told from what was not run."""
     rows = []
     for item in paper.items:
         ours = [one for one in done if one.item is item]
         if not ours:
-            why = "not run: its data are not here" if item.missing else "not run"
-            verdict = Cell(
-                f"{why}; not tested here" if item.grid.about.claims else why, tone="quiet", hint=item.missing
-            )
+            why, tone, hint = _why_not(item, tried.get(item.name, Runs()))
+            verdict = Cell(f"{why}; not tested here" if item.grid.about.claims else why, tone=tone, hint=hint)
             rows.append([*map(Cell, (item.label, item.name, "-", item.data, "0", "-")), verdict])
         for one in ours:
             values = one.findings.published
@@ -153,6 +175,22 @@ def overview(paper: Paper, done: Sequence[Done]) -> Table:
                 ]
             )
     return Table(["item", "experiment", "form", "data", "repeats", "published values met", "verdict"], rows, 4)
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number:,} runs"
+
+
+def _why_not(item: Item, left: Runs) -> tuple[str, str, str]:
+    """Why nothing was measured, its tone, and more about it."""
+    failed = [run for run in left if run.status in ("failed", "broken")]
+    if failed:
+        reasons = " ".join(dict.fromkeys(f"{run.reason}." for run in failed))
+        return f"failed: {_runs(len(failed))}, {failed[0].reason}", "worse", reasons
+    if len(left):
+        under_way = any(run.status == "running" for run in left)
+        return ("running" if under_way else f"interrupted: {_runs(len(left))}"), "warn", ""
+    return ("not run: its data are not here" if item.missing else "not run"), "quiet", item.missing
 
 
 def findings_table(done: Sequence[Done]) -> Table:

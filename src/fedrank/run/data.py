@@ -68,6 +68,12 @@ def drop_kept_logs() -> None:
     _load_log.cache_clear()
 
 
+def drop_kept_data() -> None:
+    """Let go of what was read, where others will read it themselves."""
+    for kept in (_load_named, _load_files, _load_log, _load_collection):
+        kept.cache_clear()
+
+
 def judged(fold: Fold, data: DataSpec) -> RankingData:
     """The queries by which models are judged."""
     queries = fold.test if data.evaluate_on == "test" else fold.validation

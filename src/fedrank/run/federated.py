@@ -180,19 +180,23 @@ def _last_notes(experiment: FederatedExperiment, done: int, last: int, excluded:
     return notes
 
 
+def start_model(experiment: FederatedExperiment, crowd: Crowd) -> Weights | None:
+    """The model that a federation is asked to begin with, if any."""
+    if experiment.start is None:
+        return None
+    if experiment.start == GIVEN:
+        return given_weights(crowd.data, experiment.data.given)
+    model = load_weights(experiment.start)
+    if model.ranker.hidden != experiment.learner.ranker.hidden or model.weights.ndim != 1:
+        raise ValueError(
+            f"start = {experiment.start!r} is not a model of the same ranker as learner.ranker; choose the one it has"
+        )
+    return model.weights
+
+
 def start_weights(experiment: FederatedExperiment, crowd: Crowd, seed: int) -> Weights | None:
     """What the federation begins with, if not with the ranker's own first weights."""
-    learner, weights = experiment.learner, None
-    if experiment.start == GIVEN:
-        weights = given_weights(crowd.data, experiment.data.given)
-    elif experiment.start is not None:
-        model = load_weights(experiment.start)
-        if model.ranker.hidden != learner.ranker.hidden or model.weights.ndim != 1:
-            raise ValueError(
-                f"start = {experiment.start!r} is not a model of the same ranker as learner.ranker; choose the one it "
-                "has"
-            )
-        weights = model.weights
+    learner, weights = experiment.learner, start_model(experiment, crowd)
     if interactions := getattr(experiment.clients.partition, "warm_up", 0):
         if weights is None:
             weights = first_weights(learner.ranker, crowd, seed)

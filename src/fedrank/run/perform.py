@@ -7,8 +7,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from fedrank.federate.server import RoundError
-from fedrank.files import naming, told
+from fedrank.files import naming
+from fedrank.run.failures import TRACEBACK, note_failure
 from fedrank.run.runs import working_on
 from fedrank.run.writer import News, RunWriter, Stopped, Task
 from fedrank.spec.kinds import KINDS
@@ -35,6 +35,7 @@ def perform(
     with working_on(task.folder), RunWriter(task, threads, tell, stop) as writer, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* promises nothing where ")  # it stands in the notes
         try:
+            (task.folder / TRACEBACK).unlink(missing_ok=True)  # of an earlier attempt
             writer.check_checkpoint()
             writer.know()
             with naming(task.folder):
@@ -43,13 +44,8 @@ def perform(
             writer.know(status="interrupted", round=writer.round)
         except Exception as problem:
             try:
-                writer.know(status="failed", round=writer.round, error=_told(problem))
+                error = note_failure(problem, task.experiment, task.folder)
+                writer.know(status="failed", round=writer.round, error=error)
             except OSError:  # where a disk is full, there is no room to say so either
                 raise problem from None
         return writer.facts.status
-
-
-def _told(problem: Exception) -> dict[str, Any]:
-    message = problem.message if isinstance(problem, RoundError) else told(problem)
-    place = {name: getattr(problem, name, None) for name in ("round", "client")}
-    return {"message": message or type(problem).__name__} | place

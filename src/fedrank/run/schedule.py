@@ -19,6 +19,8 @@ from typing import Any
 from fedrank.files import read_text, told, write_whole
 from fedrank.glance import Glance
 from fedrank.progress import Progress, here
+from fedrank.run.ahead import check_ahead
+from fedrank.run.data import drop_kept_data
 from fedrank.run.perform import perform
 from fedrank.run.runs import load_runs
 from fedrank.run.writer import News, Task
@@ -87,6 +89,7 @@ def run_experiment(
         (results.skipped if is_finished(task) else waiting).append(task)
     for experiment in {task.experiment.data: task.experiment for task in waiting}.values():
         experiment.require_data()
+    check_ahead(waiting)
     folder = Path(out) / name
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "experiment.toml", grid.toml())
@@ -94,6 +97,8 @@ def run_experiment(
         return results
     show = _Show(progress or here(), len(tasks), results)
     workers = max(1, min(workers, len(waiting)))
+    if workers > 1:
+        drop_kept_data()  # each reads its own
     with stopping() as stop:
         if workers == 1:
             _one_after_the_other(waiting, threads, stop, show)

@@ -66,13 +66,13 @@ def tune(
     """The booster with the best of the settings that were tried, and all that were."""
     if not isinstance(booster, Lambdamart):
         raise ValueError("tune: only fedrank's own boosters have settings that Optuna knows; set tune = 0")
-    optuna = _optuna()
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    engine = optuna()
+    before = engine.logging.get_verbosity()
+    engine.logging.set_verbosity(engine.logging.WARNING)
     try:
-        return _tune(optuna, booster, train, validation, trials, Path(study), seed, threads, tell, turn)
+        return _tune(engine, booster, train, validation, trials, Path(study), seed, threads, tell, turn)
     finally:
-        optuna.logging.set_verbosity(before)
+        engine.logging.set_verbosity(before)
 
 
 def _tune(
@@ -137,9 +137,10 @@ def _done(optuna: Any, study: Any) -> list[BoosterTrial]:
     return [BoosterTrial(dict(one.params), float(one.value), int(one.user_attrs["trees"])) for one in complete]
 
 
-def _optuna() -> Any:
+def optuna() -> Any:
+    """The package, or an error that says how to get it."""
     try:
-        import optuna
+        import optuna as engine
     except ImportError:
         raise ImportError("tuning needs Optuna: pip install 'fedrank[trees]'") from None
-    return optuna
+    return engine
