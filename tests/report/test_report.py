@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import re
 from html.parser import HTMLParser
@@ -78,11 +80,14 @@ def test_the_page_stands_alone_and_holds_every_part(tmp_path: Path) -> None:
     outline.feed(text)
     assert outline.open == []
     assert outline.fetched == []
-    assert "script" not in outline.tags
+    scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    allowed = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert re.findall(r"script-src ([^;\"]+)", text) == [f"'sha256-{one}'" for one in allowed]  # and no other
+    assert len(scripts) == 1
     assert "url(http" not in text
     assert "@import" not in text
     parts = ["What was asked", "Final quality", "Against the baseline", "Published and measured", "Learning curves"]
-    parts += ["Cost", "What the linear model learned", "How it was measured", "Provenance"]
+    parts += ["Query by query", "Cost", "What the linear model learned", "How it was measured", "Provenance"]
     assert re.findall(r"<h2>(.*?)</h2>", text) == parts
     assert outline.tags.count("svg") == 4  # two measures, online, weights
     assert "queries without a relevant document are skipped" in text
@@ -207,7 +212,8 @@ def test_text_from_files_stays_text(tmp_path: Path, suffix: str) -> None:
             write_run(out, variant=variant, seed=seed, title=bad, notes=[bad], conventions={"ndcg@10": bad})
     write_run(out, variant="<b>", seed=4, status="failed", error={"message": bad, "round": None, "client": None})
     text = write_report(load_runs(out), tmp_path / f"report{suffix}").read_text()
-    assert "<script" not in text
+    assert "<script>alert" not in text
+    assert len(re.findall(r"<script>", text)) == (suffix == ".html")  # ours
     assert "<b>" not in text
     assert "alert(1)" in text
     assert "_a$b$" in text
@@ -236,9 +242,9 @@ def test_runs_without_queries_model_online_or_timing(tmp_path: Path) -> None:
     assert "Who attacked is not known of 6 runs" in text
 
 
-def test_several_experiments_have_a_section_each(tmp_path: Path) -> None:
+def test_experiments_on_different_queries_have_a_section_each(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "first", title="The first question")
-    write_run(tmp_path / "runs", "second", title="The second question")
+    write_run(tmp_path / "runs", "second", title="The second question", queries=20)
     text = write_report(load_runs(tmp_path / "runs"), tmp_path / "report.html").read_text()
     assert text.count("<article") == 2
     assert 'href="#experiment-2">The second question' in text

@@ -323,19 +323,27 @@ def _but_ledgers(folder: Path) -> str:
 
 @app.command(
     epilog="Examples:  fedrank report runs/quickstart  ·  fedrank report runs/quickstart --out table.csv  ·  "
-    "fedrank report runs/a runs/b --out both.html --baseline centralised"
+    "fedrank report runs/a runs/b --out both.html --baseline centralised --figures paper"
 )
 def report(
     folders: RunsFolders,
     out: Annotated[Path, typer.Option(help="File to write: .html, .md or .csv.")] = Path("report.html"),
-    baseline: Annotated[str | None, typer.Option(help="Variant that the others are tested against.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Variant that the others are tested against; EXPERIMENT/VARIANT of several.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write charts (.svg, .pdf) and tables (.tex) for a paper.")
+    ] = None,
 ) -> None:
     """Write a report: curves with confidence bands, tables, significance, cost."""
     from fedrank.report.write import write_report
     from fedrank.run.runs import load_runs
 
-    write_report(load_runs(folders), out, baseline=baseline)
-    say(new_console(), f"Report: {out}")
+    write_report(load_runs(folders), out, baseline=baseline, figures=figures)
+    console = new_console()
+    say(console, f"Report: {out}")
+    if figures is not None:
+        say(console, f"Figures and tables: {figures}")
 
 
 @app.command(

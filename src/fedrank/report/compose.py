@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.report.by_query import queries_section
 from fedrank.report.findings import FEWEST, Findings, below_nothing, find, what_final_means
 from fedrank.report.readings import VariantRuns
-from fedrank.report.sections import Drawing, Listing, Pairs, Paragraph, Part, Points, Section, Span, Table, say
+from fedrank.report.sections import (
+    Drawing,
+    Interactive,
+    Listing,
+    Pairs,
+    Paragraph,
+    Part,
+    Points,
+    Section,
+    Span,
+    Table,
+    say,
+)
 from fedrank.report.tables import (
     asked_rows,
     claims_table,
@@ -95,7 +112,7 @@ def conventions(findings: Findings) -> Section:
 
 def _sections(findings: Findings) -> Iterator[Section]:
     """In the order in which they are read."""
-    yield Section("What was asked", (Pairs(tuple(asked_rows(findings))),))
+    yield _asked(findings)
     intervals = tuple(Section(heading(column), (interval_table(findings, column),)) for column in findings.columns)
     folded = Section("Confidence intervals and ranges", intervals, folded=True)
     yield Section("Final quality", (final_table(findings), folded))
@@ -105,8 +122,12 @@ def _sections(findings: Findings) -> Iterator[Section]:
         yield _against_the_baseline(findings)
     yield from _with_table("Does it hold?", claims_table(findings) if findings.claims else None)
     yield from _with_table("Published and measured", published_table(findings) if findings.published else None)
-    if charts := _curves(findings):
-        yield Section("Learning curves", tuple(charts))
+    if charts := curve_drawings(findings):
+        lively = tuple(
+            Interactive("curves", partial(curve_data, findings, column), (charts[column],)) for column in charts
+        )
+        yield Section("Learning curves", lively)
+    yield from queries_section(findings)
     yield from _with_table("Under attack", robustness_table(findings))
     yield from _with_table("Unlearned", unlearned_table(findings))
     yield from _with_table("Promoted", promotion_table(findings))
@@ -119,6 +140,21 @@ def _sections(findings: Findings) -> Iterator[Section]:
         left_out = say("These are left out of every table and chart above.")
         yield Section("Unfinished runs", (left_out, unfinished_table(findings.unfinished)))
     yield _provenance(findings)
+
+
+def _asked(findings: Findings) -> Section:
+    note = say(
+        "Settings that have their default are not listed; the experiment in full is under “Provenance”.", tone="note"
+    )
+    if not findings.parts:
+        return Section("What was asked", (Pairs(tuple(asked_rows(findings))), note))
+    about = say(
+        "These experiments were tested on the same queries, so their variants stand in one table. Values are compared "
+        "over the folds and seeds that two variants share; what else differs between experiments is said here, and "
+        "nothing corrects for it."
+    )
+    each = [Section(f"{part.name}: {part.title}", (Pairs(tuple(asked_rows(part))),)) for part in findings.parts]
+    return Section("What was asked", (about, *each, note))
 
 
 def _with_table(name: str, table: Table | None) -> list[Section]:
@@ -158,10 +194,11 @@ def _against_the_baseline(findings: Findings) -> Section:
     return Section("Against the baseline", tuple(parts))
 
 
-def _curves(findings: Findings) -> list[Drawing]:
-    charts, trees = [], findings.kind == "trees"
+def curve_drawings(findings: Findings) -> dict[str, Drawing]:
+    """A chart of every column that has learning curves."""
+    charts, trees = {}, findings.kind == "trees"
     if any(len(variant.repeats) >= FEWEST for variant in findings.variants):
-        band = " Bands: 95% confidence interval of the mean over repeats; very wide ones are cut off."
+        band = " Bands: 95% confidence interval of the mean over repeats."
     else:
         band = f" No bands: they need at least {FEWEST} repeats."
     for column in (*findings.measures, "online"):
@@ -181,8 +218,41 @@ def _curves(findings: Findings) -> list[Drawing]:
             text += " Measured on the test queries, after aggregation."
         if findings.nothing and column in findings.measures:
             text += " Level lines: what users have without learning."
-        charts.append(Drawing(partial(_draw_curves, findings, column), text))
+        charts[column] = Drawing(partial(_draw_curves, findings, column), text)
     return charts
+
+
+def curve_data(findings: Findings, column: str) -> dict[str, Any]:
+    """The same chart as numbers, for a page that lets its reader look closer."""
+    from fedrank.report.figures import COLOURS
+
+    lines = []
+    for i, variant in enumerate(findings.variants):
+        curve = variant.curve(column)
+        if curve is None:
+            continue
+        band = curve.repeats >= FEWEST
+        lines.append(
+            {
+                "name": variant.label,
+                "colour": COLOURS[i % len(COLOURS)],
+                "dash": ("", "6 3", "2 2", "8 2 2 2")[i // len(COLOURS) % 4],
+                "rounds": curve.rounds.tolist(),
+                "interactions": None if curve.interactions is None else curve.interactions.tolist(),
+                "mean": _short(curve.mean),
+                "half": _short(curve.half) if band else None,
+            }
+        )
+    levels = [
+        {"name": f"{each.values.label}: {each.order}", "value": each.values.summary(column).mean}
+        for each in findings.nothing
+        if column in each.comparisons
+    ]
+    return {"title": heading(column), "axis": findings.axis, "lines": lines, "levels": levels}
+
+
+def _short(values: NDArray[np.float64]) -> list[float]:
+    return [round(value, 5) for value in values.tolist()]
 
 
 def _privacy(findings: Findings) -> list[Section]:
@@ -224,8 +294,10 @@ def _provenance(findings: Findings) -> Section:
     versions = ", ".join(sorted({run.version for run in findings.runs.finished if run.version})) or "unknown"
     repeats = sum(len(variant.repeats) for variant in findings.variants)
     parts: list[Part] = [say(f"fedrank {versions}, {repeats} finished run{'s' if repeats != 1 else ''}.")]
-    if findings.text:
-        parts.append(Section("The experiment in full", (Listing(findings.text, "toml"),), folded=True))
+    for one in findings.parts or (findings,):
+        if one.text:
+            which = f"The experiment {one.name} in full" if findings.parts else "The experiment in full"
+            parts.append(Section(which, (Listing(one.text, "toml"),), folded=True))
     return Section("Provenance", tuple(parts))
 
 

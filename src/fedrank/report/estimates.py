@@ -14,6 +14,7 @@ from fedrank.rank.estimate import ClickEstimate, Interval
 from fedrank.rank.propensity import Propensities, ShownResults
 from fedrank.report.figures import COLOURS, LOOK, QUIET
 from fedrank.report.sections import Cell, Points, Section, Table, say
+from fedrank.report.tables import signed
 
 
 def about_estimate(found: ClickEstimate) -> list[Section]:
@@ -25,7 +26,7 @@ def about_estimate(found: ClickEstimate) -> list[Section]:
             Cell(f"{row.logged:.4f}"),
             Cell(f"{row.model.value:.4f}"),
             Cell(_between(row.model)),
-            Cell(f"{row.difference.value:+.4f}"),
+            Cell(signed("", row.difference.value)),
             Cell(_between(row.difference, "+")),
         ]
         for row in found.rows
@@ -54,7 +55,7 @@ def about_places(by: Propensities, shown: ShownResults) -> list[Section]:
         cells = [str(place + 1), f"{clicks[place] / max(lists[place], 1):.4f}"]
         cells += [f"{by.slope[place]:.3f}" if known else "not known"]
         cells += [f"{by.low[place]:.3f} to {by.high[place]:.3f}" if known and place else ""]
-        cells += [f"{by.extra[place]:+.4f}" if known else ""] if by.extra[by.known].any() else []
+        cells += [signed("", by.extra[place]) if known else ""] if by.extra[by.known].any() else []
         rows.append([*map(Cell, cells)])
     headings = ["place", "click rate", "compared with place 1", "95 % interval"]
     headings += ["clicks by trust"] if by.extra[by.known].any() else []

@@ -164,7 +164,11 @@ def split(findings: Findings) -> list[Panel]:
     if len(variants) <= TOGETHER:
         return [("", [(variant.label, variant) for variant in variants])]
     keys = list(variants[0].settings)
-    if len(keys) > 1 and all(list(variant.settings) == keys and "=" in variant.name for variant in variants):
+    if (
+        not findings.parts
+        and len(keys) > 1
+        and all(list(variant.settings) == keys and "=" in variant.name for variant in variants)
+    ):
         for key in keys:
             groups: dict[str, list[tuple[str, VariantRuns]]] = {}
             for variant in variants:
@@ -194,18 +198,15 @@ def draw_line(
 
 
 def _heights(findings: Findings, column: str) -> tuple[float, float]:
-    """Limits that show every line; the bands of three or four repeats may be so wide that they would flatten them."""
+    """Limits that show every line and every band whole."""
     drawn = [curve for variant in findings.variants if (curve := variant.curve(column)) is not None and len(curve.mean)]
     # A column such as rewards, of which doing nothing has none, has no level either.
     levels = [nothing.values.summary(column).mean for nothing in findings.nothing if column in nothing.comparisons]
-    low = min([*levels, *(float(curve.mean.min()) for curve in drawn)])
-    high = max([*levels, *(float(curve.mean.max()) for curve in drawn)])
-    room = max(0.3 * (high - low), 0.005)
-    wide = [curve for curve in drawn if curve.repeats >= FEWEST]
-    bottom = min([low, *(float((curve.mean - curve.half).min()) for curve in wide)])
-    top = max([high, *(float((curve.mean + curve.half).max()) for curve in wide)])
-    edge = 0.1 * room
-    return max(bottom, low - room) - edge, min(top, high + room) + edge
+    halves = [curve.half if curve.repeats >= FEWEST else np.zeros(1) for curve in drawn]
+    low = min([*levels, *(float((curve.mean - half).min()) for curve, half in zip(drawn, halves, strict=True))])
+    high = max([*levels, *(float((curve.mean + half).max()) for curve, half in zip(drawn, halves, strict=True))])
+    edge = max(0.03 * (high - low), 0.0005)
+    return low - edge, high + edge
 
 
 def legend(owner: Any, handles: dict[str, Any], width: int, **look: Any) -> None:

@@ -109,6 +109,7 @@ class Findings:
     expected: int | None  # repeats asked of every variant
     notes: tuple[str, ...]
     nothing: tuple[Nothing, ...] = ()  # one, or several where variants differ in their data; none in older folders
+    parts: tuple[Findings, ...] = ()  # the experiments that are compared here; none where it is one
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -123,6 +124,8 @@ class Findings:
     @property
     def kind(self) -> str:
         """Empty where it is not known."""
+        if self.parts:
+            return self.parts[0].kind
         return "" if self.grid is None else self.grid.kind
 
     @property
@@ -185,7 +188,7 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
             f"{first.reason} ({first.path})"
         )
     groups = [group for group in checked.group("folder").values() if len(group.finished)]
-    names = {run.variant for run in checked}
+    names = {run.variant for run in checked} | {f"{run.experiment}/{run.variant}" for run in checked}
     if (
         baseline is not None
         and baseline != NOTHING
@@ -209,7 +212,7 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by
     )
     recorded = dict.fromkeys(name for run in runs.finished for name in readings[run.path].values)
     measures = tuple(name for name in recorded if name not in ("online", "online_sum"))
-    nothing = _nothing(variants, measures)
+    nothing = nothing_beside(variants, measures)
     named = None if grid is None else grid.about.baseline
     chosen, why = _baseline(variants, nothing, baseline, named, labels)
     if chosen is None and why:
@@ -244,7 +247,7 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by
         notes=(),
         nothing=nothing,
     )
-    comparisons = {column: _compare(findings, column, by_query, notes) for column in findings.columns} if chosen else {}
+    comparisons = {column: compare(findings, column, by_query, notes) for column in findings.columns} if chosen else {}
     published = _published(findings, notes)
     notes += _better_alone(findings)
     return replace(
@@ -289,7 +292,7 @@ def _labels(runs: Runs) -> dict[str, str]:
     return {label: name for name, label in labels.items()}
 
 
-def _nothing(variants: Sequence[VariantRuns], measures: Sequence[str]) -> tuple[Nothing, ...]:
+def nothing_beside(variants: Sequence[VariantRuns], measures: Sequence[str]) -> tuple[Nothing, ...]:
     """What users have without learning: one for all variants that were tested on the same queries in the same order."""
     groups: list[tuple[dict[Repeat, Reading], list[VariantRuns]]] = []
     for variant in variants:
@@ -424,7 +427,8 @@ def _baseline(
     return variants[0], "the first variant, because no baseline was named"
 
 
-def _compare(findings: Findings, column: str, by_query: bool, notes: list[str]) -> dict[str, Comparison]:
+def compare(findings: Findings, column: str, by_query: bool, notes: list[str]) -> dict[str, Comparison]:
+    """Every variant against the baseline in one column; `notes` gets what to keep in mind."""
     base = findings.baseline
     assert base is not None
     others = [variant for variant in findings.variants if variant is not base and _has(variant, column)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from fedrank.report.sections import Drawing, Part, Section
+from fedrank.report.sections import Drawing, Interactive, Part, Section
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -15,7 +19,25 @@ if TYPE_CHECKING:
 
 def page(title: str, sections: Sequence[Section], last: Sequence[Part] = ()) -> str:
     """A web page. Several sections get a list of contents; `last` stands below all of them."""
-    return _environment().get_template("page.html").render(title=title, sections=sections, last=last)
+    from markupsafe import Markup
+
+    script = _script() if any(map(_is_lively, (*sections, *last))) else ""
+    values = {"title": title, "sections": sections, "last": last, "script": Markup(script)}
+    return _environment().get_template("page.html").render(**values, allowed=_hash(script) if script else "")
+
+
+@cache
+def _script() -> str:
+    return files("fedrank.report").joinpath("templates", "lively.js").read_text("utf-8")
+
+
+def _hash(script: str) -> str:
+    """By which a browser knows the one script that may run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _is_lively(part: Part) -> bool:
+    return isinstance(part, Interactive) or (isinstance(part, Section) and any(map(_is_lively, part.parts)))
 
 
 @cache
@@ -29,8 +51,16 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["drawing"] = _drawing
+    environment.filters |= {"drawing": _drawing, "data": _data}
     return environment
+
+
+def _data(part: Interactive) -> Markup:
+    """What the script reads: JSON in which nothing can end the element that it stands in."""
+    from markupsafe import Markup
+
+    text = json.dumps(part.data(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _drawing(figure: Drawing) -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fedrank.report.sections import Drawing, Listing, Pairs, Paragraph, Part, Points, Section, Table
+from fedrank.report.sections import Drawing, Interactive, Listing, Pairs, Paragraph, Part, Points, Section, Table
 
 # An underscore within a word marks nothing, nor do brackets unless something follows that makes them a link.
 MARKS = re.compile(r"[\\`*~]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])")
@@ -22,7 +22,7 @@ def _blocks(parts: Sequence[Part], level: int) -> Iterator[str]:
     for part in parts:
         match part:
             case Section():
-                if part.parts and all(isinstance(one, Drawing) for one in part.parts):
+                if part.parts and all(map(_is_drawn, part.parts)):
                     continue
                 if part.heading:
                     yield f"{'#' * level} {_plain(part.heading)}"
@@ -38,9 +38,16 @@ def _blocks(parts: Sequence[Part], level: int) -> Iterator[str]:
             case Table():
                 yield _table(part)
                 yield from map(_block, part.notes)
+            case Interactive():
+                yield from _blocks(part.still, level)
             case Listing():
                 fence = "`" * max(4, 1 + max(map(len, TICKS.findall(part.text)), default=0))
                 yield f"{fence}{part.language}\n{part.text.strip()}\n{fence}"
+
+
+def _is_drawn(part: Part) -> bool:
+    """Whether nothing of a part can be said in words."""
+    return isinstance(part, Drawing) or (isinstance(part, Interactive) and all(map(_is_drawn, part.still)))
 
 
 def _table(table: Table) -> str:

@@ -38,6 +38,7 @@ class Curve:
     half: NDArray[np.float64]  # half the 95% confidence interval; NaN for one repeat
     repeats: int
     window: int = 1  # rounds of the running mean; 1 where nothing was smoothed
+    interactions: NDArray[np.float64] | None = None  # up to each round; None where nobody counted them
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Reading:
     problem: str = ""  # why its spec cannot be read, so that it is not known who attacked
     given: str = ""  # the order that users have without the model; empty where it was not measured
     nothing: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [queries] in that order
+    interactions: Line | None = None  # up to the rounds of the curves
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,12 @@ class VariantRuns:
     label: str  # short and unique within the experiment
     settings: dict[str, Any]
     repeats: dict[Repeat, Reading]
+    experiment: str = ""  # where several are compared, the one that it is of; its name and label begin with that
+
+    @property
+    def own_label(self) -> str:
+        """The label within its experiment."""
+        return self.label.removeprefix(f"{self.experiment}: ")
 
     def values(self, column: str) -> dict[Hashable, float]:
         return {repeat: reading.values.get(column, math.nan) for repeat, reading in self.repeats.items()}
@@ -105,7 +113,12 @@ class VariantRuns:
                 return None
             values = np.array([line[1][np.isin(line[0], rounds)] for line in lines])
         window = next(iter(self.repeats.values())).window if column == "online" else 1
-        return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window)
+        counted = [reading.interactions for reading in self.repeats.values() if column in reading.curves]
+        known = [line for line in counted if line is not None]
+        brought = None
+        if known and len(known) == len(counted):
+            brought = np.mean([np.interp(rounds, *line) for line in known], axis=0)
+        return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window, brought)
 
     def weights(self) -> NDArray[np.float64] | None:
         """[repeats, features] of linear models; None where there are none, or of different lengths."""
@@ -143,6 +156,11 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     if len(served):
         rows = _thinned(len(served))
         curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
+    drawn = np.unique(np.concatenate([np.empty(0, np.int64), *(line[0] for line in curves.values())]))
+    brought = rounds.get("interactions")
+    counted = None
+    if brought is not None and len(drawn) and np.isfinite(brought).all():
+        counted = drawn, brought[np.searchsorted(number, drawn)]
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
     threat, problem = None, ""
@@ -166,6 +184,7 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
         problem,
         run.given or "",
         run.nothing,
+        counted,
     )
 
 

@@ -5,9 +5,9 @@ Whoever has something to say makes a list of sections; `terminal`, `markdown` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 Tone = str  # "", "better", "worse", "warn", "quiet", "note", "name" or "lead"
 
@@ -104,6 +104,17 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Interactive:
+    """Something that a page lets its reader change; elsewhere, and without a script, the parts it stands for."""
+
+    shape: ClassVar[str] = "interactive"
+
+    shows: str  # "curves" or "queries": which part of the script makes it
+    data: Callable[[], Mapping[str, Any]]  # as JSON; computed only for those who can show it
+    still: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
 class Listing:
     """Text that stays as it is, such as a spec."""
 
@@ -131,4 +142,4 @@ class Section:
         return [part for part in self.parts if isinstance(part, Table)]
 
 
-Part = Paragraph | Points | Pairs | Table | Drawing | Listing | Section
+Part = Paragraph | Points | Pairs | Table | Drawing | Interactive | Listing | Section

@@ -19,7 +19,7 @@ from fedrank.run.folder import Card, Json
 from fedrank.run.privacy import together
 from fedrank.run.runs import COUNTED, TIMED, Runs
 from fedrank.spec.experiment import to_tables
-from fedrank.spec.families import SpecSection, name_of
+from fedrank.spec.families import Elsewhere, default_of, is_required
 from fedrank.spec.grid import Grid
 from fedrank.spec.toml import TomlTable, readable
 
@@ -116,7 +116,7 @@ def comparison_table(findings: Findings, column: str) -> Table:
         if by_query:
             hint = f"uncorrected p {probability(comparison.p_queries)} over {comparison.queries:,} queries"
             row.append(Cell(probability(comparison.p_queries_corrected), hint=hint))
-        row.append(Cell("-" if math.isnan(paired.effect) else f"{paired.effect:+.2f}"))
+        row.append(Cell(effect_size(paired.effect)))
         rows.append(row)
     header = [*names, "difference", "pairs", "p, t-test"]
     return Table([*header, *(["p, over queries"] if by_query else []), "effect (d)"], rows, len(names))
@@ -178,8 +178,7 @@ def claims_table(findings: Findings) -> Table:
             difference += f" ({signed(claim.column, claim.low)} to {signed(claim.column, claim.high)})"
         verdict = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
         counted = str(claim.pairs) if claim.unit == "repeats" else f"{claim.pairs} ({claim.counted:,} {claim.unit})"
-        effect = "-" if math.isnan(claim.effect) else f"{claim.effect:+.1f}"
-        texts = heading(claim.column), difference, effect, counted
+        texts = heading(claim.column), difference, effect_size(claim.effect, 1), counted
         rows.append([Cell(claim.says), Cell(verdict, tone=tones[claim.verdict]), *map(Cell, texts)])
     note = (
         "Difference with a confidence interval at the level 0.05 that the claims of the experiment share (Holm). From "
@@ -311,10 +310,10 @@ def robustness_table(findings: Findings) -> Table | None:
         row = [Cell(labels.get((rest, rule, attack), ""))] if alike else []
         row += [Cell(text) for text in words[rest, rule, attack]]
         row.append(Cell(number(findings.main, before)))
-        row.append(Cell("" if rule == "mean" or math.isnan(before - plain) else f"{before - plain:+.4f}"))
+        row.append(Cell("" if rule == "mean" or math.isnan(before - plain) else signed(findings.main, before - plain)))
         for share in shares:
             value = values.get(share, math.nan)
-            lost = f" ({value - before:+.4f})" if not math.isnan(value - before) else ""
+            lost = f" ({signed(findings.main, value - before)})" if not math.isnan(value - before) else ""
             row.append(Cell("" if math.isnan(value) else f"{number(findings.main, value)}{lost}"))
         rows.append(row)
     header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence alone"]
@@ -461,7 +460,7 @@ def _cards(findings: Findings) -> list[Card]:
 
 
 def asked_rows(findings: Findings) -> list[tuple[str, str]]:
-    """What was asked, one line per part of the experiment."""
+    """What was asked, one line per part of the experiment; settings that have their default are left out."""
     facts, about = findings.runs.finished[0].data, findings.about
     tables = {} if findings.grid is None else _as_asked(findings.grid)
     first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
@@ -483,16 +482,33 @@ def asked_rows(findings: Findings) -> list[tuple[str, str]]:
 
 
 def _as_asked(grid: Grid[Any]) -> TomlTable:
-    """What all variants have in common: methods as they were asked for, sections with what was left unsaid."""
+    """What all variants have in common, as far as it was said and is not what would have been without saying it."""
     tables: TomlTable = {}
-    for key, value in to_tables(grid.base).items():
-        part, given = getattr(grid.base, key), grid.tables.get(key)
-        if isinstance(part, SpecSection) and isinstance(given, dict):
-            value = {inner: given.get(inner, default) for inner, default in value.items()}
-        elif dataclasses.is_dataclass(part):
-            value = given or {"name": name_of(part)}
-        tables[key] = value
-    return {key: value for key, value in tables.items() if key not in ("kind", "title", "seeds")}
+    for key in to_tables(grid.base):
+        if key in ("kind", "title", "seeds") or key not in grid.tables:
+            continue
+        part, given = getattr(grid.base, key), grid.tables[key]
+        if isinstance(given, dict) and dataclasses.is_dataclass(part) and not isinstance(part, Elsewhere):
+            given = _but_defaults(part, given)
+        if given != {}:
+            tables[key] = given
+    return tables
+
+
+def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
+    """A table without the settings that have their default; the name of a method stays."""
+    fields = {field.name: field for field in dataclasses.fields(part)}
+    kept: TomlTable = {}
+    for key, value in given.items():
+        field = fields.get(key)
+        if field is not None and key != "name" and not is_required(field):
+            now = getattr(part, key)
+            if now == default_of(field):
+                continue
+            if isinstance(value, dict) and dataclasses.is_dataclass(now) and not isinstance(now, (type, Elsewhere)):
+                value = _but_defaults(now, value)
+        kept[key] = value
+    return kept
 
 
 def headline(findings: Findings) -> str:
@@ -521,11 +537,27 @@ def number(column: str, value: float) -> str:
     """A value with the digits that its column deserves."""
     if math.isnan(value):
         return "-"
-    return f"{value:,.2f}" if column == "online_sum" else f"{value:.4f}"
+    return _not_below_zero(f"{value:,.2f}" if column == "online_sum" else f"{value:.4f}")
 
 
 def signed(column: str, value: float) -> str:
-    return "-" if math.isnan(value) else f"{'+' if value >= 0 else '-'}{number(column, abs(value))}"
+    """A difference with its sign, where what is shown of it has one.
+
+    >>> signed("map", -0.00001), signed("map", 0.25)
+    ('0.0000', '+0.2500')
+    """
+    shown = number(column, value)
+    return f"+{shown}" if value > 0 and shown.strip("0.") else shown
+
+
+def effect_size(value: float, digits: int = 2) -> str:
+    """Cohen's d, with its sign."""
+    return "-" if math.isnan(value) else _not_below_zero(f"{value:+.{digits}f}")
+
+
+def _not_below_zero(shown: str) -> str:
+    """A number as it is shown; what rounds to zero has no sign."""
+    return shown if shown.strip("+-0.,") else shown.lstrip("+-")
 
 
 def spread(column: str, summary: Summary) -> str:
@@ -577,14 +609,17 @@ def _variant_columns(findings: Findings) -> tuple[list[str], list[str]]:
     """Headings, and the settings behind them: one column a setting where every variant has the same few."""
     keys = list(findings.variants[0].settings)
     regular = all(list(variant.settings) == keys and "=" in variant.name for variant in findings.variants)
-    return (keys, keys) if regular and 1 <= len(keys) <= 4 else (["variant"], [])
+    names, words = (keys, keys) if regular and 1 <= len(keys) <= 4 else (["variant"], [])
+    return (["experiment", *names], words) if findings.parts else (names, words)
 
 
 def _variant_cells(findings: Findings, variant: VariantRuns, keys: list[str]) -> list[Cell]:
-    if keys and not variant.settings:  # doing nothing
-        texts = [variant.label, *[""] * (len(keys) - 1)]
+    width = max(len(keys), 1) + bool(findings.parts)
+    if variant in (nothing.values for nothing in findings.nothing):
+        texts = [variant.label, *[""] * (width - 1)]
     else:
-        texts = [readable(variant.settings[key]) for key in keys] or [variant.label]
+        texts = [readable(variant.settings[key]) for key in keys] or [variant.own_label]
+        texts = [variant.experiment, *texts] if findings.parts else texts
     hint = "" if variant.label == variant.name else variant.name
     cells = [Cell(text, hint=hint) for text in texts]
     if variant is findings.baseline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedrank.report.sections import Listing, Pairs, Paragraph, Part, Points, Section, Table, Tone
+from fedrank.report.sections import Interactive, Listing, Pairs, Paragraph, Part, Points, Section, Table, Tone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +62,9 @@ def _show(part: Part, console: Console) -> None:
             console.print(_grid(rows))
         case Table():
             _table(part, console)
+        case Interactive():
+            for inner in part.still:
+                _show(inner, console)
         case Listing():
             console.print(Text(printable(part.text)), soft_wrap=True)
 

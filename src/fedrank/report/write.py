@@ -12,6 +12,7 @@ from fedrank.files import write_whole
 from fedrank.report.compose import left_out, whole
 from fedrank.report.findings import Findings, find
 from fedrank.report.html import page
+from fedrank.report.join import join
 from fedrank.report.markdown import markdown
 from fedrank.report.sections import Section, say
 from fedrank.run.folder import table
@@ -25,8 +26,16 @@ NUMBERS = (
 )
 
 
-def write_report(runs: Runs, out: str | os.PathLike[str], baseline: str | None = None) -> Path:
+def write_report(
+    runs: Runs,
+    out: str | os.PathLike[str],
+    baseline: str | None = None,
+    figures: str | os.PathLike[str] | None = None,
+) -> Path:
     """Write a report on the finished runs: a web page (.html), Markdown (.md) or a table of numbers (.csv).
+
+    Experiments that were tested on the same queries are compared in one table; `figures` names a folder for charts
+    (SVG, PDF) and tables (LaTeX) that a paper can use.
 
     Runs that are not finished are listed and not counted; ValueError if none is. Without a name, the baseline is the
     one that the experiment names, or its first variant.
@@ -34,12 +43,17 @@ def write_report(runs: Runs, out: str | os.PathLike[str], baseline: str | None =
     file = Path(out)
     if file.suffix not in (".html", ".md", ".csv"):
         raise ValueError(f"{file} ends in {file.suffix!r}, which is no kind of report; use .html, .md or .csv")
-    reported = find(runs, baseline)
+    found = find(runs, baseline)
+    reported = join(found, baseline)
+    if figures is not None:
+        from fedrank.report.paper_files import write_figures
+
+        write_figures(reported, Path(figures))
     if file.suffix == ".csv":
         write_whole(file, numbers(reported))
         return file
     sections = [whole(findings, f"experiment-{i}") for i, findings in enumerate(reported, 1)]
-    missing = left_out(runs, reported)
+    missing = left_out(runs, found)
     last = [say(missing, tone="warn")] if missing else []
     title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
     write_whole(file, page(title, sections, last) if file.suffix == ".html" else markdown([*sections, *last]))
@@ -92,5 +106,6 @@ def numbers(reported: Sequence[Findings]) -> str:
                 ):
                     values += value
                 own = [readable(variant.settings[key]) if key in variant.settings else "" for key in settings]
-                rows.append([findings.name, variant.name, *own, column, *values, unfinished])
+                of, name = variant.experiment or findings.name, variant.name.removeprefix(f"{variant.experiment}/")
+                rows.append([of, name, *own, column, *values, unfinished])
     return table(["experiment", "variant", *settings, "column", *NUMBERS], rows)
