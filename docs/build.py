@@ -6,6 +6,7 @@ MkDocs runs this as a hook (see mkdocs.yml); `make docs` builds the site.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,11 +188,32 @@ def linked_files(pages: list[Path]) -> dict[str, str]:
             inside = sorted(each.name for each in path.iterdir() if each.suffix == ".py")
             found[_page_of(name)] = f"# {name}\n\n" + "".join(f"- [{each}]({name}/{each}.md)\n" for each in inside)
             asked += [f"{name}/{each}" for each in inside]
+        elif path.suffix == ".ipynb":
+            found[_page_of(name)] = _notebook(path)
         elif path.suffix == ".md":
             found[_page_of(name)] = path.read_text(encoding="utf-8")
         else:
             found[_page_of(name)] = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
     return found
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as a page: its words, its code, and what it showed."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "image/png" in data:
+                png = data["image/png"].strip()
+                parts.append(f'<img alt="the figure that this code draws" src="data:image/png;base64,{png}">')
+            elif "text/html" in data:
+                parts.append("".join(data["text/html"]))
+            else:
+                text = "".join(output.get("text") or data["text/plain"]).rstrip("\n")
+                parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _page_of(name: str) -> str:

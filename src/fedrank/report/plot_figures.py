@@ -51,7 +51,7 @@ def clients_figure(queries: NDArray[np.int64], shares: NDArray[np.float64]) -> P
             colour = "#e4e7eb" if grade == 0 else COLOURS[(grade - 1) % len(COLOURS)]
             below.bar(places, share, bottom=bottom, color=colour, width=0.8, label=f"grade {grade}")
             bottom += share
-        below.set_ylabel("documents")
+        below.set_ylabel("share of documents")
         below.set_xlabel("client")
         if len(queries) <= MANY:
             below.set_xticks(places, [str(place) for place in places], fontsize=7, color=QUIET)
