@@ -16,8 +16,8 @@ from fedrank.spec.families import FAMILIES
 
 ROOT = Path(fedrank.__file__).parent
 ORDER = [
-    *("cli", "search", "engine", "deploy", "papers", "report", "run", "spec"),
-    *("unlearn", "attack", "trees", "silo", "protect", "federate", "rank", "data", "kernels"),
+    *("cli", "search", "watch", "engine", "deploy", "papers", "report", "run", "spec"),
+    *("unlearn", "attack", "trees", "silo", "protect", "federate", "rank", "data", "serve", "kernels"),
 ]
 BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "glance"}
 MODULE = re.compile(r"fedrank\.(\w+)(\.\w*)*(:[\w.]+)?")  # as text: a module, or something in one

@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 
 from fedrank.search.client import SearchClient
-from fedrank.search.door import Door
-from fedrank.search.serve import listening, make_server
+from fedrank.search.serve import COMMAND
 from fedrank.search.web import make_app
+from fedrank.serve.door import Door
+from fedrank.serve.server import listening, make_server
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 NOTES = 25  # so that there are three pages
@@ -109,7 +110,7 @@ def served(folder: Path) -> Iterator[ServedPage]:
 
     with SearchClient.open(folder / "store", serve=True, clock=clock) as client:
         client.index([folder / "documents"], bookmarks=[folder / "bookmarks.html"])
-        with listening() as (bound, door):
+        with listening(COMMAND) as (bound, door):
             ready = threading.Event()
             server = make_server(make_app(client, door, opens=opens), door, lambda link: ready.set())
             thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -12,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests import browser
+from tests.browser import CHROMIUM, MISSING
 from tests.search.served import ServedPage, served
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
-sync_api = pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this system; install one as chromium")
+pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 CLOSE_BY = 5  # seconds within which going back takes a click back
 
 
@@ -29,11 +29,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPage]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        # No sandbox: tests may run as root; no first-run traffic: nothing of it belongs here.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
+    with browser.chromium() as one:
+        yield one
 
 
 @pytest.fixture

@@ -335,7 +335,7 @@ def report(
         Path | None, typer.Option(metavar="DIR", help="Also write charts (.svg, .pdf) and tables (.tex) for a paper.")
     ] = None,
 ) -> None:
-    """Write a report: curves with confidence bands, tables, significance, cost."""
+    """Write one report on one or several experiments: curves, tables, significance, queries, cost."""
     from fedrank.report.write import write_report
     from fedrank.run.runs import load_runs
 

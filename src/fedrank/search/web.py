@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
 from fedrank.search.answers import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.search.client import SearchClient
-from fedrank.search.door import ENTER, Door, ahead
 from fedrank.search.original import OpensOriginal, open_original
 from fedrank.search.render import part, render
+from fedrank.serve.door import ENTER, Door
+from fedrank.serve.guard import Guard, entered, in_thread, no_head, see_other
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 LONGEST_FORM = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
 DRAWN_CAUSES = 6
-HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "x-dns-prefetch-control": "off",  # links of bookmarks are not looked up before somebody clicks
-    "referrer-policy": "same-origin",  # with no-referrer, browsers would hide the origin of our own forms from us
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",  # nothing of it stays in the browser, and going back asks us again
-}
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
     "forgotten": "Deleted: {} searches, {} clicks, {} documents.",
@@ -72,14 +61,14 @@ def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOrigi
 
     def get(path: str, answer: Callable[[Served, Request], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
-            return await _in_thread(answer, served, request)
+            return await in_thread(answer, served, request)
 
         return Route(path, endpoint, methods=["GET"])
 
     def post(path: str, answer: Callable[[Served, Request, Form], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
             form = await _form(request)
-            return await _in_thread(answer, served, request, form)
+            return await in_thread(answer, served, request, form)
 
         return Route(path, endpoint, methods=["POST"])
 
@@ -103,48 +92,17 @@ def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOrigi
         exception_handlers=_problems(),
     )
     app.router.redirect_slashes = False  # an address is ours, or there is no such page
-    return _Guard(app, door)
-
-
-class _Guard:
-    """Before every page: who asks, and from where; after it: the headers that all answers have."""
-
-    def __init__(self, app: Starlette, door: Door) -> None:
-        self._app, self._door = app, door
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.responses import PlainTextResponse
-
-        async def sealed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                given = {name for name, _ in message["headers"]}
-                more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *(pair for pair in more if pair[0] not in given)]
-            await send(message)
-
-        answer: ASGIApp = self._app
-        if (refusal := self._door.refuses(scope["method"], scope["path"], scope["headers"])) is not None:
-            answer = PlainTextResponse(f"{refusal.status}: {refusal.reason}\n", refusal.status)
-        elif ahead(scope["headers"]):  # refused, so that a browser asks again once somebody clicks
-            answer = PlainTextResponse("503: nothing is shown before somebody clicks\n", 503)
-        await answer(scope, receive, sealed)
+    return Guard(app, door)
 
 
 def _home(served: Served, request: Request) -> Response:
-    _no_head(request)
+    no_head(request)
     return _html("home.html", status=served.client.status(), hint=served.hint, note=_note(request))
 
 
 def _enter(served: Served, request: Request) -> Response:
-    _no_head(request)
-    response = _see_other("/")
-    if served.door.knows(request.scope["headers"]):  # a reload
-        return response
-    session = served.door.enter(request.path_params["token"])
-    if session is None:
-        return _message(401, "This link was used before, or is not ours. End fedrank search serve and start it again.")
-    response.set_cookie(served.door.cookie, session, path="/", httponly=True, samesite="strict")
-    return response
+    again = f"This link was used before, or is not ours. End {served.door.command} and start it again."
+    return entered(served.door, request) or _message(401, again)
 
 
 def _part(served: Served, request: Request) -> Response:
@@ -157,7 +115,7 @@ def _part(served: Served, request: Request) -> Response:
 def _search(served: Served, request: Request, form: Form) -> Response:
     query = form.get("q", "")
     if not query.strip():
-        return _see_other("/")
+        return see_other("/")
     if form.get("order"):
         served.client.order_setting(_one_of(form["order"], Order, "an order"))
     kind = form.get("kind") or None
@@ -165,11 +123,11 @@ def _search(served: Served, request: Request, form: Form) -> Response:
         None if kind is None else _one_of(kind, Kind, "a kind"), _since(form.get("since", "")), _until(form)
     )
     shown = served.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "a way to sort"))
-    return _see_other(f"/results/{shown.impression}")
+    return see_other(f"/results/{shown.impression}")
 
 
 def _results(served: Served, request: Request) -> Response:
-    _no_head(request)
+    no_head(request)
     shown = served.client.shown(_number(request, "impression"), _whole(request.query_params.get("page", "1")))
     return _html("results.html", shown=shown, order=served.client.order, note=_note(request))
 
@@ -206,11 +164,11 @@ def _bounced(served: Served, request: Request, form: Form) -> Response:
 
 def _original(served: Served, request: Request, form: Form) -> Response:
     id = _number(request, "document")
-    return _see_other(f"/documents/{id}?note={served.open(served.client.document(id).original)}")
+    return see_other(f"/documents/{id}?note={served.open(served.client.document(id).original)}")
 
 
 def _why(served: Served, request: Request) -> Response:
-    _no_head(request)
+    no_head(request)
     impression = _number(request, "impression")
     explained = served.client.why(impression)
     shares = [cause.share for one in explained for cause in one.causes]
@@ -218,7 +176,7 @@ def _why(served: Served, request: Request) -> Response:
 
 
 def _status(served: Served, request: Request) -> Response:
-    _no_head(request)
+    no_head(request)
     status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
     return _html("status.html", status=status, changed=changed, note=_note(request))
@@ -227,12 +185,12 @@ def _status(served: Served, request: Request) -> Response:
 def _learn(served: Served, request: Request, form: Form) -> Response:
     setting = _one_of(form.get("setting", ""), Literal["on", "off", "reset"], "a setting")
     served.client.learn_setting(setting)
-    return _see_other(f"/status?note={setting}")
+    return see_other(f"/status?note={setting}")
 
 
 def _order(served: Served, request: Request, form: Form) -> Response:
     served.client.order_setting(_one_of(form.get("order", ""), Order, "an order"))
-    return _see_other("/status?note=order")
+    return see_other("/status?note=order")
 
 
 def _forget(served: Served, request: Request, form: Form) -> Response:
@@ -251,7 +209,7 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
     if what.get("since", 0) is None:
         raise SearchError("nothing was deleted: choose a day")
     gone = served.client.forget(**what)
-    return _see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
+    return see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
 
 def _problems() -> dict[Any, Callable[[Request, Exception], Response]]:
@@ -286,20 +244,6 @@ def _html(template: str, status_code: int = 200, **values: Any) -> Response:
 
 def _message(status_code: int, text: str) -> Response:
     return _html("message.html", status_code, text=text, code=status_code)
-
-
-def _see_other(where: str) -> Response:
-    from starlette.responses import RedirectResponse
-
-    return RedirectResponse(where, 303)
-
-
-def _no_head(request: Request) -> None:
-    """A page that might change something when it is shown is not shown to those who want its headers only."""
-    from starlette.exceptions import HTTPException
-
-    if request.method == "HEAD":
-        raise HTTPException(405)
 
 
 def _note(request: Request) -> str:
@@ -364,11 +308,3 @@ async def _form(request: Request) -> Form:
     except ValueError:
         raise HTTPException(413) from None
     return dict(reversed(pairs))
-
-
-async def _in_thread(answer: Callable[..., Response], *given: Any) -> Response:
-    """Searching takes milliseconds: others are answered meanwhile."""
-    from starlette.concurrency import run_in_threadpool
-
-    run = cast(Callable[..., Awaitable["Response"]], run_in_threadpool)
-    return await run(answer, *given)

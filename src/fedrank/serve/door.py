@@ -29,6 +29,7 @@ class Door:
     """Lets the first browser with the printed link in, and afterwards only that one, by its cookie."""
 
     port: int
+    command: str  # that printed the link, and prints another one
     _link: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -66,7 +67,7 @@ class Door:
             return Refusal(403, "only this page's own forms may change anything")
         if path.startswith(ENTER) or self.knows(headers):
             return None
-        return Refusal(401, "use the link that fedrank search serve printed; it opens this page once, in one browser")
+        return Refusal(401, f"use the link that {self.command} printed; it opens this page once, in one browser")
 
     def enter(self, token: str) -> str | None:
         """The cookie's value for whoever has the link, the first time; None otherwise."""
