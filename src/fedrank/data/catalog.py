@@ -122,6 +122,16 @@ def require(name: str) -> None:
         _found(entry)
 
 
+def files_read(name: str, fold: int) -> dict[str, Path]:
+    """The files that a fold of a set is read from, by name; built-in sets have none."""
+    entry = describe(name)
+    if entry.layout == "built-in":
+        return {}
+    own = f"Fold{fold}/"
+    wanted = {what: path for what, path in _found(entry).items() if what.startswith(own) or not what.startswith("Fold")}
+    return {f"{name}/{what}": path for what, path in wanted.items()}
+
+
 def load(name: str, fold: int = 1, normalise: str | None = None, cache: bool = True) -> Fold:
     """A fold of a set of the catalog; without `normalise`, normalised as its entry says for vector models."""
     from fedrank.data.normalise import known_normalisation

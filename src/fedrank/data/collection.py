@@ -107,6 +107,15 @@ def read_collection(folder: str | os.PathLike[str]) -> Collection:
     return Collection.of(folder.name, documents, asked.ids, asked.text, grades, unknown)
 
 
+def collection_files(name: str) -> dict[str, Path]:
+    """The files that a collection is read from, by name; the one that is always there has none."""
+    folder = find_collection(name)
+    if folder is None:
+        return {}
+    paths = [_file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl"), *_judgements(folder)]
+    return {f"{name}/{path.name}": path for path in paths}
+
+
 def _judgement(line: bytes, path: Path, number: int) -> tuple[str, str, int]:
     cells = line.decode("utf-8", errors="replace").split("\t")
     try:

@@ -308,6 +308,17 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
     return log
 
 
+def log_files(folder: str) -> dict[str, Path]:
+    """The files of a data set that was built from a search log, by name, but for its card, which says when."""
+    names = [
+        FACTS,
+        *(f"{name}.npy" for name in (*ARRAYS, *SHOWN_ARRAYS, *SHOWN_MORE)),
+        *(f"{name}.txt" for name in TEXTS),
+    ]
+    paths = {f"{folder}/{name}": Path(folder) / name for name in dict.fromkeys(names)}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
 def _check_within(log: SearchLog) -> None:
     """Refuse rows that are not there: compiled loops would read whatever lies in memory instead."""
     entries, names = len(log.lists), log.facts.get("feature_names")

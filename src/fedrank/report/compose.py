@@ -40,6 +40,7 @@ from fedrank.report.tables import (
     privacy_lines,
     privacy_table,
     promotion_table,
+    provenance_rows,
     published_table,
     robustness_table,
     unfinished_table,
@@ -294,6 +295,8 @@ def _provenance(findings: Findings) -> Section:
     versions = ", ".join(sorted({run.version for run in findings.runs.finished if run.version})) or "unknown"
     repeats = sum(len(variant.repeats) for variant in findings.variants)
     parts: list[Part] = [say(f"fedrank {versions}, {repeats} finished run{'s' if repeats != 1 else ''}.")]
+    if origin := provenance_rows(findings.runs.finished):
+        parts.append(Pairs(tuple(origin)))
     for one in findings.parts or (findings,):
         if one.text:
             which = f"The experiment {one.name} in full" if findings.parts else "The experiment in full"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,29 @@ HEADINGS = {
 
 def heading(column: str) -> str:
     return HEADINGS.get(column, column)
+
+
+def provenance_rows(finished: Runs) -> list[tuple[str, str]]:
+    """When runs were done, by which code, where, and from which files; what is the same for all stands once."""
+    begun = sorted(run.begun for run in finished if run.begun)
+    ended = sorted(run.ended for run in finished if run.ended)
+    rows = {"begun": begun[0] if begun else "", "ended": ended[-1] if ended else ""}
+    for what in dict.fromkeys(name for run in finished for name in run.commits):
+        rows[f"commit of {'the ' if ' ' in what else ''}{what}"] = _each(
+            run.commits.get(what, "none") for run in finished
+        )
+    rows["versions"] = _each(", ".join(f"{k} {v}" for k, v in run.versions.items()) for run in finished)
+    rows["processor"] = _each(run.processor for run in finished)
+    for file in dict.fromkeys(name for run in finished for name in run.files):
+        sums = dict.fromkeys(run.files[file] for run in finished if file in run.files)
+        rows[file] = " and ".join(f"SHA-256 {one}" for one in sums)
+        if len(sums) > 1:
+            rows[file] += " (runs read different versions of this file: they cannot be compared)"
+    return [(name, text) for name, text in rows.items() if text]
+
+
+def _each(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, values)))
 
 
 def final_table(findings: Findings) -> Table:

@@ -30,7 +30,9 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
         return _load_collection(data.collection, data.parts or 1, fold, data.described_by, data.normalise)
     if data.name is not None:
         return _load_named(data.name, fold, data.normalise)
-    return _load_files(data.train, data.test, data.validation, data.normalise or "none", features=data.features)
+    # A file that changed while this process lives, as in a notebook, is read again.
+    now = tuple(path.stat().st_mtime_ns for path in data.files().values())
+    return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
 
 
 def _log(
@@ -57,8 +59,14 @@ def _log(
     return replace(fold, train=train, notes=(*fold.notes, *notes))
 
 
+def _files(
+    now: tuple[int, ...], train: str, test: str, validation: str | None, normalise: str, features: int | None
+) -> Fold:
+    return load_files(train, test, validation, normalise, features=features)
+
+
 _load_named = lru_cache(maxsize=2)(load)
-_load_files = lru_cache(maxsize=2)(load_files)
+_load_files = lru_cache(maxsize=2)(_files)
 _load_log = lru_cache(maxsize=2)(_log)
 _load_collection = lru_cache(maxsize=5)(collection_fold)
 

@@ -101,7 +101,7 @@ class Facts(Written):
     """What a run is, and how far: `run.json`."""
 
     FILE = "run.json"
-    optional = ("given", "promotion", "engine", "tuned", "unlearned")
+    optional = ("given", "promotion", "engine", "tuned", "unlearned", "ended")
     called = Written.called | {"asked": "rounds"}
 
     experiment: str  # name of the whole experiment
@@ -118,6 +118,12 @@ class Facts(Written):
     error: Json | None = None  # message, round, client
     notes: tuple[str, ...] = ()
     compiled_for: str = ""
+    begun: str = ""  # date and time; of a resumed run the first time
+    ended: str | None = None  # when it finished
+    commits: dict[str, str] = field(default_factory=dict)  # of fedrank's code and of the working directory, if any
+    versions: dict[str, str] = field(default_factory=dict)  # library -> version
+    processor: str = ""
+    files: dict[str, str] = field(default_factory=dict)  # data that it read -> SHA-256
     pid: int = 0
     behind_final: int = LAST  # evaluations; 1 where the last model alone is the result
     given: str | None = None  # the order that users have without the model: what nothing.csv measures

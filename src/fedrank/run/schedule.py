@@ -21,7 +21,9 @@ from fedrank.glance import Glance
 from fedrank.progress import Progress, here
 from fedrank.run.ahead import check_ahead
 from fedrank.run.data import drop_kept_data
+from fedrank.run.folder import round_kept
 from fedrank.run.perform import perform
+from fedrank.run.provenance import Sums, changed_files, data_sums
 from fedrank.run.runs import load_runs
 from fedrank.run.writer import News, Task
 from fedrank.spec.experiment import Experiment, to_toml
@@ -85,8 +87,9 @@ def run_experiment(
     tasks = plan(grid, name, out)
     results = Results()
     waiting: list[Task] = []
+    read: dict[Any, Sums | None] = {}
     for task in tasks:
-        (results.skipped if is_finished(task) else waiting).append(task)
+        (results.skipped if is_finished(task, read) else waiting).append(task)
     for experiment in {task.experiment.data: task.experiment for task in waiting}.values():
         experiment.require_data()
     check_ahead(waiting)
@@ -140,8 +143,11 @@ class _Show:
         self.progress(ALL_RUNS, done, self.runs, f"{done} of {self.runs}")
 
 
-def is_finished(task: Task) -> bool:
-    """Whether the folder already holds this very run; one of another spec is never overwritten."""
+def is_finished(task: Task, read: dict[Any, Sums | None] | None = None) -> bool:
+    """Whether the folder already holds this very run; one of another spec, or of other data, is never overwritten.
+
+    `read` remembers the checksums of data from one task to the next.
+    """
     spec = task.folder / "spec.toml"
     if not spec.exists():
         return False
@@ -153,7 +159,29 @@ def is_finished(task: Task) -> bool:
     [run] = load_runs(task.folder)
     if run.status == "running":
         raise FileExistsError(f"{task.folder} is being worked on by another process; wait for it, or stop it")
+    if run.files and (run.status == "finished" or round_kept(task.folder) is not None):
+        _check_same_data(task, run.files, run.status, {} if read is None else read)
     return run.status == "finished"
+
+
+def _check_same_data(task: Task, before: Sums, status: str, read: dict[Any, Sums | None]) -> None:
+    """Refuse to take a run as done, or to go on with it, whose data have changed since; those that are gone may be."""
+    key = (task.experiment.data, getattr(task.experiment, "start", None))
+    if key not in read:
+        try:
+            read[key] = data_sums(task.experiment)
+        except (OSError, ValueError):  # whoever reads them will say so, where they are needed
+            read[key] = None
+    now = read[key]
+    changed = [] if now is None else changed_files(before, now)
+    if changed:
+        more = f" and {len(changed) - 1} more of its files" if len(changed) > 1 else ""
+        was = "finished with" if status == "finished" else "was begun with"
+        raise FileExistsError(
+            f"{task.folder} {was} other data: {changed[0]}{more} changed since (run.json has the checksums), so that "
+            "its result is not that of the data that are here, and nothing is overwritten; choose another --out or "
+            "--name, delete that folder, or bring the old data back"
+        )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import time
 import tokenize
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_whole
-from fedrank.protect.population import FOLDER
+from fedrank.protect.population import FOLDER, now
 from fedrank.rank.given import Given
 from fedrank.rank.measures import EMPTY, MEASURES, MODELS, measure
-from fedrank.run.cards import issued
+from fedrank.run.cards import issued, versions
 from fedrank.run.folder import Card, Facts, cell, table
+from fedrank.run.provenance import known
 from fedrank.spec.experiment import Experiment, to_toml
 from fedrank.types import Weights
 
@@ -368,7 +370,7 @@ class RunWriter:
             issued(card, self.folder, str(self.facts.data.get("name", ""))).write(self.folder)
         about = f"{nothing.name}; {nothing.about}" if nothing.about else nothing.name
         conventions = facts.pop("conventions", {}) | {"do nothing": f"the order that users have: {about}"}
-        self.know(conventions=conventions, **facts, given=nothing.name, status="finished", round=round)
+        self.know(conventions=conventions, **facts, given=nothing.name, status="finished", round=round, ended=now())
         (self.folder / "checkpoint.npz").unlink(missing_ok=True)
 
 
@@ -393,8 +395,20 @@ def _first_facts(task: Task, round: int) -> Facts:
         asked=task.experiment.rounds_asked,
         conventions=conventions | {"ties": TIES},
         compiled_for=machine,
+        begun=_begun(task.folder, round),
+        versions=versions(),
+        **known(task.experiment),
         pid=os.getpid(),
     )
+
+
+def _begun(folder: Path, round: int) -> str:
+    """When the run began: where one is resumed, when it did so first."""
+    before = ""
+    if round:
+        with suppress(OSError, ValueError, KeyError):
+            before = str(Facts.values(folder)["begun"])
+    return before or now()
 
 
 def _packed(part: Any) -> NDArray[Any]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fedrank.data.catalog import describe, require
-from fedrank.data.collection import find_collection
+from fedrank.data.catalog import describe, files_read, require
+from fedrank.data.collection import collection_files, find_collection
 from fedrank.data.feature_sets import fixed_ranges, known_features
 from fedrank.data.live_features import LIVE_1
-from fedrank.data.logs import load_log
+from fedrank.data.logs import load_log, log_files
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.names import nearest
 from fedrank.rank.propensity import OWN, SHARED
@@ -52,6 +52,20 @@ class DataSpec(SpecSection):
             load_log(self.log)
         if self.collection is not None:
             find_collection(self.collection)
+
+    def files(self) -> dict[str, Path]:
+        """Every file that is read, by the name that the spec or the catalog has for it."""
+        named = [self.train, self.test, self.validation]
+        if self.propensities not in (None, SHARED, OWN):
+            named.append(self.propensities)
+        found = {file: Path(file) for file in named if file is not None}
+        if self.name is not None and self.name != ELSEWHERE:
+            found |= files_read(self.name, self.folds[0])
+        if self.log is not None:
+            found |= log_files(self.log)
+        if self.collection is not None:
+            found |= collection_files(self.collection)
+        return found
 
     @property
     def described_by(self) -> str:

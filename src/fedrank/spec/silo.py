@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fedrank.data.collection import find_collection
+from fedrank.data.collection import collection_files, find_collection
 from fedrank.silo.training import SiloMethod
 from fedrank.spec.experiment import Experiment
 from fedrank.spec.families import SpecSection
-from fedrank.spec.sections import PrivacySpec
+from fedrank.spec.sections import ELSEWHERE, PrivacySpec
 from fedrank.spec.values import Filled, Positive, at_least
 
 
@@ -28,6 +28,10 @@ class SiloData(SpecSection):
 
     def require(self) -> None:
         find_collection(self.source)
+
+    def files(self) -> dict[str, Path]:
+        """Every file that is read, by its name."""
+        return {} if self.source == ELSEWHERE else collection_files(self.source)
 
     def problems(self) -> list[str]:
         found = [f"data.folds: no fold {fold}; a collection is fold 1" for fold in self.folds if fold != 1]
