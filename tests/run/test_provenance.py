@@ -164,7 +164,7 @@ def test_sets_of_the_catalog_are_named_by_their_parts(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDRANK_DATA", str(tmp_path))
     [task] = plan(read_tables(tables(data={"name": "mq2007", "folds": [2]})), "test", tmp_path / "runs")
     folder = tmp_path / "MQ2007" / "Fold2"
-    expected = {f"mq2007/Fold2/{part}": sha256(folder / f"{part}.txt") for part in ("train", "vali", "test")}
+    expected = {f"mq2007/Fold2/{part}.txt": sha256(folder / f"{part}.txt") for part in ("train", "vali", "test")}
     assert data_sums(task.experiment) == expected
 
 
@@ -215,7 +215,7 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_commit_is_that_of_the_code(tmp_path):
+def test_the_commit_is_that_of_the_code(tmp_path, monkeypatch):
     assert provenance._commit(tmp_path) == ""
     git(tmp_path, "init", "-q")
     assert provenance._commit(tmp_path) == ""  # nothing is committed yet
@@ -230,6 +230,16 @@ def test_the_commit_is_that_of_the_code(tmp_path):
     assert provenance._commit(tmp_path) == commit
     code.write_text("a = 2\n")
     assert provenance._commit(tmp_path) == f"{commit} with changes"
+    git(tmp_path, "checkout", "-q", "code.py")
+    asked = provenance._git
+
+    def slow(folder, *words):
+        if words[0] == "status":
+            raise subprocess.TimeoutExpired("git", 1.0)
+        return asked(folder, *words)
+
+    monkeypatch.setattr(provenance, "_git", slow)
+    assert provenance._commit(tmp_path) == f"{commit} perhaps with changes"
 
 
 def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
@@ -249,4 +259,4 @@ def test_a_report_says_where_its_numbers_come_from(tmp_path, files):
     other = facts(runs[0].path)
     (runs[0].path / "run.json").write_text(json.dumps(other | {"files": other["files"] | {files["test"]: "0" * 64}}))
     page = fr.write_report(load_runs(tmp_path / "runs"), tmp_path / "report.md").read_text()
-    assert "runs read different versions of this file: they cannot be compared" in page
+    assert f"Runs read 2 different versions of {files['test']}, so that they cannot be compared" in page

@@ -129,7 +129,7 @@ def files_read(name: str, fold: int) -> dict[str, Path]:
         return {}
     own = f"Fold{fold}/"
     wanted = {what: path for what, path in _found(entry).items() if what.startswith(own) or not what.startswith("Fold")}
-    return {f"{name}/{what}": path for what, path in wanted.items()}
+    return {f"{name}/{(Path(what).parent / path.name).as_posix()}": path for what, path in wanted.items()}
 
 
 def load(name: str, fold: int = 1, normalise: str | None = None, cache: bool = True) -> Fold:

@@ -24,7 +24,7 @@ from fedrank.spec.experiment import Experiment
 
 CODE = Path(__file__).parents[1]
 HERE = "working directory"
-CHANGES = "with changes"
+CHANGES, UNKNOWN = "with changes", "perhaps with changes"
 SMALL = 1 << 20  # bytes that are read again rather than looked up
 SECONDS_FOR_GIT = 10.0
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -92,7 +92,10 @@ def _commit(folder: Path, tracked: str = "") -> str:
         if tracked:
             _git(folder, "ls-files", "--error-unmatch", tracked)
         commit = _git(folder, "rev-parse", "HEAD").strip()
-        changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+        try:
+            changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+        except subprocess.TimeoutExpired:  # a very large repository
+            return f"{commit} {UNKNOWN}"
         return f"{commit} {CHANGES}" if changes.strip() else commit
     return ""
 
