@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.main import get_command
 
 from fedrank.cli import app, main
+from fedrank.cli.shared import progress
 from fedrank.data.catalog import CATALOG, load
 from tests.oracles import measures as oracle
 
@@ -30,7 +34,7 @@ learner = "pdgd"
 "aggregator.name" = "none"
 """
 BAD_LETOR = "1 qid:1 1:0.5\n2 qid:1 1:x\n"
-GOOD_LETOR = "1 qid:1 1:0.5 2:1\n0 qid:1 1:0.1 2:3\n0 qid:2 1:0.2 2:4\n1 qid:2 1:0.3 2:5\n"
+GOOD_LETOR = "1 qid:1 1:0.5 2:1 46:1\n0 qid:1 1:0.1 2:3\n0 qid:2 1:0.2 2:4\n1 qid:2 1:0.3 2:5\n"
 
 
 @pytest.fixture(autouse=True)
@@ -205,14 +209,23 @@ def test_run_under_another_name_with_changes(fedrank):
 
 
 def test_a_run_that_fails_says_why_and_the_others_go_on(fedrank):
+    spec = SPEC.replace('[variants.alone]\n"aggregator.name" = "none"', '[variants.far]\n"learner.rate" = 1e300')
+    Path("fails.toml").write_text(spec, encoding="utf-8")
+    code, out, err = fedrank("run", "fails.toml", "--workers", "1")
+    assert (code, err) == (1, "")
+    assert "failed far, fold 1, seed 1: the update is not finite; take smaller steps" in out
+    assert Path("runs/fails/together/fold-1-seed-1/model.json").exists()
+
+
+def test_what_cannot_succeed_is_told_before_anything_runs(fedrank):
     spec = SPEC.replace(
         '[variants.alone]\n"aggregator.name" = "none"', '[variants.many]\nclients = { count = 9999, partition = "own" }'
     )
     Path("fails.toml").write_text(spec, encoding="utf-8")
-    code, out, err = fedrank("run", "fails.toml", "--set", "rounds=2", "--workers", "1")
-    assert (code, err) == (1, "")
-    assert "failed many, fold 1, seed 1: 9999 clients cannot each own one of" in out
-    assert Path("runs/fails/together/fold-1-seed-1/model.json").exists()
+    code, _, err = fedrank("run", "fails.toml", "--set", "rounds=2", "--workers", "1")
+    assert code == 2
+    assert err.startswith("fedrank: variant many: 9999 clients cannot each own one of")
+    assert not Path("runs").exists()
 
 
 # Looking at runs.
@@ -385,7 +398,7 @@ def test_version(fedrank):
 
 COMMANDS = [
     ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
-    ["estimate"], ["logs", "places"],
+    ["new"], ["estimate"], ["logs", "places"],
     ["ledger", "show"], ["ledger", "forget"],
     ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "convert"], ["logs", "describe"],
     ["logs", "redact"],
@@ -439,6 +452,102 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
         out = out.partition("Where they lie")[0]  # addresses and folders stay whole
         assert max(map(len, out.splitlines())) <= 60, arguments
     assert "Report: " in fedrank("report", "runs/small", "--out", f"{'long-' * 20}.md")[1]
+
+
+@pytest.mark.usefixtures("results")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("runs", "runs"), ("clients", "small.toml"), ("privacy", "small.toml"), ("data", "list"), ("papers", "list"),
+        ("methods",), ("methods", "aggregator", "krum"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_answers_as_json(fedrank, arguments):
+    code, out, err = fedrank(*arguments, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out, parse_constant=lambda word: pytest.fail(word))
+
+
+@pytest.mark.usefixtures("results")
+def test_json_says_what_is_known(fedrank, monkeypatch, tmp_path):
+    first = json.loads(fedrank("runs", "runs", "--json")[1])[0]
+    assert (first["status"], first["variant"], first["round"]) == ("finished", "alone", 20)
+    assert 0 < first["finals"]["ndcg@10"] < 1
+    assert "leave out --clean" in fedrank("runs", "runs", "--json", "--clean")[2]
+    [group] = json.loads(fedrank("clients", "small.toml", "--json")[1])["groups"]
+    assert len(group["found"]["queries"]) == 3
+    [krum] = json.loads(fedrank("methods", "aggregator", "krum", "--json")[1])
+    assert krum["settings"][0]["name"] == "attackers"
+    folder = tmp_path / "data" / "texts" / "mine"
+    folder.mkdir(parents=True)
+    for name in ("corpus.jsonl", "queries.jsonl.gz", "qrels.tsv"):
+        (folder / name).touch()
+    (tmp_path / "data" / "no-texts").mkdir()
+    monkeypatch.setenv("FEDRANK_DATA", str(tmp_path / "data"))
+    texts = json.loads(fedrank("data", "list", "--json")[1])["collections"]
+    assert texts == [{"name": "synthetic-silos", "folder": None}, {"name": "mine", "folder": str(folder)}]
+    shown = fedrank("data", "list")[1]
+    assert f"mine: {folder}" in shown
+    assert "synthetic-silos: built in" in shown
+
+
+@pytest.mark.usefixtures("results")
+def test_what_goes_into_a_file_is_as_wide_as_it_needs(finished):
+    done = shell("methods", cwd=finished[0])
+    assert max(map(len, done.stdout.splitlines())) > 120
+    table = shell("report", str(finished[0]), "--out", "x.csv", cwd=Path.cwd())
+    assert table.returncode == 0
+
+
+def test_help_is_grouped(fedrank):
+    out = fedrank("--help")[1]
+    headings = re.findall(r"╭─ ([A-Z][^─]*) ─", out)
+    assert headings[:2] == ["Options", "Experiments"]
+    assert "Commands" not in headings  # nothing without a group
+
+
+def test_a_shell_completes_commands_and_specs(fedrank):
+    def completed(line):
+        environment = {**os.environ, "_FEDRANK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "2"}
+        code = "import sys; sys.argv = ['fedrank']; from fedrank.cli import app; app(prog_name='fedrank')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+        )
+        return done.stdout.split()
+
+    assert "quickstart" in completed("fedrank run qui")
+    assert completed("fedrank run sma") == ["small.toml"]
+    assert "list" in completed("fedrank data ")
+    assert "complete" in fedrank("--help")[1]
+
+
+def test_new_writes_a_spec_that_runs(fedrank):
+    code, out, err = fedrank("new", "mine.toml")
+    assert (code, err) == (0, "")
+    assert "fedrank run mine.toml" in out
+    assert json.loads(Path("fedrank-spec.schema.json").read_text())["title"]
+    assert fedrank("run", "mine.toml", "--set", "rounds=2", "--workers", "1")[0] == 0
+    assert "nothing is overwritten" in fedrank("new", "mine.toml")[2]
+    assert "does not end in .toml" in fedrank("new", "mine")[2]
+    assert 'did you mean "trees"' in fedrank("new", "other.toml", "--kind", "tree")[2]
+    assert not Path("other.toml").exists()
+
+
+def test_the_bar_of_progress_stays_on_a_narrow_terminal():
+    out = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with progress(out) as tell:
+        tell(
+            f"a variant with quite a long name, {'and more ' * 8}",
+            3,
+            10,
+            "round 3 of 10, ndcg@10 0.4512, 120,000 a second",
+        )
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in out.file.getvalue().splitlines()]
+    shown = [line for line in lines if "━" in line]
+    assert shown
+    assert all(line.count("━") + line.count("╸") + line.count("╺") == 12 for line in shown)
+    assert all(len(line.rstrip()) <= 80 for line in shown)
 
 
 def test_the_size_of_recorded_updates_is_told_beforehand(fedrank):

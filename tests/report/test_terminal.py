@@ -66,3 +66,23 @@ def test_a_table_that_does_not_fit_is_wrapped():
     terminal.show([Section("", (Table(["a", "b"], [[Cell("long words " * 5), Cell("1")]]),))], to)
     assert max(map(len, printed(to).splitlines())) <= 30
     assert printed(to).count("long") == 5
+
+
+def test_words_and_numbers_stay_whole_where_a_table_is_wrapped():
+    rows = [[Cell(f"variant with a long name {n}"), Cell("0.3738 ± 0.0095"), Cell("0.2403 ± 0.0842")] for n in range(3)]
+    table = Table(["variant", "ndcg@10", "online nDCG@10 of everybody"], rows)
+    to = console(width=55)
+    terminal.show([Section("", (table,))], to)
+    lines = printed(to).splitlines()
+    assert max(map(len, lines)) <= 55
+    assert printed(to).count("0.3738 ± 0.0095") == printed(to).count("0.2403 ± 0.0842") == 3
+    assert printed(to).count("variant") == 4
+
+
+def test_where_not_even_words_fit_every_row_stands_by_itself():
+    rows = [[Cell(f"first {n}"), *(Cell("0.3738 ± 0.0095") for _ in range(4))] for n in range(2)]
+    to = console(width=50)
+    terminal.show([Section("", (Table(["variant", *"abcd"], rows),))], to)
+    assert max(map(len, printed(to).splitlines())) <= 50
+    assert printed(to).count("0.3738 ± 0.0095") == 8
+    assert printed(to).splitlines()[1].split() == ["a", "0.3738", "±", "0.0095"]

@@ -8,6 +8,8 @@ import io
 import numpy as np
 import pytest
 
+from fedrank.data.logs import load_log, pairs_of
+from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
 from fedrank.rank.model import Model, save_model
 from fedrank.rank.rankers import Linear
 from fedrank.report.answers import about_quality
@@ -53,6 +55,37 @@ def test_features_are_normalised_as_the_model_expects(tmp_path, data):
     scores = [float(line) for line in score_lines(model_file(tmp_path, normalised="query"), data)]
     expected = [2 * 1 / 2 - 0.5 * 4 / 4, 2 * 2 / 2 - 0.5 * 0, 2 * 0 - 0.5 * 2 / 4, 2 * 1 - 0.5 * 0, -0.5 * 1, 0.0]
     assert scores == pytest.approx(expected)
+
+
+def test_data_with_fewer_features_than_the_model_reads_are_refused(tmp_path):
+    save_model(Model(Linear(), np.array([2.0, -0.5, 1.0]), 3), tmp_path / "three.json")
+    (tmp_path / "dense.txt").write_text("0 qid:1 1:1 2:1\n1 qid:1 1:2 2:0\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="the model reads 3 features, the data have 2; use data with the features"):
+        list(score_lines(tmp_path / "three.json", str(tmp_path / "dense.txt")))
+    with pytest.raises(ValueError, match="the model reads 3 features, the data have 46; use data with the features"):
+        evaluate_model(tmp_path / "three.json", "synthetic-mq2007", ["ndcg@10"])
+    # A sparse file may leave out its last feature in some lines, not in all.
+    (tmp_path / "sparse.txt").write_text("0 qid:1 1:1 3:1\n1 qid:1 1:2\n", encoding="utf-8")
+    assert [float(line) for line in score_lines(tmp_path / "three.json", str(tmp_path / "sparse.txt"))] == [3.0, 4.0]
+
+
+def test_a_search_log_is_scored_and_measured_by_its_latest_entries(tmp_path):
+    folder, told = tmp_path / "log", []
+    simulate_shown(made_up_queries(50, seed=5), 200, people=4).write(folder)
+    log = load_log(folder)
+    width = log.features.shape[1]
+    save_model(Model(Linear(), np.ones(width), width), tmp_path / "ones.json")
+    entries = np.arange(len(log))[-(len(log) // 5) :]
+    expected = log.features[pairs_of(log, entries)].sum(axis=1)
+    scores = [float(line) for line in score_lines(tmp_path / "ones.json", str(folder), tell=told.append)]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+    assert "its latest 40 entries, in which what was clicked has grade 1" in told[0]
+    quality = evaluate_model(tmp_path / "ones.json", str(folder), ["mrr@10"])
+    assert len(quality.query_ids) == len(entries)
+    line = next(iter(score_lines(tmp_path / "ones.json", str(folder), trec="mine")))
+    assert line.split()[2] in log.documents
+    with pytest.raises(FileNotFoundError, match="is no data set of a search log"):
+        evaluate_model(tmp_path / "ones.json", str(tmp_path), ["mrr@10"])
 
 
 def test_a_trec_run_by_hand(tmp_path, data):
@@ -119,7 +152,7 @@ def test_what_cannot_be_used(tmp_path, data):
     model = model_file(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no file and no data set 'mq2009'; did you mean .mq2008.\?"):
         evaluate_model(model, "mq2009", ["map"])
-    with pytest.raises(FileNotFoundError, match="no file and no data set"):
+    with pytest.raises(FileNotFoundError, match="is no data set of a search log"):
         evaluate_model(model, str(tmp_path), ["map"])
     with pytest.raises(ValueError, match="no measure 'mpa'"):
         evaluate_model(model, data, ["mpa"])

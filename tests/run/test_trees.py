@@ -13,6 +13,7 @@ pytest.importorskip("lightgbm")
 pytest.importorskip("optuna")
 
 from fedrank.data.letor import letor_lines
+from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
 from fedrank.rank.measures import average, evaluate
 from fedrank.report.write import write_report
 from fedrank.run.apply import evaluate_model, score_lines
@@ -308,3 +309,19 @@ def test_a_forest_that_ends_too_early_says_so(tmp_path, files):
     assert perform(task) == "finished"
     notes = " ".join(json.loads((task.folder / "run.json").read_text())["notes"])
     assert "it ended after 1 of 20 trees" in notes
+
+
+def test_a_forest_grows_from_the_clicks_of_a_search_log(tmp_path):
+    simulate_shown(made_up_queries(50, seed=5), 400, people=4).write(tmp_path / "log")
+    asked = {"kind": "trees", "data": {"log": str(tmp_path / "log")}, "booster": {"name": "lambdamart", "trees": 5}}
+    results = run_experiment(read_tables(asked), "clicks", tmp_path / "runs")
+    assert not results.failed
+    [run] = load_runs(tmp_path / "runs")
+    assert run.data["train_queries"] == 320
+    assert run.data["top_grade"] == 1
+    quality = evaluate_model(run.path, str(tmp_path / "log"), ["ndcg@10"])
+    assert average(quality.values)[0] == pytest.approx(run.final("ndcg@10"))
+    with pytest.raises(SpecError, match=r"data\.propensities: trees take clicks of a log for grades and weigh none"):
+        read_tables(asked | {"data": asked["data"] | {"propensities": "shared"}})
+    with pytest.raises(SpecError, match="tune: a log has no validation queries to tune on"):
+        read_tables(asked | {"tune": 3})

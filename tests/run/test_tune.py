@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
+from fedrank.report.answers import about_tuning
+from fedrank.report.terminal import show
 from fedrank.run.runs import load_runs
 from fedrank.run.tune import tune, tuning_of
 from fedrank.spec.grid import read_tables
@@ -94,3 +99,22 @@ def test_repeats_of_an_earlier_tuning_do_not_count(tmp_path):
     tune(read_tables(SPEC | {"seeds": [1, 2, 3]}), "test", {"learner.rate": [0.1]}, tmp_path)
     _, tried, _ = tune(read_tables(SPEC | {"seeds": [2]}), "test", {"learner.rate": [0.1, 0.2]}, tmp_path)
     assert [row.repeats for row in tried] == [1, 1]
+
+
+def test_a_choice_at_the_end_of_the_grid_is_told_and_spread_is_shown(tmp_path):
+    grid = read_tables(SPEC | {"seeds": [1, 2]})
+    _, tried, _ = tune(grid, "test", {"learner.rate": [1e-6, 0.1], "learner.batch": [False]}, tmp_path)
+    [chosen] = [row for row in tried if row.chosen]
+    end = "largest value that was tried, and a larger" if chosen.settings["learner.rate"] == 0.1 else "smallest"
+    assert len(chosen.edges) == 1  # one value, or true and false, have no end
+    assert end in chosen.edges[0]
+    finals = [run.final("ndcg@10") for run in load_runs(tmp_path) if run.settings["learner.rate"] == 0.1]
+    [row] = [row for row in tried if row.settings["learner.rate"] == 0.1]
+    assert row.spread == pytest.approx(np.std(finals, ddof=1))
+    to = Console(file=io.StringIO(), width=120)
+    show(about_tuning(tried, "ndcg@10"), to)
+    assert f"{row.quality:.4f} ± {row.spread:.4f}" in to.file.getvalue()
+    assert chosen.edges[0] in " ".join(to.file.getvalue().split())
+    _, tried, _ = tune(read_tables(SPEC), "one", {"learner.rate": [0.1]}, tmp_path)
+    assert tried[0].edges == ()
+    assert np.isnan(tried[0].spread)

@@ -22,6 +22,7 @@ from fedrank.cli.rights import forget_person, impact
 from fedrank.cli.search import search_app
 from fedrank.cli.shared import (
     AnswerFile,
+    AsJson,
     Changes,
     Client,
     DataFile,
@@ -38,6 +39,7 @@ from fedrank.cli.shared import (
     label_of,
     new_console,
     note,
+    print_json,
     progress,
     say,
     say_failures,
@@ -56,40 +58,56 @@ app = typer.Typer(
     help="Federated learning to rank: train one ranker together, without moving documents, queries or clicks.",
     epilog="First steps:  fedrank run quickstart  ·  fedrank report runs/quickstart --out report.html",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+# Under which heading of `fedrank --help` a command stands.
+EXPERIMENTS, MODELS, DATA = "Experiments", "Models", "Data"
+PRIVACY, TOGETHER, SEARCH = "Privacy and rights", "Between organisations", "Search engines and your own documents"
 data_app = typer.Typer(
     help="Data sets: which are known, which are here, and whether a file is sound.", no_args_is_help=True
 )
-app.add_typer(data_app, name="data")
-app.add_typer(logs_app, name="logs")
-app.add_typer(silo_app, name="silo")
-app.add_typer(trees_app, name="trees")
-app.add_typer(papers_app, name="papers")
-app.add_typer(ledger_app, name="ledger")
-app.add_typer(search_app, name="search")
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(engine_app, name="engine")
-app.add_typer(trial_app, name="trial")
-app.command(
-    "forget-person",
-    epilog="Examples:  fedrank forget-person 71845 --data aol --plan  ·  fedrank forget-person 71845 --data aol --out "
-    "receipt.json",
-)(forget_person)
-app.command(
-    epilog="Examples:  fedrank impact my.toml --out dpia.md  ·  fedrank impact runs/my --out dpia.md",
-)(impact)
-app.command(
-    epilog="Examples:  fedrank estimate runs/mine/only/fold-1-seed-1 --log mylog  ·  fedrank estimate model.json --log "
-    "mylog --out estimate.png  ·  fedrank estimate model.json --log mylog --json"
-)(estimate)
+app.add_typer(data_app, name="data", rich_help_panel=DATA)
+app.add_typer(logs_app, name="logs", rich_help_panel=DATA)
+app.add_typer(silo_app, name="silo", rich_help_panel=TOGETHER)
+app.add_typer(trees_app, name="trees", rich_help_panel=MODELS)
+app.add_typer(papers_app, name="papers", rich_help_panel=EXPERIMENTS)
+app.add_typer(ledger_app, name="ledger", rich_help_panel=PRIVACY)
+app.add_typer(search_app, name="search", rich_help_panel=SEARCH)
+app.add_typer(deploy_app, name="deploy", rich_help_panel=TOGETHER)
+app.add_typer(engine_app, name="engine", rich_help_panel=SEARCH)
+app.add_typer(trial_app, name="trial", rich_help_panel=SEARCH)
 
 
 @app.command(
+    rich_help_panel=EXPERIMENTS,
+    epilog="Examples:  fedrank new my.toml  ·  fedrank new forests.toml --kind trees",
+)
+def new(
+    file: Annotated[Path, typer.Argument(help="The spec to write, such as my.toml.")],
+    kind: Annotated[str, typer.Option(help="federated, async, silo or trees.")] = "federated",
+) -> None:
+    """Write a commented spec to begin with, and beside it a JSON schema, by which editors complete its keys."""
+    from fedrank.spec.blank import SCHEMA, blank_spec
+    from fedrank.spec.schema import schema_text
+
+    if file.suffix != ".toml":
+        raise ValueError(f"{file} does not end in .toml, so that no editor knows what it is; name it {file}.toml")
+    if file.exists():
+        raise FileExistsError(f"{file} is there already, and nothing is overwritten; choose another name")
+    text = blank_spec(kind, SCHEMA)
+    write_whole(file.with_name(SCHEMA), schema_text())
+    write_whole(file, text)
+    console = new_console()
+    say(console, f"Spec: {file}")
+    say(console, f"For editors: {file.with_name(SCHEMA)}")
+    say(console, f"Do it: fedrank run {file}")
+
+
+@app.command(
+    rich_help_panel=EXPERIMENTS,
     epilog="Examples:  fedrank run quickstart  ·  fedrank run my.toml --set learner.rate=0.05 --workers 2  ·  "
-    "fedrank run quickstart --set rounds=100 --name short"
+    "fedrank run quickstart --set rounds=100 --name short",
 )
 def run(
     spec: Spec,
@@ -106,8 +124,9 @@ def run(
 
 
 @app.command(
+    rich_help_panel=EXPERIMENTS,
     epilog="Examples:  fedrank tune quickstart --over learner.rate=[0.03,0.1,0.3]  ·  then: fedrank run "
-    "runs/quickstart-tuning/tuned.toml"
+    "runs/quickstart-tuning/tuned.toml",
 )
 def tune(
     spec: Spec,
@@ -145,7 +164,8 @@ def tune(
 
 
 @app.command(
-    epilog="Examples:  fedrank clients quickstart  ·  fedrank clients my.toml --out clients.png --set clients.count=20"
+    rich_help_panel=EXPERIMENTS,
+    epilog="Examples:  fedrank clients quickstart  ·  fedrank clients my.toml --out clients.png --set clients.count=20",
 )
 def clients(
     spec: Spec,
@@ -153,6 +173,7 @@ def clients(
     set_: Changes = None,
     fold: Annotated[int | None, typer.Option(min=1, help="Which fold; the spec's first if not given.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which seed; the spec's first if not given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Who holds what: queries, documents and grades of each client, and how different clients are."""
     from fedrank.report.answers import about_clients
@@ -161,17 +182,22 @@ def clients(
 
     console = new_console()
     who = describe_clients(read_experiment(spec, set_ or []), fold, seed)
-    answer(about_clients(who), console)
+    if as_json:
+        print_json(who)
+    else:
+        answer(about_clients(who), console)
     if out is not None:
         from fedrank.report.client_figures import draw_clients
 
         draw_clients(who, out)
-        say(console, f"Picture: {out}")
+        if not as_json:
+            say(console, f"Picture: {out}")
 
 
 @app.command(
+    rich_help_panel=PRIVACY,
     epilog="Examples:  fedrank privacy my.toml  ·  fedrank privacy thesis/fig-3-6 --target 2 --target 8  ·  "
-    "fedrank privacy my.toml --set mechanism.noise=20 --out privacy.md"
+    "fedrank privacy my.toml --set mechanism.noise=20 --out privacy.md",
 )
 def privacy(
     spec: Spec,
@@ -185,6 +211,7 @@ def privacy(
         Path, typer.Option(help="The folder that runs go to: ledgers of a population lie in RUNS/populations.")
     ] = Path("runs"),
     trust: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     """Before a run: what would it spend or give away, to whom, and which noise would a target need?"""
     from fedrank.report.answers import about_privacy
@@ -198,6 +225,11 @@ def privacy(
             raise ValueError(f"--target {value:g} cannot be reached with any noise; use a positive ε")
     files, console = answer_files(out, "privacy"), new_console()
     grid = read_spec(spec, set_ or [], trust=trust).only(variant or [])
+    if as_json:
+        if files:
+            raise ValueError("--json prints what --out would write; leave out one of them")
+        print_json(as_facts(grid, target or TARGETS, runs))
+        return
     with progress(console) as tell:
         sections = about_privacy(grid, target or TARGETS, tell, runs)
     answer(sections, console)
@@ -207,8 +239,9 @@ def privacy(
 
 
 @app.command(
+    rich_help_panel=PRIVACY,
     epilog="Examples:  fedrank audit my.toml  ·  fedrank audit quickstart --variant federated --out audit.md  ·  "
-    "fedrank audit my.toml --set mechanism.noise=1 --out audit.json"
+    "fedrank audit my.toml --set mechanism.noise=1 --out audit.json",
 )
 def audit(
     spec: Spec,
@@ -237,8 +270,9 @@ def audit(
 
 
 @app.command(
+    rich_help_panel=PRIVACY,
     epilog="Examples:  fedrank unlearn runs/my --client 9  ·  fedrank unlearn runs/my --client 9 --client 3 --method "
-    "fed-eraser --set steps=2 --verify  ·  fedrank unlearn runs/my --client 9 --method retrain --purge-parent"
+    "fed-eraser --set steps=2 --verify  ·  fedrank unlearn runs/my --client 9 --method retrain --purge-parent",
 )
 def unlearn(
     folders: RunsFolders,
@@ -282,19 +316,27 @@ def unlearn(
     say(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
 
 
-@app.command(epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean")
+@app.command(
+    rich_help_panel=EXPERIMENTS, epilog="Examples:  fedrank runs runs  ·  fedrank runs runs/quickstart --clean"
+)
 def runs(
     folders: RunsFolders,
     clean: Annotated[bool, typer.Option("--clean", help="Delete interrupted, failed and broken runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show which runs are finished, interrupted or failed."""
     from fedrank.report.answers import about_runs
     from fedrank.run.runs import clean as delete
-    from fedrank.run.runs import load_runs
+    from fedrank.run.runs import load_runs, run_facts
 
     console = new_console()
     listed = load_runs(folders)
+    if as_json:
+        if clean:
+            raise ValueError("--json only shows runs; leave out --clean")
+        print_json([run_facts(run) for run in listed.checked()])
+        return
     answer(about_runs(listed), console)
     if not clean:
         return
@@ -322,8 +364,9 @@ def _but_ledgers(folder: Path) -> str:
 
 
 @app.command(
+    rich_help_panel=EXPERIMENTS,
     epilog="Examples:  fedrank report runs/quickstart  ·  fedrank report runs/quickstart --out table.csv  ·  "
-    "fedrank report runs/a runs/b --out both.html --baseline centralised --figures paper"
+    "fedrank report runs/a runs/b --out both.html --baseline centralised --figures paper",
 )
 def report(
     folders: RunsFolders,
@@ -347,8 +390,9 @@ def report(
 
 
 @app.command(
+    rich_help_panel=MODELS,
     epilog="Examples:  fedrank score runs/quickstart/federated/fold-1-seed-1 new.txt > scores.txt  ·  "
-    "fedrank score model.json new.txt --trec mine --out mine.run"
+    "fedrank score model.json new.txt --trec mine --out mine.run",
 )
 def score(
     model: ModelFile,
@@ -369,8 +413,9 @@ def score(
 
 
 @app.command(
+    rich_help_panel=MODELS,
     epilog="Examples:  fedrank evaluate runs/quickstart/federated/fold-1-seed-1 synthetic-mq2007  ·  "
-    "fedrank evaluate model.json test.txt --measure ndcg@5 --measure map --per-query values.csv"
+    "fedrank evaluate model.json test.txt --measure ndcg@5 --measure map --per-query values.csv",
 )
 def evaluate(
     model: ModelFile,
@@ -394,8 +439,9 @@ def evaluate(
 
 
 @app.command(
+    rich_help_panel=MODELS,
     epilog="Examples:  fedrank export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  fedrank export "
-    "forest.txt --to solr --name mine --feature-names names.txt --out model.json"
+    "forest.txt --to solr --name mine --feature-names names.txt --out model.json",
 )
 def export(
     model: ModelFile,
@@ -434,15 +480,28 @@ def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: pl
 
 
 @data_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank data list")
-def data_list() -> None:
-    """Known data sets: what they are, whether they are here, where to get them."""
+def data_list(as_json: AsJson = False) -> None:
+    """Known data sets and text collections: what they are, whether they are here, where to get them."""
     from fedrank.data.catalog import available
+    from fedrank.data.collection import collections
     from fedrank.report.answers import about_catalog
 
-    answer(about_catalog(available()), new_console())
+    sets, texts = available(), collections()
+    if not as_json:
+        answer(about_catalog(sets, texts), new_console())
+        return
+    print_json(
+        {
+            "sets": [
+                vars(entry) | {"folder": folder, "here": folder is not None or entry.layout == "built-in"}
+                for entry, folder in sets
+            ],
+            "collections": [{"name": name, "folder": folder} for name, folder in texts],
+        }
+    )
 
 
-@app.command(epilog="Example:  fedrank demo --out runs --report demo.html")
+@app.command(rich_help_panel=EXPERIMENTS, epilog="Example:  fedrank demo --out runs --report demo.html")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for its runs.")] = Path("runs"),
     report: Annotated[Path, typer.Option(help="The story as a web page.")] = Path("demo.html"),
@@ -460,19 +519,44 @@ def demo(
     say(console, f"The story in pictures: {report}")
 
 
-@app.command(epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods fltrust")
+@app.command(
+    rich_help_panel=EXPERIMENTS,
+    epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods fltrust",
+)
 def methods(
     word: Annotated[
         str | None,
         typer.Argument(help="Only this family, such as learner; or a method, or what it or its paper is called."),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="Only this method of the family.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Every learner, aggregator, user and measure, with its settings and one sentence."""
     from fedrank.report.answers import about_methods
     from fedrank.spec.listing import search
 
-    answer(about_methods(search(word, name)), new_console())
+    found = search(word, name)
+    if as_json:
+        print_json(found)
+    else:
+        answer(about_methods(found), new_console())
+
+
+app.command(
+    "forget-person",
+    rich_help_panel=PRIVACY,
+    epilog="Examples:  fedrank forget-person 71845 --data aol --plan  ·  fedrank forget-person 71845 --data aol --out "
+    "receipt.json",
+)(forget_person)
+app.command(
+    rich_help_panel=PRIVACY,
+    epilog="Examples:  fedrank impact my.toml --out dpia.md  ·  fedrank impact runs/my --out dpia.md",
+)(impact)
+app.command(
+    rich_help_panel=MODELS,
+    epilog="Examples:  fedrank estimate runs/mine/only/fold-1-seed-1 --log mylog  ·  fedrank estimate model.json --log "
+    "mylog --out estimate.png  ·  fedrank estimate model.json --log mylog --json",
+)(estimate)
 
 
 @app.callback(invoke_without_command=True)

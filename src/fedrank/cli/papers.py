@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from fedrank.cli.shared import FAILED, Changes, Workers, answer, do_experiment, new_console, progress, say
+from fedrank.cli.shared import (
+    FAILED,
+    AsJson,
+    Changes,
+    Workers,
+    answer,
+    do_experiment,
+    new_console,
+    print_json,
+    progress,
+    say,
+)
 
 papers_app = typer.Typer(
     help="The papers: each table and figure as an experiment, and published next to measured.", no_args_is_help=True
@@ -16,11 +27,14 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder of their results.")]
 
 
 @papers_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank papers list")
-def papers_list() -> None:
+def papers_list(as_json: AsJson = False) -> None:
     """Each table and figure: its experiment, which data it needs, whether these are here, how long it takes."""
-    from fedrank.papers.items import about_papers
+    from fedrank.papers.items import about_papers, papers_facts
 
-    answer(about_papers(), new_console())
+    if as_json:
+        print_json(papers_facts())
+    else:
+        answer(about_papers(), new_console())
 
 
 @papers_app.command(

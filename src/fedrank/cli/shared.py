@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,10 +24,25 @@ if TYPE_CHECKING:
     from fedrank.spec.grid import Grid
 
 FAILED = 1  # how a command ends whose runs failed
+AS_WIDE_AS_IT_TAKES = 100_000  # columns: nothing is wrapped that goes into a file or another program
 SECONDS_BETWEEN_LINES = 10.0  # where progress is plain lines
 TOO_LITTLE = 0.02  # share of a thing that must be done before it can be said how long the rest takes
 
-Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.")]
+
+def _specs(begun: str) -> list[str]:
+    """Specs whose name begins so, for the completion of a shell: files, and those that come with fedrank."""
+    from fedrank.spec.source import builtin_names
+
+    folder = Path(begun).parent if "/" in begun else Path()
+    try:
+        files = [str(path) for path in sorted(folder.glob("*.toml"))]
+    except OSError:
+        files = []
+    return [name for name in (*files, *builtin_names()) if name.startswith(begun)]
+
+
+Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.", autocompletion=_specs)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print all of it as JSON, for programs.")]
 Name = Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")]
 Changes = Annotated[
     list[str] | None,
@@ -42,7 +60,7 @@ ModelFile = Annotated[
     Path, typer.Argument(help="model.json, or the folder of a finished run (of its experiment, if it has one run).")
 ]
 DataFile = Annotated[
-    str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), or a name of the catalog (its test part).")
+    str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), a search log, or a name of the catalog (its test part).")
 ]
 Client = Annotated[int | None, typer.Option(help="Whose model, where every client has its own.")]
 
@@ -53,9 +71,34 @@ Trust = Annotated[
 
 
 def new_console() -> Console:
+    """Where commands speak: as wide as the terminal; where there is none, as wide as it takes."""
     from rich.console import Console
 
-    return Console()
+    console = Console()
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(width=AS_WIDE_AS_IT_TAKES)
+
+
+def print_json(value: Any) -> None:
+    """All of an answer, for programs. What is not a number is null."""
+    typer.echo(json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold."""
+    if isinstance(value, float) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0):
+        number = value if isinstance(value, float) else value.item()
+        return number if not isinstance(number, float) or math.isfinite(number) else None
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
@@ -83,14 +126,26 @@ def progress(console: Console) -> Iterator[Progress]:
     if not console.is_terminal:
         yield _Lines(console)
         return
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, ProgressColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
+    from rich.text import Text
+
+    class Short(ProgressColumn):
+        """Text that is cut where the line is too short, so that the bar and the time left stay."""
+
+        def __init__(self, read: Callable[[Any], str]) -> None:
+            super().__init__(Column())
+            self._read = read
+
+        def render(self, task: Any) -> Text:
+            return Text(self._read(task), no_wrap=True, overflow="ellipsis")
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[detail]}", markup=False),
-        TimeRemainingColumn(compact=True),
+        Short(lambda task: str(task.description)),
+        BarColumn(bar_width=12, table_column=Column(no_wrap=True)),
+        Short(lambda task: str(task.fields["detail"])),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
     )
     with Bars(*columns, console=console, transient=True) as bars:
         shown: dict[str, Any] = {}

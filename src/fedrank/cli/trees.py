@@ -21,7 +21,7 @@ Seed = Annotated[int, typer.Option(help="For what is drawn by chance.")]
     "train --data train.txt --validation vali.txt --test test.txt --method lambdamart --tune 100 --out model",
 )
 def trees_train(
-    data: Annotated[str, typer.Option(help="A name of the catalog, or a LETOR file to train on.")],
+    data: Annotated[str, typer.Option(help="A name of the catalog, a LETOR file, or a search log (its clicks).")],
     out: Annotated[Path, typer.Option(help="Folder for the run: spec, model, curves.")],
     method: Annotated[
         str, typer.Option(help="lambdamart, selgb, sgb, negsgb, goss, bagging, shortlist: see fedrank methods booster.")
@@ -52,6 +52,10 @@ def trees_train(
             raise ValueError(f"--data {data} is a file: give --test, and --validation if training is to stop by itself")
         source = {"train": str(Path(data).resolve()), "test": str(judge.resolve())}
         source |= {} if validation is None else {"validation": str(validation.resolve())}
+    elif Path(data).is_dir():
+        if test is not None or validation is not None:
+            raise ValueError(f"--data {data} is a search log, which tests on its latest entries; leave out --test")
+        source = {"log": str(Path(data).resolve())}
     elif Path(data).suffix:
         raise FileNotFoundError(f"no file {data}; give a LETOR file, or a name that `fedrank data list` shows")
     elif test is not None or validation is not None:

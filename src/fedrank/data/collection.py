@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from fedrank.types import Grades, Offsets
 SYNTHETIC = "synthetic-silos"  # the collection that is always there
 _PACKED = ("", ".xz", ".gz")
 _TOP_GRADE = 127
+_MOST_FOLDERS = 5_000  # that are looked into, where FEDRANK_DATA names something else by mistake
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")
 
 
@@ -146,6 +148,24 @@ def _judgements(folder: Path) -> list[Path]:
             f"{folder} holds no qrels*.tsv (nor .xz, .gz), so nobody says what answers a query; put it there"
         )
     return found
+
+
+def collections() -> list[tuple[str, Path | None]]:
+    """Text collections that can be named here, each with its folder; the one that is always there has none."""
+    found: list[tuple[str, Path | None]] = [(SYNTHETIC, None)]
+    root = os.environ.get("FEDRANK_DATA")
+    for pattern in ("*", "*/*") if root else ():  # where `find_collection` looks
+        folders = itertools.islice(Path(root or "").glob(pattern), _MOST_FOLDERS)
+        found += [(folder.name, folder) for folder in sorted(folders) if _is_collection(folder)]
+    return found
+
+
+def _is_collection(folder: Path) -> bool:
+    try:
+        _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl"), _judgements(folder)
+    except OSError:
+        return False
+    return True
 
 
 def find_collection(name: str) -> Path | None:

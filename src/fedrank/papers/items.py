@@ -136,7 +136,8 @@ def about_papers() -> list[Section]:
             cost = item.grid.about.paper
             times = (None, None) if cost is None else (cost.minutes, cost.quick_minutes)
             here = Cell("no", tone="warn") if item.missing else Cell("yes", tone="better")
-            cells = [Cell(item.label), Cell(item.name, tone="name"), Cell(item.data), here]
+            caption = f"{item.label}: {item.grid.title}" if item.grid.title else item.label
+            cells = [Cell(caption), Cell(item.name, tone="name"), Cell(item.data), here]
             rows.append([*cells, *(Cell(_minutes(time)) for time in times)])
         table = Table(["item", "experiment", "data", "here", "whole", "quick"], rows, 4, whole=1)  # it is to be typed
         others = [say(f"{other.item}:  ", Span(other.command, "code")) for other in paper.other]
@@ -147,6 +148,32 @@ def about_papers() -> list[Section]:
         "shipped. --set data.name=... takes other data."
     )
     return [*sections, Section("", (say(last, tone="quiet"),))]
+
+
+def papers_facts() -> list[dict[str, Any]]:
+    """The same for programs."""
+    return [
+        {
+            "key": paper.key,
+            "title": paper.title,
+            "authors": paper.authors,
+            "year": paper.year,
+            "items": [
+                {
+                    "item": item.label,
+                    "caption": item.grid.title,
+                    "experiment": item.name,
+                    "data": item.data,
+                    "here": not item.missing,
+                    "missing": item.missing,
+                    "minutes": getattr(item.grid.about.paper, "minutes", None),
+                    "quick_minutes": getattr(item.grid.about.paper, "quick_minutes", None),
+                }
+                for item in paper.items
+            ],
+        }
+        for paper in papers()
+    ]
 
 
 def named(names: Sequence[str]) -> list[str]:

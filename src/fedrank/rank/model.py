@@ -46,6 +46,16 @@ class Scorer(Protocol):
     def score(self, data: RankingData, client: int | None = None) -> NDArray[Any]: ...
 
 
+def check_features(data: RankingData, features: int) -> None:
+    """Refuse data with more or fewer features than a model reads."""
+    if data.features.shape[1] != features:
+        raise ValueError(
+            f"the model reads {features} features, the data have {data.features.shape[1]}; use data with the features "
+            "that it was trained on; a sparse file that only leaves out its last ones is read with features = "
+            f"{features}"
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Model(Glance):
     """A ranker with its weights, and what it expects of the data."""
@@ -70,16 +80,8 @@ class Model(Glance):
 
     def score(self, data: RankingData, client: int | None = None) -> Scores:
         """[documents]: higher is better."""
-        if data.features.shape[1] > self.features:
-            raise ValueError(
-                f"the model reads {self.features} features, the data have {data.features.shape[1]}; "
-                "use data with the features that it was trained on"
-            )
-        weights = self.chosen(client)
-        features = np.asarray(data.features, dtype=np.float32)
-        if features.shape[1] < self.features:  # sparse files may leave out their last features
-            features = np.pad(features, ((0, 0), (0, self.features - features.shape[1])))
-        return self.ranker.score(weights, features)
+        check_features(data, self.features)
+        return self.ranker.score(self.chosen(client), np.asarray(data.features, dtype=np.float32))
 
     def chosen(self, client: int | None = None) -> Weights:
         """[parameters]: the weights, or those of one client where every client has its own."""

@@ -440,11 +440,15 @@ def about_tuning(tried: Sequence[Tried], column: str) -> list[Section]:
     rows = []
     for one in tried:
         setting = ", ".join(f"{key} = {value}" for key, value in one.settings.items())
-        quality = "failed" if one.quality == -math.inf else f"{one.quality:.4f}"
+        spread = "" if math.isnan(one.spread) else f" ± {one.spread:.4f}"
+        quality = "failed" if one.quality == -math.inf else f"{one.quality:.4f}{spread}"
         chosen = "  <- chosen" if one.chosen else ""
         cells = [Cell(setting + chosen, strong=one.chosen), Cell(quality, strong=one.chosen), Cell(str(one.repeats))]
         rows.append([Cell(one.variant), *cells])
-    return [Section("", (Table(["variant", "setting", f"{column}, validation", "repeats"], rows, 2),))]
+    notes = ["±: standard deviation over repeats."] if any(not math.isnan(one.spread) for one in tried) else []
+    table = Table(["variant", "setting", f"{column}, validation", "repeats"], rows, 2, notes)
+    warnings = [say(f"{one.variant}: {edge}", tone="warn") for one in tried for edge in one.edges]
+    return [Section("", (table, *warnings))]
 
 
 def about_quality(quality: Quality) -> list[Section]:
@@ -521,8 +525,10 @@ def _made_of(model: Scorer) -> str:
     return "trees on the features of the merge set alone"
 
 
-def about_catalog(available: Sequence[tuple[DataSet, Any]]) -> list[Section]:
-    """The catalog of data sets, and where each lies or can be got."""
+def about_catalog(
+    available: Sequence[tuple[DataSet, Any]], collections: Sequence[tuple[str, Path | None]] = ()
+) -> list[Section]:
+    """The catalog of data sets, and where each lies or can be got; and text collections that are here."""
     rows, places = [], []
     for entry, folder in available:
         counts = (f"{count:,}" if count else "" for count in (entry.queries, entry.documents))
@@ -535,7 +541,13 @@ def about_catalog(available: Sequence[tuple[DataSet, Any]]) -> list[Section]:
             places.append(say(Span(entry.name, "strong"), ": ", Span(place, "code")))  # an address that can be copied
     table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, whole=0)
     where = say("Where they lie, or where to get them:", tone="quiet")
-    return [Section("", (table,)), Section("", (where, *places))]
+    named = [
+        say(Span(name, "strong"), ": ", "built in" if folder is None else Span(str(folder), "code"))
+        for name, folder in collections
+    ]
+    over = 'for data.collection, and for kind = "silo"'
+    of_texts = [Section("Text collections", tuple(named), over)] if named else []
+    return [Section("", (table,)), *of_texts, Section("", (where, *places))]
 
 
 def about_checks(checks: Sequence[FileCheck]) -> list[Section]:

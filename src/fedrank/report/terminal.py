@@ -22,6 +22,7 @@ STYLES: dict[Tone, str] = {
 }
 
 
+LONGEST_WORD = 30  # that is not broken; longer ones are mostly paths
 # Escape sequences in a name from somebody else's folder could rewrite what a terminal shows.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
@@ -81,6 +82,8 @@ def _grid(rows: Sequence[Sequence[object]]) -> object:
     from rich.table import Table as Grid
 
     grid = Grid(box=None, pad_edge=False, show_header=False)
+    grid.add_column(no_wrap=all(len(str(row[0])) <= LONGEST_WORD for row in rows))
+    grid.add_column()
     for row in rows:
         grid.add_row(*row)  # type: ignore[arg-type]
     return grid
@@ -121,13 +124,56 @@ def _show_plainly(table: Table, rows: Sequence[Sequence[tuple[str, str]]], conso
 
 
 def _show_wrapped(table: Table, rows: Sequence[Sequence[tuple[str, str]]], console: Console) -> None:
+    """Print a table whose words must be wrapped. Words and numbers stay whole; where they cannot, rows are records."""
     from rich.table import Table as Grid
     from rich.text import Text
 
+    widths = _widths(table, rows, console.width - 2 * (len(table.header) - 1))
+    if widths is None:
+        _show_records(table, rows, console)
+        return
     grid = Grid(box=None, pad_edge=False, show_header=False)
-    for i in range(len(table.header)):
+    for i, width in enumerate(widths):
         side = "left" if table.is_words(i) else "right"
-        grid.add_column(justify=side, overflow="fold", no_wrap=i == table.whole)  # type: ignore[arg-type]
+        grid.add_column(justify=side, overflow="fold", width=width)  # type: ignore[arg-type]
     for row in rows:
         grid.add_row(*(Text(text, style=style) for text, style in row))
     console.print(grid)
+
+
+def _widths(table: Table, rows: Sequence[Sequence[tuple[str, str]]], room: int) -> list[int] | None:
+    """How wide each column is when words are wrapped; None where not even that makes room."""
+    from rich.cells import cell_len
+
+    headings = 0 if table.bare else 1
+    least, widths = [], []
+    for i in range(len(table.header)):
+        texts = [row[i][0] for row in rows]
+        lines = [line for text in texts for line in text.splitlines()]
+        words = [word for text in texts[:headings] for word in text.split()]  # a heading may be wrapped in any column
+        if i == table.whole or not table.is_words(i):
+            words += texts[headings:]
+        else:
+            words += [word for text in texts[headings:] for word in text.split() if len(word) <= LONGEST_WORD]
+        least.append(max(map(cell_len, words), default=1))
+        widths.append(max(map(cell_len, lines), default=1))
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
+        widths[widest] -= 1
+    return widths
+
+
+def _show_records(table: Table, rows: Sequence[Sequence[tuple[str, str]]], console: Console) -> None:
+    """Every row by itself: what its first column says, and below it the others by their names."""
+    from rich.text import Text
+
+    for row in rows if table.bare else rows[1:]:
+        console.print(Text(row[0][0], style=row[0][1] or "bold"))
+        pairs = [
+            (Text(f"  {printable(name)}", style="dim"), Text(text, style=style))
+            for name, (text, style) in zip(table.header[1:], row[1:], strict=True)
+            if text
+        ]
+        console.print(_grid(pairs))

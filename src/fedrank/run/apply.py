@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.catalog import CATALOG, load
-from fedrank.data.letor import read_comments, read_letor
+from fedrank.data.letor import LetorError, read_comments, read_letor
+from fedrank.data.log_fold import TEST_SHARE, log_part
+from fedrank.data.logs import SearchLog, load_log, pairs_of
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.names import nearest
 from fedrank.rank.measures import measure, per_query, ranking
-from fedrank.rank.model import Model, Scorer, Tell, unheard
+from fedrank.rank.model import Model, Scorer, Tell, check_features, unheard
 from fedrank.run.folder import table
 from fedrank.trees.model_files import load_model
 from fedrank.types import Scores
@@ -67,12 +70,15 @@ def _scored(model_path: str | Path, data: str, client: int | None, tell: Tell) -
     model = load_model(model_path, tell)
     if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
         raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
-    read = _read(data, model)
+    read = _read(data, model, tell)
     return read, model.score(read, client)
 
 
-def _read(data: str, model: Scorer) -> RankingData:
-    """A file, or the test part of a set of the catalog (of the model's own fold), normalised as the model expects."""
+def _read(data: str, model: Scorer, tell: Tell) -> RankingData:
+    """A file, the latest entries of a search log, or the test part of a set of the catalog (of the model's own fold).
+
+    Normalised as the model expects.
+    """
     if model.normalised == "global":
         ranges = getattr(model, "ranges", None)
         if ranges is None:
@@ -80,19 +86,19 @@ def _read(data: str, model: Scorer) -> RankingData:
                 'the model was trained on features with normalise = "global" and does not say within which ranges; '
                 'train it again with this version of fedrank, or with "query" or "none"'
             )
-        read = _read_plainly(data, model, "none", model.features)
-        if read.features.shape[1] != model.features:
-            raise ValueError(
-                f"the model reads {model.features} features, the data have {read.features.shape[1]}; "
-                "use data with the features that it was trained on"
-            )
+        read = _read_plainly(data, model, "none", tell)
+        check_features(read, model.features)
         return normalise(read, "global", ranges)
-    return _read_plainly(data, model, model.normalised)
+    return _read_plainly(data, model, model.normalised, tell)
 
 
-def _read_plainly(data: str, model: Scorer, how: str, features: int | None = None) -> RankingData:
+def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData:
     if Path(data).is_file():
-        return read_letor(data, normalise=how, features=features)
+        return _read_file(data, model, how)
+    if Path(data).is_dir():
+        log, rows = _latest(data)
+        tell(f"{data} is a search log: its latest {len(rows):,} entries, in which what was clicked has grade 1")
+        return log_part(log, rows, how)
     if data not in CATALOG:
         raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
     # A model of fold 3 was trained on the test queries of fold 1.
@@ -100,11 +106,32 @@ def _read_plainly(data: str, model: Scorer, how: str, features: int | None = Non
     return load(data, fold, normalise=how).test
 
 
+def _read_file(file: str, model: Scorer, how: str) -> RankingData:
+    read = read_letor(file, normalise=how)
+    if read.features.shape[1] >= model.features:
+        return read
+    try:
+        return read_letor(file, normalise=how, features=model.features)  # sparse files may leave out their last ones
+    except LetorError:
+        check_features(read, model.features)
+        raise
+
+
+def _latest(folder: str) -> tuple[SearchLog, NDArray[np.int64]]:
+    """A log, and the entries that a run on it would test on unless it asks for another share."""
+    log = load_log(folder)
+    return log, np.arange(len(log) - math.floor(len(log) * TEST_SHARE), len(log))
+
+
 def _document_ids(data: str, read: RankingData) -> list[str]:
     """Ids from the comments of the file where there are any, or query-position."""
     named: list[str] = []
     if Path(data).is_file():
         named = [_id_in(comment) for comment in read_comments(data)]
+    elif Path(data).is_dir():
+        log, rows = _latest(data)
+        known = log.document[pairs_of(log, rows)]
+        named = [log.documents[one] if one >= 0 else "" for one in known]
     if named and all(named):
         return named
     position = np.arange(read.documents) - np.repeat(read.offsets[:-1], np.diff(read.offsets)) + 1

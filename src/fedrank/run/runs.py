@@ -6,6 +6,7 @@ Large files are read when asked for.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import io
 import itertools
@@ -401,6 +402,13 @@ def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
             run = run.broken(f"same variant, fold and seed as {first}; delete one of them")
         runs.append(run)
     return Runs(tuple(runs))
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """All that is known about a run without its curves, for programs."""
+    facts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    facts |= {"reason": run.reason, "finals": run.finals if run.status == "finished" else {}}
+    return facts | {"seconds": run.seconds if (run.path / "timing.csv").exists() else None}
 
 
 def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:

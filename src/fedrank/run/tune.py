@@ -34,7 +34,9 @@ class Tried:
     settings: dict[str, Any]  # the values tried
     quality: float  # mean over repeats of the final value of the first measure, on validation queries
     repeats: int
+    spread: float = math.nan  # standard deviation over repeats; NaN where there is one
     chosen: bool = False
+    edges: tuple[str, ...] = ()  # where it is chosen: what to try beyond the grid, one sentence a setting
 
 
 def tuning_of(grid: _Grid, over: Mapping[str, Sequence[Any]]) -> _Grid:
@@ -85,13 +87,31 @@ def choose(grid: _Grid, tuning: _Grid, runs: Runs) -> list[Tried]:
             # Earlier tunings may have left other repeats here; a mean over those would not compare.
             mine = [run for run in runs.finished if run.variant == one.name and run.repeat in repeats]
             whole = len(mine) == len(repeats)
-            quality = float(np.mean([run.final(measure) for run in mine])) if whole else -math.inf
-            found.append(Tried(variant.name, settings, -math.inf if math.isnan(quality) else quality, len(mine)))
+            finals = [run.final(measure) for run in mine]
+            quality = float(np.mean(finals)) if whole else -math.inf
+            spread = float(np.std(finals, ddof=1)) if whole and len(finals) > 1 else math.nan
+            found.append(
+                Tried(variant.name, settings, -math.inf if math.isnan(quality) else quality, len(mine), spread)
+            )
         best = max(range(len(found)), key=lambda i: (found[i].quality, -i))
         if found[best].quality == -math.inf:
             raise ValueError(f"nothing that was tried for {variant.name} finished; see `fedrank runs` for the reasons")
-        rows += [replace(row, chosen=i == best) for i, row in enumerate(found)]
+        found[best] = replace(found[best], chosen=True, edges=_edges(found[best], found))
+        rows += found
     return rows
+
+
+def _edges(chosen: Tried, tried: Sequence[Tried]) -> tuple[str, ...]:
+    """Numbers that were chosen at the end of what was tried: the best one may lie beyond."""
+    found = []
+    for key, value in chosen.settings.items():
+        values = {row.settings[key] for row in tried if isinstance(row.settings[key], (int, float))}
+        if isinstance(value, bool) or len(values) < 2:
+            continue
+        if value in (min(values), max(values)):
+            end, more = ("smallest", "smaller") if value == min(values) else ("largest", "larger")
+            found.append(f"{key} = {value} is the {end} value that was tried, and a {more} one may be better; try some")
+    return tuple(found)
 
 
 def tuned(grid: _Grid, tried: Sequence[Tried]) -> _Grid:

@@ -45,7 +45,7 @@ class ListedMethod:
 def methods() -> list[ListedMethod]:
     """Everything that a spec can name."""
     rows = [
-        ListedMethod(family.name, name, _first_sentence(kind), _settings(kind), inspect.getdoc(kind) or "")
+        ListedMethod(family.name, name, first_sentence(kind), _settings(kind), inspect.getdoc(kind) or "")
         for family in FAMILIES.values()
         for name, kind in family.methods.items()
     ]
@@ -79,12 +79,13 @@ def search(word: str | None = None, name: str | None = None) -> list[ListedMetho
     return found
 
 
-def _first_sentence(kind: type) -> str:
+def first_sentence(kind: type) -> str:
+    """What a class says of itself in its first paragraph."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
 def _settings(kind: type) -> tuple[ListedSetting, ...]:
-    comments = _comments(kind)
+    comments = comments_of(kind)
     rows = []
     for field in dataclasses.fields(kind):
         hint = hints_of(kind)[field.name]
@@ -97,7 +98,7 @@ def _settings(kind: type) -> tuple[ListedSetting, ...]:
     return tuple(rows)
 
 
-def _comments(kind: type) -> dict[str, str]:
+def comments_of(kind: type) -> dict[str, str]:
     """Comments behind the fields of a class: the settings' documentation is written there and only there."""
     found: dict[str, str] = {}
     for base in kind.__mro__[-2::-1]:  # from the most general one on, without `object`

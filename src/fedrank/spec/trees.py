@@ -40,7 +40,10 @@ class TreesExperiment(Experiment):
     def problems(cls, spec: Any) -> list[str]:
         found = super().problems(spec)
         if spec.data is not None and spec.data.log is not None:
-            found.append("data.log: trees learn from grades, and a log has clicks only; give a name or files")
+            if spec.data.propensities is not None:
+                found.append("data.propensities: trees take clicks of a log for grades and weigh none; leave it out")
+            if spec.tune:
+                found.append("tune: a log has no validation queries to tune on; use 0")
         if (spec.split is None) != (spec.merge is None):
             found.append("split: who holds which queries and merge, what becomes of their models, go together")
         if spec.tune and isinstance(spec.merge, (Bagged, Cyclic)):

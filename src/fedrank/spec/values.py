@@ -24,6 +24,7 @@ class Limit:
 
     holds: Callable[[Any], bool]
     remedy: str
+    keyword: tuple[str, float] | None = None  # the same in a JSON schema
 
     def __call__(self, value: Any, place: str) -> None:
         if not self.holds(value):
@@ -31,22 +32,22 @@ class Limit:
 
 
 def at_least(least: float) -> Limit:
-    return Limit(lambda value: value >= least, f"give {least} or more")
+    return Limit(lambda value: value >= least, f"give {least} or more", ("minimum", least))
 
 
 def at_most(most: float) -> Limit:
-    return Limit(lambda value: value <= most, f"give {most} or less")
+    return Limit(lambda value: value <= most, f"give {most} or less", ("maximum", most))
 
 
 def more_than(bound: float) -> Limit:
-    return Limit(lambda value: value > bound, f"give more than {bound}")
+    return Limit(lambda value: value > bound, f"give more than {bound}", ("exclusiveMinimum", bound))
 
 
 def less_than(bound: float) -> Limit:
-    return Limit(lambda value: value < bound, f"give less than {bound}")
+    return Limit(lambda value: value < bound, f"give less than {bound}", ("exclusiveMaximum", bound))
 
 
-NotEmpty = Limit(lambda values: len(values) > 0, "list at least 1")
+NotEmpty = Limit(lambda values: len(values) > 0, "list at least 1", ("minItems", 1))
 Positive = Annotated[int, at_least(1)]
 Filled = Annotated[tuple[T, ...], NotEmpty]
 

@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 from fedrank.data.ranking import RankingData
 from fedrank.files import is_plain, read_text, write_whole
 from fedrank.glance import Glance
-from fedrank.rank.model import CHECKSUM, FOREST, Tell, check_sum, checksum_of, origin, ranges_of, write_content
+from fedrank.rank.model import (
+    CHECKSUM,
+    FOREST,
+    Tell,
+    check_features,
+    check_sum,
+    checksum_of,
+    origin,
+    ranges_of,
+    write_content,
+)
 from fedrank.trees.arrays import Trees
 
 END = "end of trees"
@@ -115,18 +125,9 @@ class Forest(Glance):
 
 
 def fitting(data: RankingData, features: int) -> NDArray[np.float32]:
-    """The features of some data for a model that reads so many of them.
-
-    Sparse files may leave out their last features, which are then 0.
-    """
-    columns = data.features.shape[1]
-    if columns > features:
-        raise ValueError(
-            f"the model reads {features} features, the data have {columns}; use data with the features that it was "
-            "trained on"
-        )
-    rows = np.ascontiguousarray(data.features, dtype=np.float32)
-    return rows if columns == features else np.pad(rows, ((0, 0), (0, features - columns)))
+    """The features of some data for a model that reads so many of them."""
+    check_features(data, features)
+    return np.ascontiguousarray(data.features, dtype=np.float32)
 
 
 def joined(text: str, trees: Sequence[str]) -> str:
