@@ -79,11 +79,19 @@ def test_clients_show_what_they_hold():
 def test_what_cannot_be_drawn_is_said(runs, tmp_path):
     with pytest.raises(ValueError, match=r"no column 'ndgc@10'; did you mean \"ndcg@10\""):
         fr.plot.curves(runs, "ndgc@10")
-    write_run(tmp_path, experiment="another")
-    with pytest.raises(ValueError, match=r"2 experiments \(another, robust\).*runs.filter\(experiment='another'\)"):
+    write_run(tmp_path, experiment="another", queries=17)
+    with pytest.raises(ValueError, match=r"same queries \(another, robust\).*runs.filter\(experiment='another'\)"):
         fr.plot.curves(fr.load_runs(tmp_path))
     with pytest.raises(ValueError, match="no runs to report on"):
         fr.plot.curves(runs.filter(variant="nobody"))
+
+
+def test_experiments_on_the_same_queries_share_a_picture(runs, tmp_path):
+    for seed in (1, 2, 3):
+        write_run(tmp_path, experiment="another", variant="median", seed=seed, nothing=0.3)
+    labels = [text.get_text() for text in fr.plot.final(fr.load_runs(tmp_path)).axes[0].get_yticklabels()]
+    assert len(labels) == 3
+    assert any("median" in label for label in labels)
 
 
 def test_a_notebook_and_a_paper_get_the_same_figure(runs, tmp_path):

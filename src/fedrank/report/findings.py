@@ -199,7 +199,7 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
     return [_find(group, readings, baseline, by_query) for group in groups]
 
 
-def _other_data(finished: Runs) -> list[str]:
+def other_data(finished: Runs) -> list[str]:
     """What to say where runs of one experiment did not read the same data."""
     sums: dict[str, set[str]] = {}
     for run in finished:
@@ -237,7 +237,7 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by
     problems = [problem for run in runs.finished if (problem := readings[run.path].problem)]
     if problems:
         notes.append(f"Who attacked is not known of {len(problems)} runs: their specs cannot be read ({problems[0]}).")
-    notes += _other_data(runs.finished)
+    notes += other_data(runs.finished)
     counts = {len(variant.repeats) for variant in variants}
     if len(counts) > 1:
         notes.append(

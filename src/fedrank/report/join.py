@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedrank.report.findings import Findings, compare, nothing_beside
+from fedrank.report.findings import Findings, compare, nothing_beside, other_data
 from fedrank.report.readings import VariantRuns
 from fedrank.run.runs import Runs
 from fedrank.spec.grid import NOTHING
@@ -62,6 +62,7 @@ def _joined(parts: Sequence[Findings], baseline: str | None, by_query: bool) -> 
         for name, part in zip(names, parts, strict=True)
         for run in part.runs
     ]
+    notes += other_data(Runs(tuple(runs)).finished)
     listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) <= MOST_NAMED else f"{len(names)} experiments"
     findings = Findings(
         name=", ".join(names),

@@ -14,6 +14,7 @@ import numpy as np
 from fedrank.names import nearest
 from fedrank.rank.model import Model
 from fedrank.report.findings import Findings, find
+from fedrank.report.join import join
 from fedrank.report.readings import Reading, VariantRuns
 from fedrank.report.tables import heading
 from fedrank.run.runs import Run, Runs
@@ -79,13 +80,13 @@ def _alone(model: Model) -> VariantRuns:
 
 
 def _found(runs: Runs | Run) -> Findings:
-    """What finished runs of one experiment come to."""
-    reported = find(Runs((runs,)) if isinstance(runs, Run) else runs, by_query=False)
+    """What finished runs of one experiment come to, or of several that were tested on the same queries."""
+    reported = join(find(Runs((runs,)) if isinstance(runs, Run) else runs, by_query=False), by_query=False)
     if len(reported) > 1:
         names = ", ".join(findings.name for findings in reported)
         raise ValueError(
-            f"these are runs of {len(reported)} experiments ({names}), which one picture would mix up; choose one, as "
-            f"in runs.filter(experiment={reported[0].name!r})"
+            f"these are experiments that were not tested on the same queries ({names}), which one picture mixes up; "
+            f"choose one, as in runs.filter(experiment={reported[0].name!r})"
         )
     return reported[0]
 
