@@ -398,7 +398,7 @@ def test_version(fedrank):
 
 COMMANDS = [
     ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
-    ["new"], ["estimate"], ["logs", "places"],
+    ["new"], ["estimate"], ["logs", "places"], ["watch"],
     ["ledger", "show"], ["ledger", "forget"],
     ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "convert"], ["logs", "describe"],
     ["logs", "redact"],

@@ -47,6 +47,7 @@ from fedrank.cli.shared import (
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
 from fedrank.cli.trial import trial_app
+from fedrank.cli.watch import watch
 from fedrank.files import told, write_whole
 
 # One thread for each matrix product: whole runs go side by side instead. Read when NumPy is first imported.
@@ -557,6 +558,10 @@ app.command(
     epilog="Examples:  fedrank estimate runs/mine/only/fold-1-seed-1 --log mylog  ·  fedrank estimate model.json --log "
     "mylog --out estimate.png  ·  fedrank estimate model.json --log mylog --json",
 )(estimate)
+app.command(
+    rich_help_panel=EXPERIMENTS,
+    epilog="Examples:  fedrank watch runs  ·  fedrank watch runs/my runs/other --port 8080 --no-browser",
+)(watch)
 
 
 @app.callback(invoke_without_command=True)

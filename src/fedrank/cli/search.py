@@ -381,13 +381,14 @@ def _serve(client: SearchClient, console: Console, port: int, browser: bool, hin
         say(console, f"Open {link}")
         say(console, "This link works once, in one browser. Ctrl-C ends it.")
         if browser:
-            _browse(link)
+            browse(link)
 
     serve(client, port, hint, ready)
     say(console, "Ended; everything that was answered is kept.")
 
 
-def _browse(link: str) -> None:
+def browse(link: str) -> None:
+    """Open a link in the person's browser."""
     import webbrowser
 
     # A browser of the terminal would keep the page from being served.

@@ -225,7 +225,7 @@ def curve_drawings(findings: Findings) -> dict[str, Drawing]:
 
 def curve_data(findings: Findings, column: str) -> dict[str, Any]:
     """The same chart as numbers, for a page that lets its reader look closer."""
-    from fedrank.report.figures import COLOURS
+    from fedrank.report.figures import line_look
 
     lines = []
     for i, variant in enumerate(findings.variants):
@@ -236,13 +236,12 @@ def curve_data(findings: Findings, column: str) -> dict[str, Any]:
         lines.append(
             {
                 "name": variant.label,
-                "colour": COLOURS[i % len(COLOURS)],
-                "dash": ("", "6 3", "2 2", "8 2 2 2")[i // len(COLOURS) % 4],
                 "rounds": curve.rounds.tolist(),
                 "interactions": None if curve.interactions is None else curve.interactions.tolist(),
                 "mean": _short(curve.mean),
                 "half": _short(curve.half) if band else None,
             }
+            | line_look(i)
         )
     levels = [
         {"name": f"{each.values.label}: {each.order}", "value": each.values.summary(column).mean}

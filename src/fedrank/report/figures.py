@@ -22,6 +22,7 @@ from fedrank.spec.toml import readable
 # Okabe and Ito's colours without yellow, which vanishes on white; styles keep eight lines apart in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#882255")
 STYLES = ("-", "-", "-", "-", "--", "--", "--", "--")
+DASHES = ("", "6 3", "2 2", "8 2 2 2")  # of lines that share a colour, as SVG has them
 TOGETHER = 8  # lines that one panel can hold
 INK, QUIET = "#1f2933", "#7b8794"
 LOOK: dict[Any, Any] = {
@@ -116,6 +117,11 @@ def curves_figure(findings: Findings, column: str, title: str) -> Picture:
             else:
                 legend(figure, handles, 30, loc="outside right center")
         return figure
+
+
+def line_look(place: int) -> dict[str, str]:
+    """Colour and dashes of a line on a page that draws it itself."""
+    return {"colour": COLOURS[place % len(COLOURS)], "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
 
 
 def weight_bars(variants: Sequence[VariantRuns], top: int = 12) -> str:

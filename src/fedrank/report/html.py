@@ -23,12 +23,23 @@ def page(title: str, sections: Sequence[Section], last: Sequence[Part] = ()) -> 
 
     script = _script() if any(map(_is_lively, (*sections, *last))) else ""
     values = {"title": title, "sections": sections, "last": last, "script": Markup(script)}
-    return _environment().get_template("page.html").render(**values, allowed=_hash(script) if script else "")
+    return _environment().get_template("page.html").render(**values, policy=Markup(policy(script)))
+
+
+def part(name: str) -> str:
+    """A file that pages are made of: `style.css`, `chart.js` or `lively.js`."""
+    return files("fedrank.report").joinpath("templates", name).read_text("utf-8")
+
+
+def policy(script: str | None = None) -> str:
+    """What a browser may do with a report: nothing is fetched, and no script runs but the one it comes with."""
+    allowed = f"; script-src '{_hash(_script() if script is None else script)}'" if script != "" else ""
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:{allowed}; base-uri 'none'; form-action 'none'"
 
 
 @cache
 def _script() -> str:
-    return files("fedrank.report").joinpath("templates", "lively.js").read_text("utf-8")
+    return part("chart.js") + part("lively.js")
 
 
 def _hash(script: str) -> str:

@@ -147,14 +147,14 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
     curves: dict[str, Line] = {}
     for name in measures:
         rows = np.flatnonzero(np.isfinite(rounds[name]))
-        rows = rows[_thinned(len(rows))]
+        rows = rows[thinned(len(rows))]
         if len(rows):
             curves[name] = number[rows], rounds[name][rows]
     window = max(1, len(number) // 50)
     # A model trained in one place serves nobody on the way.
     served = np.flatnonzero(np.isfinite(rounds.get("online", np.full(len(number), np.nan))))
     if len(served):
-        rows = _thinned(len(served))
+        rows = thinned(len(served))
         curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
     drawn = np.unique(np.concatenate([np.empty(0, np.int64), *(line[0] for line in curves.values())]))
     brought = rounds.get("interactions")
@@ -231,7 +231,8 @@ def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def _thinned(n: int) -> NDArray[np.int64]:
+def thinned(n: int) -> NDArray[np.int64]:
+    """Which of so many points a curve is drawn with."""
     if n <= POINTS:
         return np.arange(n)
     return np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(np.int64))

@@ -14,7 +14,7 @@ from fedrank.report.findings import Findings, find
 from fedrank.report.html import page
 from fedrank.report.join import join
 from fedrank.report.markdown import markdown
-from fedrank.report.sections import Section, say
+from fedrank.report.sections import Paragraph, Section, say
 from fedrank.run.folder import table
 from fedrank.run.runs import Runs
 from fedrank.spec.toml import readable
@@ -52,12 +52,25 @@ def write_report(
     if file.suffix == ".csv":
         write_whole(file, numbers(reported))
         return file
-    sections = [whole(findings, f"experiment-{i}") for i, findings in enumerate(reported, 1)]
-    missing = left_out(runs, found)
-    last = [say(missing, tone="warn")] if missing else []
-    title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
+    title, sections, last = _composed(runs, found, reported)
     write_whole(file, page(title, sections, last) if file.suffix == ".html" else markdown([*sections, *last]))
     return file
+
+
+def report_page(runs: Runs) -> str:
+    """The report as a web page; ValueError if no run is finished."""
+    found = find(runs)
+    return page(*_composed(runs, found, join(found)))
+
+
+def _composed(
+    runs: Runs, found: Sequence[Findings], reported: Sequence[Findings]
+) -> tuple[str, list[Section], list[Paragraph]]:
+    """Title, sections, and what stands below them."""
+    sections = [whole(findings, f"experiment-{i}") for i, findings in enumerate(reported, 1)]
+    missing = left_out(runs, found)
+    title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
+    return title, sections, [say(missing, tone="warn")] if missing else []
 
 
 def answer_files(out: Path | None, name: str) -> list[Path]:

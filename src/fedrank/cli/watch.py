@@ -1,0 +1,22 @@
+"""The command that serves a page on runs."""
+
+from __future__ import annotations
+
+from fedrank.cli.search import Browser, Port, browse
+from fedrank.cli.shared import RunsFolders, new_console, say
+
+
+def watch(folders: RunsFolders, port: Port = 0, browser: Browser = True) -> None:
+    """Show runs on a page while they go on: how far, curves, failures, comparisons, reports."""
+    from fedrank.watch.serve import watch
+
+    console = new_console()
+
+    def ready(link: str) -> None:
+        say(console, f"Open {link}")
+        say(console, "This link works once, in one browser. Ctrl-C ends the page, and no run.")
+        if browser:
+            browse(link)
+
+    watch(folders, port, ready)
+    say(console, "Ended; the runs go on.")
