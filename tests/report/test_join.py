@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
+from fedrank.cli import app
 from fedrank.report.by_query import by_query, queries_section, tally
 from fedrank.report.findings import find
 from fedrank.report.join import join
@@ -89,6 +91,25 @@ def test_a_baseline_that_nobody_has_is_refused(tmp_path: Path) -> None:
 )
 def test_what_was_tested_on_something_else_stays_apart(tmp_path: Path, other: dict[str, object]) -> None:
     assert len(join(find(load_runs(two(tmp_path, **other))))) == 2
+
+
+def test_other_seeds_stand_in_one_table_without_a_test(tmp_path: Path) -> None:
+    for name, seeds in (("one", (1, 2, 3)), ("two", (4, 5, 6))):
+        for seed in seeds:
+            write_run(tmp_path, name, seed=seed)
+    (joined,) = join(find(load_runs(tmp_path)))
+    assert np.isnan(joined.comparisons["ndcg@10"]["two/only"].p)
+    assert any("no repeat in common: no test" in note for note in joined.notes)
+
+
+def test_the_command_writes_one_report_and_its_figures(tmp_path: Path) -> None:
+    two(tmp_path / "runs")
+    folders = [str(tmp_path / "runs" / name) for name in ("one", "two")]
+    files = ["--out", str(tmp_path / "both.html"), "--figures", str(tmp_path / "paper")]
+    done = CliRunner().invoke(app, ["report", *folders, *files, "--baseline", "two/median"])
+    assert done.exit_code == 0, done.output
+    assert "two: median (as chosen)" in " ".join((tmp_path / "both.html").read_text().split())
+    assert (tmp_path / "paper" / "final.tex").exists()
 
 
 def test_a_measure_that_only_one_has_is_left_out_and_named(tmp_path: Path) -> None:

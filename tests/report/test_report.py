@@ -248,6 +248,7 @@ def test_experiments_on_different_queries_have_a_section_each(tmp_path: Path) ->
     text = write_report(load_runs(tmp_path / "runs"), tmp_path / "report.html").read_text()
     assert text.count("<article") == 2
     assert 'href="#experiment-2">The second question' in text
+    assert "they are not compared" in text
 
 
 def test_csv_holds_the_numbers(tmp_path: Path) -> None:

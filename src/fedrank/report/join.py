@@ -8,9 +8,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank.report.findings import Findings, compare, nothing_beside, other_data
-from fedrank.report.readings import VariantRuns
+from fedrank.report.readings import Repeat, VariantRuns
 from fedrank.run.runs import Runs
 from fedrank.spec.grid import NOTHING
 
@@ -36,11 +37,13 @@ def _fit(one: Findings, other: Findings) -> bool:
     if one.runs.finished[0].data.get("name") != other.runs.finished[0].data.get("name"):
         return False
     ours, theirs = _tested_on(one), _tested_on(other)
-    shared = ours.keys() & theirs.keys()
-    return bool(shared) and all(np.array_equal(ours[repeat], theirs[repeat]) for repeat in shared)
+    shared = [(repeat, repeat) for repeat in ours if repeat in theirs]
+    if not shared:  # other seeds of the same folds can stand in one table, though nothing pairs them
+        shared = [(first, second) for first in ours for second in theirs if first[0] == second[0]]
+    return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
 
 
-def _tested_on(findings: Findings) -> dict[tuple[int, int], np.ndarray]:
+def _tested_on(findings: Findings) -> dict[Repeat, NDArray[np.str_]]:
     return {repeat: reading.query_ids for variant in findings.variants for repeat, reading in variant.repeats.items()}
 
 

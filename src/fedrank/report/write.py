@@ -70,7 +70,12 @@ def _composed(
     sections = [whole(findings, f"experiment-{i}") for i, findings in enumerate(reported, 1)]
     missing = left_out(runs, found)
     title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
-    return title, sections, [say(missing, tone="warn")] if missing else []
+    last = [say(missing, tone="warn")] if missing else []
+    if len(sections) > 1:
+        last.append(
+            say("These were not tested on the same queries by the same measure: they are not compared.", tone="note")
+        )
+    return title, sections, last
 
 
 def answer_files(out: Path | None, name: str) -> list[Path]:
