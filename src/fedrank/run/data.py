@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from fedrank.data.catalog import Fold, load, load_files
@@ -31,7 +32,7 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
     if data.name is not None:
         return _load_named(data.name, fold, data.normalise)
     # A file that changed while this process lives, as in a notebook, is read again.
-    now = tuple(path.stat().st_mtime_ns for path in data.files().values())
+    now = tuple((status.st_mtime_ns, status.st_size) for status in map(Path.stat, data.files().values()))
     return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
 
 
@@ -60,7 +61,12 @@ def _log(
 
 
 def _files(
-    now: tuple[int, ...], train: str, test: str, validation: str | None, normalise: str, features: int | None
+    now: tuple[tuple[int, int], ...],
+    train: str,
+    test: str,
+    validation: str | None,
+    normalise: str,
+    features: int | None,
 ) -> Fold:
     return load_files(train, test, validation, normalise, features=features)
 

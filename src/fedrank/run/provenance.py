@@ -46,13 +46,13 @@ def data_sums(experiment: Experiment) -> Sums:
 def checksum(file: Path) -> str:
     """SHA-256 of a file."""
     status = os.stat(file)
+    if status.st_size <= SMALL:
+        return _digest(file)
     return _checksum(file.resolve(), status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=4096)
 def _checksum(file: Path, size: int, changed: int, inode: int) -> str:
-    if size <= SMALL:
-        return _digest(file)
     kept = cache_folder() / "checksums" / cache_key([file], {"inode": inode})
     with suppress(OSError, ValueError):
         known = read_text(kept).strip()
