@@ -19,7 +19,7 @@ ORDER = [
     *("cli", "search", "watch", "engine", "deploy", "papers", "report", "run", "spec"),
     *("unlearn", "attack", "trees", "silo", "protect", "federate", "rank", "data", "serve", "kernels"),
 ]
-BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "glance"}
+BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "glance", "extras"}
 MODULE = re.compile(r"fedrank\.(\w+)(\.\w*)*(:[\w.]+)?")  # as text: a module, or something in one
 
 

@@ -145,6 +145,8 @@ def test_the_list_names_everything() -> None:
     show(about_papers(), Console(file=narrow, width=80))
     for name in NAMES:
         assert name in narrow.getvalue(), "a name that is cut cannot be typed"
+    for _, item in ITEMS:
+        assert f"{item.label}: {item.grid.title}" in text
 
 
 def test_other_data_get_a_folder_of_their_own(tmp_path: Path) -> None:
@@ -154,6 +156,39 @@ def test_other_data_get_a_folder_of_their_own(tmp_path: Path) -> None:
     assert label == "thesis/fig-4-8-quick-on-mq2008"
     assert data_of(asked) == "mq2008"
     assert ask(name, ["rounds=7"], False, tmp_path)[1] == name
+
+
+def test_a_quick_form_takes_the_real_data_where_they_are_here_and_says_so(tmp_path: Path, monkeypatch) -> None:
+    name = "thesis/mq2008-fpdgd"
+    monkeypatch.delenv("FEDRANK_DATA", raising=False)
+    asked, label = ask(name, [], True, tmp_path)
+    made_up = data_of(asked)
+    assert made_up.startswith("synthetic-")
+    assert label == f"{name}-quick"
+    assert asked.title.endswith(f"(quick form, on made-up data, {made_up})")
+    assert asked.title.count("quick form") == 1
+    folder = tmp_path / "data" / "mq2008"
+    folder.mkdir(parents=True)
+    for part in range(1, 6):
+        (folder / f"S{part}.txt").write_text("1 qid:1 1:0.5 46:1\n0 qid:1 1:0.1 46:2\n")
+    monkeypatch.setenv("FEDRANK_DATA", str(tmp_path / "data"))
+    asked, label = ask(name, [], True, tmp_path)
+    assert (data_of(asked), label) == ("mq2008", f"{name}-quick-on-mq2008")
+    assert asked.title.endswith("(quick form, on mq2008)")
+    assert asked.base.rounds == read_spec(name, quick=True).base.rounds
+    asked, label = ask(name, [f"data.name={made_up}"], True, tmp_path)  # who names data gets them
+    assert (data_of(asked), label) == (made_up, f"{name}-quick")
+    assert ask(name, ["title=mine"], True, tmp_path)[0].title == "mine"
+    assert ask(name, [], False, tmp_path)[0].title == read_spec(name).title
+
+
+def test_what_was_run_stands_first(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "papers.html"
+    write_papers_report(runs, out)
+    thesis = next(paper for paper in papers() if paper.key == "thesis")
+    first = re.sub(r"<[^>]+>", " ", out.read_text())
+    assert first.index(thesis.title) == min(first.index(paper.title) for paper in papers())
+    assert first.index("thesis/fig-4-8") < first.index("thesis/fig-3-1")
 
 
 def test_a_made_up_log_that_was_stopped_halfway_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

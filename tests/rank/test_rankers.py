@@ -168,4 +168,5 @@ def test_no_model_and_wrong_features(tmp_path):
         load_model(tmp_path)
     with pytest.raises(ValueError, match="reads 4 features, the data have 5"):
         Model(Linear(), np.zeros(4), 4).score(made_up_data())
-    assert len(Model(Linear(), np.ones(6), 6).score(made_up_data())) == made_up_data().documents
+    with pytest.raises(ValueError, match="reads 6 features, the data have 5"):
+        Model(Linear(), np.ones(6), 6).score(made_up_data())

@@ -44,7 +44,9 @@ def papers_list(as_json: AsJson = False) -> None:
 )
 def papers_run(
     names: Annotated[list[str], typer.Argument(help="Experiments, as `fedrank papers list` names them; or all.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A small, honest version that takes minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small, honest version that takes minutes; its title says on which data.")
+    ] = False,
     set_: Changes = None,
     runs: Runs = Path("runs"),
     workers: Workers = None,

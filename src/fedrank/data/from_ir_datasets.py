@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.data.documents import Documents, is_name
+from fedrank.extras import missing
 
 PREFIX = "ir_datasets:"
 
@@ -56,7 +57,7 @@ def _explained(source: Path) -> Iterator[Any]:
     try:
         import ir_datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise ImportError(f"{source} needs the package ir_datasets: pip install 'fedrank[ir-datasets]'") from None
+        raise missing(f"{source} needs the package ir_datasets", "ir-datasets") from None
     name = str(source).removeprefix(PREFIX)
     try:
         data = ir_datasets.load(name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
+from fedrank.extras import missing
 from fedrank.names import nearest
 
 VERSION = 1  # of the rule in `tokens`; counts that were made by another one cannot be compared with ours
@@ -66,7 +67,7 @@ def stemmer(language: str) -> Callable[[str], str]:
     try:
         from Stemmer import Stemmer, algorithms  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise ImportError(f"stem = {language!r} needs the package PyStemmer: pip install 'fedrank[logs]'") from None
+        raise missing(f"stem = {language!r} needs the package PyStemmer", "logs") from None
     if language not in algorithms():
         raise ValueError(f'no stemmer {language!r}{nearest(language, algorithms())}; "none" takes words as they are')
     # A stem is looked up far more often than it is made: texts repeat their words.

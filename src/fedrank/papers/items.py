@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedrank.data.catalog import CATALOG
 from fedrank.files import write_whole
 from fedrank.names import nearest
 from fedrank.progress import Progress, quiet
@@ -19,10 +21,11 @@ from fedrank.report.sections import Cell, Section, Span, Table, say
 from fedrank.spec.experiment import to_tables
 from fedrank.spec.families import build
 from fedrank.spec.grid import Grid
-from fedrank.spec.source import builtin_names, read_spec
+from fedrank.spec.source import QUICK_FORM, builtin_names, read_spec
 from fedrank.spec.toml import TomlTable, flat, write_toml
 
 QUICK, ON, UNLEARNED = "-quick", "-on-", "-unlearned"  # parts of a label: thesis/table-6-2-quick-on-mq2008-unlearned
+SOON_READ = 200_000  # documents of a set that a quick form takes
 MADE_UP_LOG = "made-up-log"  # what quick forms call the search log that is made for them
 # Keys of a spec that may differ while its runs stay those of the paper, or have a folder of their own.
 _FREE = re.compile(
@@ -144,8 +147,8 @@ def about_papers() -> list[Section]:
         sections.append(Section(paper.title, (table, *others), f"{paper.authors}, {paper.year}"))
     last = (
         "Times are estimates from short runs, for two cores that do nothing else. `fedrank papers run NAME` does one "
-        "of them; with --quick in its small form, on made-up data of the same shape where the real data cannot be "
-        "shipped. --set data.name=... takes other data."
+        "of them; with --quick in its small form, on the real data where they are here and not too large, and on "
+        "made-up data of the same shape otherwise. --set data.name=... takes other data."
     )
     return [*sections, Section("", (say(last, tone="quiet"),))]
 
@@ -191,14 +194,45 @@ def named(names: Sequence[str]) -> list[str]:
 def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Grid[Any], str]:
     """An experiment of a paper as it is to be run, and where below the folder of runs its results go.
 
-    A quick form that needs a search log gets a made-up one, which is kept there, too.
+    A quick form takes the paper's own data where they are here and small enough; its title says what it takes. One that
+    needs a search log gets a made-up one, which is kept there, too.
     """
+    usual, changes = read_spec(name, quick=quick), list(changes)
+    own = any(change.startswith("data.") for change in changes)
+    if quick and not own and (real := _real_data(name, usual)):
+        changes.append(f"data.name={real}")
     grid = read_spec(name, changes, quick=quick)
     if Path(getattr(grid.base.data, "log", None) or "").name == MADE_UP_LOG:
-        grid = read_spec(name, [*changes, f"data.log={made_up_log(runs / MADE_UP_LOG)}"], quick=quick)
-    usual = read_spec(name, quick=quick)
+        changes.append(f"data.log={made_up_log(runs / MADE_UP_LOG)}")
     elsewhere = f"{ON}{data_of(grid)}" if data_of(grid) != data_of(usual) else ""
-    return grid, name + QUICK * quick + re.sub(r"[^\w.+=,-]+", "-", elsewhere)
+    if (quick or elsewhere) and not any(change.startswith("title=") for change in changes):
+        form = f"({QUICK_FORM}, on {_called(grid)})" if quick else f"(on {_called(grid)})"
+        title = f"{grid.title.removesuffix(f' ({QUICK_FORM})')} {form}"
+        changes.append(f"title={json.dumps(title, ensure_ascii=False)}")
+    return read_spec(name, changes, quick=quick), name + QUICK * quick + re.sub(r"[^\w.+=,-]+", "-", elsewhere)
+
+
+def _real_data(name: str, quick: Grid[Any]) -> str:
+    """The data of the paper, where the quick form has others and these are here and soon read; empty otherwise."""
+    whole = read_spec(name)
+    real: str | None = whole.base.data.name
+    if real is None or data_of(whole) != real or data_of(quick) == real:
+        return ""
+    if real in CATALOG and not 0 < CATALOG[real].documents <= SOON_READ:
+        return ""
+    try:
+        whole.base.require_data()
+        read_spec(name, [f"data.name={real}"], quick=True)  # it may have no such folds
+    except (OSError, ValueError):
+        return ""
+    return real
+
+
+def _called(grid: Grid[Any]) -> str:
+    """The data of an experiment as a title names them."""
+    names = data_of(grid)
+    made_up = names.startswith("synthetic-") or names == MADE_UP_LOG
+    return f"made-up data, {names}" if made_up else names
 
 
 def changed(name: str, grid: Grid[Any], quick: bool) -> list[str]:
@@ -250,7 +284,7 @@ def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: 
                 made.add(result.folder.parent.name)
     folder = runs / f"{label}{UNLEARNED}"
     other = changed(name, grid, QUICK in label)
-    form = " (quick form)" * (QUICK in label) + f" (changed: {', '.join(other)})" * bool(other)
+    form = f" ({QUICK_FORM})" * (QUICK in label) + f" (changed: {', '.join(other)})" * bool(other)
     tables = to_tables(grid.base) | {"title": f"{plan.title}{form}"}
     tables["claims"] = [row for row in plan.claims if {row["higher"], row["lower"]} <= made]
     if label == name and not other:  # published values are those of the whole form on the paper's own data

@@ -126,7 +126,7 @@ def overview_page(
     """The page that says what became of every table and figure."""
     everything = [one for some in done.values() for one in some]
     parts: list[Part] = [say(summary(everything), tone="lead")]
-    for paper in known:
+    for paper in sorted(known, key=lambda paper: not done[paper.key]):  # what was run stands first
         authors, link = f"{paper.authors}, {paper.year}", _beside(out, paper).name
         parts.append(Section(paper.title, (overview(paper, done[paper.key], tried),), authors, link=link))
     return page(TITLE, [Section(TITLE, (*parts, say(_NOTE, tone="note")))])
@@ -154,7 +154,8 @@ def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str
 def overview(paper: Paper, done: Sequence[Done], tried: Mapping[str, Runs] = NOTHING) -> Table:
     """One row for each table or figure and each form of it that ran. What failed is told from what was not run."""
     rows = []
-    for item in paper.items:
+    ran = [one.item.name for one in done]
+    for item in sorted(paper.items, key=lambda item: (item.name not in ran, item.name not in tried)):
         ours = [one for one in done if one.item is item]
         if not ours:
             why, tone, hint = _why_not(item, tried.get(item.name, Runs()))

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.extras import missing
+
 Floats = NDArray[np.float64]
 
 LOST = 1e-40  # probability that one step of the exact convolution may cut from a tail
@@ -504,9 +506,8 @@ def _single(event: GaussianEvent | LaplaceEvent, step: float) -> Any:
     try:
         package = import_module("dp_accounting.pld.privacy_loss_distribution")
     except ImportError as error:
-        raise ImportError(
-            "the price of Laplace noise and of sampled Gaussian noise needs the package dp-accounting; "
-            "pip install 'fedrank[privacy]'"
+        raise missing(
+            "the price of Laplace noise and of sampled Gaussian noise needs the package dp-accounting", "privacy"
         ) from error
     gaussian = isinstance(event, GaussianEvent)
     make = package.from_gaussian_mechanism if gaussian else package.from_laplace_mechanism

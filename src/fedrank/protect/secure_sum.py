@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedrank.extras import missing
 from fedrank.protect import shamir
 
 if TYPE_CHECKING:
@@ -969,5 +970,5 @@ def _primitives() -> tuple[type[HKDF], SHA256, type[ChaCha20Poly1305]]:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ImportError as error:
-        raise ImportError("secure sums need the package cryptography: pip install 'fedrank[privacy]'") from error
+        raise missing("secure sums need the package cryptography", "privacy") from error
     return HKDF, SHA256(), ChaCha20Poly1305

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.letor import LetorError, read_letor
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.data.ranking import RankingData
 from fedrank.files import parse_json, read_text, write_whole
@@ -54,6 +55,18 @@ def check_features(data: RankingData, features: int) -> None:
             "that it was trained on; a sparse file that only leaves out its last ones is read with features = "
             f"{features}"
         )
+
+
+def read_for(file: str | Path, features: int, how: str) -> RankingData:
+    """A LETOR file for a model that reads so many features; a sparse one may leave out its last ones."""
+    read = read_letor(file, normalise=how)
+    if read.features.shape[1] >= features:
+        return read
+    try:
+        return read_letor(file, normalise=how, features=features)
+    except LetorError:  # every line has fewer
+        check_features(read, features)
+        raise
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.catalog import CATALOG, load
-from fedrank.data.letor import LetorError, read_comments, read_letor
+from fedrank.data.letor import read_comments
 from fedrank.data.log_fold import TEST_SHARE, log_part
 from fedrank.data.logs import SearchLog, load_log, pairs_of
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.names import nearest
 from fedrank.rank.measures import measure, per_query, ranking
-from fedrank.rank.model import Model, Scorer, Tell, check_features, unheard
+from fedrank.rank.model import Model, Scorer, Tell, check_features, read_for, unheard
 from fedrank.run.folder import table
 from fedrank.trees.model_files import load_model
 from fedrank.types import Scores
@@ -94,7 +94,7 @@ def _read(data: str, model: Scorer, tell: Tell) -> RankingData:
 
 def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData:
     if Path(data).is_file():
-        return _read_file(data, model, how)
+        return read_for(data, model.features, how)
     if Path(data).is_dir():
         log, rows = _latest(data)
         tell(f"{data} is a search log: its latest {len(rows):,} entries, in which what was clicked has grade 1")
@@ -104,17 +104,6 @@ def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData
     # A model of fold 3 was trained on the test queries of fold 1.
     fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1
     return load(data, fold, normalise=how).test
-
-
-def _read_file(file: str, model: Scorer, how: str) -> RankingData:
-    read = read_letor(file, normalise=how)
-    if read.features.shape[1] >= model.features:
-        return read
-    try:
-        return read_letor(file, normalise=how, features=model.features)  # sparse files may leave out their last ones
-    except LetorError:
-        check_features(read, model.features)
-        raise
 
 
 def _latest(folder: str) -> tuple[SearchLog, NDArray[np.int64]]:

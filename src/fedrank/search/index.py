@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.live_features import MOST_WORDS, FeatureSet, ForwardRows, QueryTerms
 from fedrank.data.text import tokens
+from fedrank.extras import missing
 from fedrank.files import private_folder
 from fedrank.search.answers import Filters, SearchError
 from fedrank.search.store import Store
@@ -47,7 +48,7 @@ class Engine:
         try:
             import tantivy
         except ImportError:
-            raise ImportError("searching needs the package tantivy: pip install 'fedrank[search]'") from None
+            raise missing("searching needs the package tantivy", "search") from None
         self._tantivy: Any = tantivy
         self.folder = folder / FOLDER
         private_folder(self.folder)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.extras import missing
 from fedrank.files import Locked
 from fedrank.progress import Progress, quiet
 from fedrank.search.answers import Indexed
@@ -35,7 +36,7 @@ def watch(
         from watchdog.events import FileSystemEventHandler
         from watchdog.observers import Observer
     except ImportError:
-        raise ImportError("watching folders needs the package watchdog: pip install 'fedrank[search]'") from None
+        raise missing("watching folders needs the package watchdog", "search") from None
 
     changed = threading.Event()
     own = str(client.folder.resolve())

@@ -8,6 +8,7 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
+from fedrank.extras import missing
 from fedrank.search.answers import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.search.client import SearchClient
 from fedrank.search.original import OpensOriginal, open_original
@@ -55,7 +56,7 @@ def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOrigi
         from starlette.applications import Starlette
         from starlette.routing import Route
     except ImportError:
-        raise ImportError("the page needs a web framework: pip install 'fedrank[search]'") from None
+        raise missing("the page needs a web framework", "search") from None
 
     served = Served(client, door, opens, hint)
 

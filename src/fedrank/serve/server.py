@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from fedrank.extras import missing
 from fedrank.serve.door import Door
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def make_server(app: ASGIApp, door: Door, ready: Callable[[str], None], extra: s
     try:
         import uvicorn
     except ImportError:
-        raise ImportError(f"the page needs a web server: pip install 'fedrank[{extra}]'") from None
+        raise missing("the page needs a web server", extra) from None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -28,6 +28,7 @@ from fedrank.spec.grid import (
 )
 from fedrank.spec.toml import TomlTable, flat, parse_override, parse_toml, put, shown
 
+QUICK_FORM = "quick form"  # how the title of a small form ends
 # Keys that name files.
 _FILES = re.compile(
     r"start|data\.(train|test|validation|log|folder|propensities)|clients(\.partition)+\.(file|over)|split\.file"
@@ -163,7 +164,7 @@ def _quick_form(tables: TomlTable) -> TomlTable:
             put(tables, [section, rest] if section == "vary" else key.split("."), value)
     _leave_out(tables)
     tables.pop("published", None)
-    tables["title"] = f"{tables.get('title', '')} (quick form)".strip()
+    tables["title"] = f"{tables.get('title', '')} ({QUICK_FORM})".strip()
     return tables
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.extras import missing
 from fedrank.files import is_plain, read_text, write_whole
 from fedrank.glance import Glance
 from fedrank.rank.model import (
@@ -44,7 +45,7 @@ def lightgbm() -> Any:
     try:
         import lightgbm as engine
     except ImportError:
-        raise ImportError("trees need LightGBM: pip install 'fedrank[trees]'") from None
+        raise missing("trees need LightGBM", "trees") from None
     return engine
 
 

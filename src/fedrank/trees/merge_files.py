@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.letor import read_letor
 from fedrank.data.ranking import RankingData
 from fedrank.names import nearest
 from fedrank.rank.measures import per_query
-from fedrank.rank.model import Scorer, Tell, unheard
+from fedrank.rank.model import Scorer, Tell, read_for, unheard
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.mixtures import same_features
 from fedrank.trees.model_files import load_model, save_any
@@ -60,7 +59,7 @@ def merge_models(
     folder = new_folder(out)
     loaded = [load_model(path, tell) for path in models]
     same_features(loaded)
-    normalise = loaded[0].normalised
+    features, normalise = loaded[0].features, loaded[0].normalised
     if normalise == "global":
         raise ValueError('the models were trained with normalise = "global", whose ranges a merge set does not have')
     on = Path(on)
@@ -69,14 +68,14 @@ def merge_models(
         clients = read_split(on)
         if len(clients) != len(models):
             raise ValueError(f"{len(models)} models for {len(clients)} clients in {on}; give one for each, in order")
-        tests = {name: _maybe(on / place / "test.txt", normalise) for name, place in clients}
+        tests = {name: _maybe(on / place / "test.txt", features, normalise) for name, place in clients}
         judged = {f"test of {name}": data for name, data in tests.items() if data is not None}
         for number, (name, place) in enumerate(clients):
-            merge_set = read_letor(on / place / "merge.txt", normalise=normalise)
+            merge_set = read_for(on / place / "merge.txt", features, normalise)
             target = folder / place
             made.append(_merged(loaded, merge_set, method, target, name, number, judged, seed, threads))
     elif on.is_file():
-        merge_set = read_letor(on, normalise=normalise)
+        merge_set = read_for(on, features, normalise)
         made.append(_merged(loaded, merge_set, method, folder, "", None, {}, seed, threads))
     else:
         raise FileNotFoundError(f"no merge set {on}; give a LETOR file, or the folder of `fedrank trees split`")
@@ -105,5 +104,5 @@ def _merged(
     return MergedFile(client, folder / "model.json", model, own, values)
 
 
-def _maybe(path: Path, normalise: str) -> RankingData | None:
-    return read_letor(path, normalise=normalise) if path.exists() else None
+def _maybe(path: Path, features: int, normalise: str) -> RankingData | None:
+    return read_for(path, features, normalise) if path.exists() else None

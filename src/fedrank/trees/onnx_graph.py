@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.extras import missing
 from fedrank.rank.rankers import Linear, Mlp
 from fedrank.trees.engine_files import Parts, layers
 from fedrank.trees.lightgbm_text import Leaf, Tree
@@ -19,7 +20,7 @@ def onnx_model(parts: Parts) -> bytes:
         import onnx
         from onnx import TensorProto, checker, helper, numpy_helper
     except ImportError:
-        raise ImportError("exports to ONNX need the package onnx: pip install 'fedrank[onnx]'") from None
+        raise missing("exports to ONNX need the package onnx", "onnx") from None
 
     nodes: list[Any] = []
     constants: list[Any] = []

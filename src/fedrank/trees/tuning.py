@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.data.ranking import RankingData
+from fedrank.extras import missing
 from fedrank.seeds import key_for
 from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit, best_size
 
@@ -142,5 +143,5 @@ def optuna() -> Any:
     try:
         import optuna as engine
     except ImportError:
-        raise ImportError("tuning needs Optuna: pip install 'fedrank[trees]'") from None
+        raise missing("tuning needs Optuna", "trees") from None
     return engine

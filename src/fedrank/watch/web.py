@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedrank.extras import missing
 from fedrank.files import told
 from fedrank.report.html import part, policy
 from fedrank.report.tables import duration
@@ -51,7 +52,7 @@ def make_app(watched: Watched, door: Door) -> ASGIApp:
         from starlette.applications import Starlette
         from starlette.routing import Route
     except ImportError:
-        raise ImportError("the page needs a web framework: pip install 'fedrank[watch]'") from None
+        raise missing("the page needs a web framework", "watch") from None
 
     served = WatchPage(watched, door)
 

@@ -1,0 +1,154 @@
+"""Wheel and sdist: they build, hold what is needed, and work in an environment that has nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tarfile
+import tomllib
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import fedrank
+from fedrank.extras import EXTRAS
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# What pip says where it cannot reach an index, or where that does not have what is asked for.
+OUT_OF_REACH = re.compile(
+    r"No matching distribution|Could not find a version|Temporary failure|Connection|timed out|ProxyError|SSLError|"
+    r"Network is unreachable|HTTP error|ReadTimeout|Max retries"
+)
+BUILD = """\
+import sys
+from hatchling import build
+print(getattr(build, f"build_{sys.argv[1]}")(sys.argv[2]))
+"""
+
+
+def clean() -> dict[str, str]:
+    """An environment from which no other fedrank can be imported."""
+    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "FEDRANK_DATA")}
+
+
+def do(*command: str | Path, cwd: Path, minutes: float = 10) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=clean(), capture_output=True, text=True, timeout=60 * minutes, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def install(python: Path, *what: str | Path) -> None:
+    """Install with pip, or skip where packages cannot be had."""
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", *what]
+    try:
+        done = subprocess.run(
+            list(map(str, command)), env=clean(), capture_output=True, text=True, timeout=900, check=False
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"packages cannot be had here: pip install {what[0]} took more than 15 minutes")
+    if done.returncode and (reason := OUT_OF_REACH.search(done.stderr)):
+        pytest.skip(f"packages cannot be had here: pip says {reason.group()!r}")
+    assert done.returncode == 0, done.stderr
+
+
+def empty(folder: Path) -> Path:
+    """The interpreter of a new environment without any package but pip."""
+    venv.create(folder, with_pip=True, symlinks=os.name != "nt")
+    return folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("built")
+    python = empty(folder / "builder")
+    install(python, *tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"])
+    return {
+        kind: folder / do(python, "-c", BUILD, kind, folder, cwd=ROOT).splitlines()[-1] for kind in ("wheel", "sdist")
+    }
+
+
+def test_the_wheel_holds_all_that_the_package_reads(built):
+    with ZipFile(built["wheel"]) as wheel:
+        held = {name for name in wheel.namelist() if not name.startswith("fedrank-")}
+    package = Path(fedrank.__file__).parent
+    there = {
+        f"fedrank/{path.relative_to(package).as_posix()}"
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert there <= held
+    assert not [name for name in held if not name.startswith("fedrank/")]
+
+
+def test_the_sdist_holds_what_a_checkout_has(built):
+    with tarfile.open(built["sdist"]) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    for needed in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CITATION.cff",
+        "src/fedrank/py.typed",
+        "tests/conftest.py",
+    ):
+        assert needed in held
+    assert not [name for name in held if name.startswith((".venv", "runs/", "site/"))]
+
+
+def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
+    python = empty(tmp_path / "empty")
+    install(python, built["wheel"])
+    command, here = python.with_name("fedrank"), tmp_path / "here"
+    here.mkdir()
+    assert do(command, "--version", cwd=here) == f"fedrank {PROJECT['version']}\n"
+    assert "krum" in do(command, "methods", "aggregator", cwd=here)
+    assert "selgb/fig-1" in do(command, "papers", "list", cwd=here)
+    do(command, "new", "mine.toml", cwd=here)
+    assert "finished" in do(command, "run", "mine.toml", "--set", "rounds=2", "--workers", "1", cwd=here)
+    do(command, "report", "runs/mine", "--out", "report.html", cwd=here)
+    assert (here / "report.html").stat().st_size > 10_000
+    # What needs more says so before anything runs, and names packages that exist.
+    do(command, "new", "trees.toml", "--kind", "trees", cwd=here)
+    done = subprocess.run(
+        [command, "run", "trees.toml"], cwd=here, env=clean(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "trees need LightGBM: pip install 'lightgbm>=4.4' 'optuna>=3.5'" in done.stderr
+
+
+def test_messages_name_what_pyproject_lists():
+    extras = PROJECT["optional-dependencies"]
+
+    def asked(extra: str) -> list[str]:
+        found = []
+        for each in extras[extra]:
+            inner = re.fullmatch(r"fedrank\[([\w-]+)\]", each)
+            found += asked(inner[1]) if inner else [each]
+        return found
+
+    assert {extra: list(packages) for extra, packages in EXTRAS.items()} == {extra: asked(extra) for extra in EXTRAS}
+
+
+@pytest.mark.parametrize("folder", ["src", "docs", "examples"])
+def test_nobody_is_told_to_install_a_package_that_does_not_exist(folder):
+    """fedrank is on no index: `pip install fedrank` would bring nothing, or what somebody else called so."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".html", ".toml", ".ipynb", ".sh", ".js")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"pip install [^`]*?(?<![\w/.-])['\"]?fedrank\b(?!-)", line)
+    ]
+    assert not wrong
+
+
+def test_the_citation_is_of_this_version():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {PROJECT['version']}\n" in text
+    assert f"license: {PROJECT['license']}\n" in text
