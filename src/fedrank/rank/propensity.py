@@ -546,6 +546,7 @@ def _by_regression(
     multiples = drawn_queries(cells.queries, _EM_REPEATS, seed)
     repeats = [regression_em(place, times * more, clicks * more, table, one)[0] for more in multiples[:, query]]
     logs = np.log(np.vstack([one, *repeats]))
+    logs[:, ~seen] = np.nan  # of a place that was never clicked every repeat says the same, and knows nothing
     error = np.hypot(spread_of(logs[1:]), spread_of(harvested[1:]))
     with np.errstate(invalid="ignore"):
         apart = np.abs(logs[0] - harvested[0]) > _CONTRADICTS * error
