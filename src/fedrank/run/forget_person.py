@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.data.forget_user import RemovedRows, forget_user, rows_of_user
+from fedrank.data.forget_user import RemovedRows, forget_user, is_left, rows_of_user, sweep
 from fedrank.data.logs import FACTS, SearchLog, load_log
-from fedrank.files import read_bytes, writing
+from fedrank.files import UNFINISHED, read_bytes, writing
 from fedrank.protect.population import now
 from fedrank.protect.promises import up
 from fedrank.run.cards import issuer, log_card, read_card, sha256, versions
@@ -35,6 +35,7 @@ NOT_COVERED = (
     "the files that the data set was built from: whoever builds it from them again brings the rows back",
     "copies of the data set, and backups",
     "models that were given away, exported or put into an engine",
+    "folders of trials: they hold searches and clicks of browsers under other names, so delete a trial that has ended",
     "runs in other folders than those that were looked through",
     "queries of others in which the person is named",
     "what was already concluded: reports, and settings that were chosen by looking at results",
@@ -110,6 +111,7 @@ def forget_person(
 ) -> tuple[PersonReceipt, Path]:
     """Remove one person's rows from a data set, and write a receipt into it; `out` is a second place for that."""
     folder = Path(folder)
+    clear_traces(folder)
     if out is not None and Path(out).exists():
         raise FileExistsError(f"{out} is there already, and a receipt replaces nothing; name another file")
     plan = plan_forgetting(person, folder, runs, trust)
@@ -126,7 +128,7 @@ def forget_person(
         replace(card, data=folder.resolve().name).write(part)
 
     forget_user(folder, person, {"when": issued, "receipt": number}, complete)
-    _clear_cache()
+    clear_traces(folder)
     drop_kept_logs()
     if out is not None:
         with writing(Path(out), private=True, replace=False) as file:
@@ -255,9 +257,15 @@ def _day(seconds: int) -> str:
         return f"second {seconds}"
 
 
-def _clear_cache() -> None:
-    """Features of logs that were kept on disk to save time: the person's may be among them."""
+def clear_traces(folder: Path) -> int:
+    """Delete what may still hold people who were forgotten; returns how many folders lay beside the data set.
+
+    A command that was killed leaves the old folder there. Features that were kept on disk to save time, whole or not,
+    may be those of anybody.
+    """
     from fedrank.kernels.compile import cache_folder
 
-    for path in (cache_folder() / "logs").glob("*.npy"):
+    kept = cache_folder() / "logs"
+    for path in (*kept.glob("*.npy"), *filter(is_left, kept.glob(f".*.npy.*{UNFINISHED}"))):
         path.unlink(missing_ok=True)
+    return sweep(folder.resolve())
