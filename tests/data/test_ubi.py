@@ -242,6 +242,17 @@ def test_a_field_that_documents_do_not_have_is_a_kind_of_thing(tmp_path):
     assert rows.counts["rows that name the field 'product', which no document has: matched by id"] == 1
 
 
+@pytest.mark.parametrize("field", ["ann@example.org", "what ann asked for", "\u202eproduct", "x" * 41])
+def test_a_field_that_is_no_name_is_not_repeated(tmp_path, field):
+    """Browsers write it, and it would be stored and shown."""
+    click = event()
+    click["event_attributes"]["object"]["object_id_field"] = field
+    rows = read(tmp_path, [asked()], [click])
+    assert lists_of(rows) == [(0, [1, 2, 3], [1])]
+    assert rows.counts["rows that name the field '(not a name)', which no document has: matched by id"] == 1
+    assert field not in str(rows.counts)
+
+
 def test_an_id_that_several_documents_have(tmp_path):
     documents = [{"_id": "d1", "sku": "x"}, {"_id": "d2", "sku": "x"}, {"_id": "d3", "sku": "y"}]
     click = event("x")
