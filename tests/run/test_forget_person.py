@@ -130,6 +130,7 @@ def test_the_receipt_says_what_is_left_and_under_which_epsilon(log, tmp_path):
     assert "nothing can be claimed that would hide it" in told["summary"]
     assert str(open_run / "only" / "fold-1-seed-1") in told["summary"]
     assert told["removed"]["entries"] == USERS.count(1)
+    assert len(told["removed"]["first"]) == len("2024-10-04"), "a second would tell whose rows they were"
     assert told["files"] == {FACTS: sha256(log / FACTS)}
     assert (log / f"forgotten-{told['number']}.json").read_text() == path.read_text()
     assert load_log(log).facts["forgotten"] == [
@@ -137,6 +138,22 @@ def test_the_receipt_says_what_is_left_and_under_which_epsilon(log, tmp_path):
     ]
     assert read_card(log).data == "log"
     assert read_card(log).files == {FACTS: sha256(log / FACTS)}
+
+
+def test_what_an_epsilon_does_not_cover_is_said_with_it(log, tmp_path):
+    """Ranges of features come from everybody as they are; and whose searches are at several clients sends more."""
+    text = SPEC.format(log=log, count=4, more="").replace('name = "users"', 'name = "iid"') + PROTECTED
+    spec = tmp_path / "spread.toml"
+    spec.write_text(text.replace("[clients]", 'normalise = "global"\n[clients]'), encoding="utf-8")
+    run_experiment(read_spec(spec), "spread", tmp_path / "runs", workers=1)
+    (found,) = plan_forgetting("user1", log, [tmp_path / "runs"]).runs
+    assert found.used == LEARNED
+    assert len(found.clients) > 1
+    assert any(one.startswith("ε = ") for one in found.claims)
+    assert "not covered: the smallest and largest value of each feature of all clients, which are in model.json" in (
+        found.claims
+    )
+    assert f"it is for one client, and {len(found.clients)} held their searches" in found.claims[-1]
 
 
 def test_features_that_were_kept_to_save_time_go_too(log, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from fedrank.protect.promises import up
 from fedrank.run.cards import issuer, log_card, read_card, sha256, versions
 from fedrank.run.data import clients_of, drop_kept_logs, load_fold
 from fedrank.run.folder import SIMULATED_RUN, Card, Json, Written
+from fedrank.run.privacy import NOT_COVERED as OF_ALL_CARDS
 from fedrank.run.runs import Run, load_runs
 from fedrank.run.traces import history_of, what_remains
 from fedrank.spec.federated import FederatedExperiment
@@ -33,7 +34,7 @@ from fedrank.types import has
 LEARNED, TESTED, NOT_USED, NOT_KNOWN = "learned from them", "was only tested on them", "did not use them", "not known"
 NOT_COVERED = (
     "the files that the data set was built from: whoever builds it from them again brings the rows back",
-    "copies of the data set, and backups",
+    "copies of the data set, numbers that logs describe wrote of it, and backups",
     "models that were given away, exported or put into an engine",
     "folders of trials: they hold searches and clicks of browsers under other names, so delete a trial that has ended",
     "runs in other folders than those that were looked through",
@@ -41,6 +42,7 @@ NOT_COVERED = (
     "what was already concluded: reports, and settings that were chosen by looking at results",
 )
 SIMULATED = "simulated, so that it protected nobody from whoever ran it"
+SPREAD = "it is for one client, and {:,} held their searches: together they tell more of them than that"
 BROWSER = "other browsers of the same person: the log knows browsers, not people"
 
 
@@ -154,6 +156,8 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         if not clients:
             return replace(found, used=NOT_USED)
         remains = tuple(what_remains(run.path, clients))
+        if found.claims and len(clients) > 1:  # ε is for what one client holds
+            again = replace(again, claims=(*found.claims, SPREAD.format(len(clients))))
         before = _unlearn(run, spec, clients) if alone else ""
         return replace(again, used=LEARNED, clients=clients, remains=remains, before=before)
     except (ValueError, OSError) as problem:  # a run that cannot be understood is named, not passed over
@@ -204,7 +208,10 @@ def _claims(card: Card | None) -> tuple[str, ...]:
         f"ε = {epsilon} at δ = {delta:g} for a {unit}, against {' and '.join(who)}"
         for (epsilon, delta, unit), who in against.items()
     ]
-    return (*told, SIMULATED) if told and card is not None and card.what == SIMULATED_RUN else tuple(told)
+    if card is None or not told:
+        return ()
+    except_for = [f"not covered: {one}" for one in card.not_covered if one not in OF_ALL_CARDS]
+    return (*told, *except_for, *([SIMULATED] if card.what == SIMULATED_RUN else []))
 
 
 def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> PersonReceipt:
@@ -216,7 +223,7 @@ def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> Per
         issuer=issuer(),
         data=plan.folder.resolve().name,
         unit=plan.unit,
-        removed=asdict(plan.removed),
+        removed=asdict(plan.removed) | {"first": _day(plan.removed.first), "last": _day(plan.removed.last)},
         runs=tuple(_as_json(run) for run in plan.runs),
         not_covered=others,
         files={FACTS: digest},
