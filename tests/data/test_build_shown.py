@@ -210,6 +210,8 @@ CLICK = {"action_name": "click", "query_id": "q", "client_id": "c", "timestamp":
 @pytest.mark.parametrize(
     ("queries", "remedy"),
     [
+        (json.dumps(SEARCH | {"application": "suggestions"}), "--application must name one that wrote some of it"),
+        (json.dumps(SEARCH | {"application": "shop"}), "--person must name a field"),
         (json.dumps({"hits": {"hits": [{"_source": SEARCH}]}}, indent=1), "`jq -c . FILE` puts each on one"),
         (json.dumps(CLICK), "give these as --ubi-events, and the searches as --ubi-queries"),
         (json.dumps(SEARCH | {"query_response_hit_ids": ["sku-1"]}), "--object-field name the column of its ids"),
@@ -219,9 +221,11 @@ CLICK = {"action_name": "click", "query_id": "q", "client_id": "c", "timestamp":
 def test_a_log_without_a_list_says_what_helps(tmp_path, queries, remedy):
     files = UbiSource(tmp_path / "q.ndjson", tmp_path / "e.ndjson")
     files.queries.write_text(queries)
+    application = "shop" if "application" in queries else None
     files.events.write_text(f"{json.dumps(CLICK)}\n" * 40)
+    how = ShownBuild(ubi=UbiRules(person="ann" if "--person" in remedy else None, application=application))
     with pytest.raises(ValueError, match="no list that can be used") as problem:
-        build_shown(files, documents(tmp_path), tmp_path / "out", extractor=words_extractor)
+        build_shown(files, documents(tmp_path), tmp_path / "out", how, extractor=words_extractor)
     assert remedy in str(problem.value)
 
 
@@ -246,6 +250,10 @@ def test_both_files_of_ubi(tmp_path):
     assert "noticed, clicks with a position that is not that of their list: 1 (lines 1)" in said
     assert "users are browsers, not persons: one person may have several, and several may share one" in said
     events.write_text("")
+    source = UbiSource(queries, events)
+    silent = build_shown(source, documents(tmp_path), tmp_path / "silent", extractor=words_extractor)
+    assert any("no list has a click" in one for one in notes(silent.facts))
+    assert not any("no list has a click" in one for one in said)
     with pytest.raises(FileExistsError, match="another version of these files"):
         build_shown(UbiSource(queries, events), documents(tmp_path), tmp_path / "out", extractor=words_extractor)
 

@@ -37,7 +37,7 @@ from fedrank.data.log_folder import begin, finish, is_complete, save, table, wor
 from fedrank.data.logs import BAD_ROW, FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log, write_names
 from fedrank.data.redaction import Redaction, replaced
 from fedrank.data.shown import UNKNOWN_FIRST, ShownRows, read_shown
-from fedrank.data.ubi import IS_EVENT, NO_QUERY, UbiRules, read_ubi
+from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, read_ubi
 from fedrank.files import sync
 from fedrank.progress import Progress, quiet
 
@@ -51,6 +51,8 @@ _SOME = 100_000  # lists that are written at a time
 REMEDIES = {  # by what is wrong with a log of which nothing can be used
     BAD_ROW: "; if an object has several lines there, `jq -c . FILE` puts each on one",
     IS_EVENT: "; give these as --ubi-events, and the searches as --ubi-queries",
+    ANONYMOUS: "; --person must name a field that rows of searches or of events have",
+    OTHER_APPLICATION: "; --application must name one that wrote some of it",
     UNKNOWN_FIRST: "; --docs must hold what was shown, or --object-field name the column of its ids",
     "": "; mend these, or export the log again",
 }
@@ -245,9 +247,9 @@ def _check(rows: ShownRows, how: ShownBuild) -> None:
 
 
 def _remedy(rows: ShownRows) -> str:
-    """What helps against the fault that most rows have; events have to go without their queries where none is sound."""
-    faults = {reason: found.count for reason, found in rows.left_out.items() if reason != NO_QUERY}
-    return REMEDIES.get(max(faults, key=lambda reason: faults[reason], default=""), REMEDIES[""])
+    """What helps against the fault that most rows have, among those that can be helped."""
+    faults = {reason: found.count for reason, found in rows.left_out.items()} | rows.counts
+    return REMEDIES[max(REMEDIES, key=lambda reason: faults.get(reason, 0.5 if reason == "" else 0))]
 
 
 def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
