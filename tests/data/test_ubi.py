@@ -222,6 +222,13 @@ def test_another_client_with_the_same_query_id_has_a_list_of_its_own(tmp_path):
     assert reasons(rows) == {ubi.OTHER_CLIENT: (1, (2,))}, "nobody can tell whose click it is"
 
 
+def test_clicks_of_no_client_are_noticed(tmp_path):
+    """Whoever guesses ids of queries need not guess their clients; a service that does not log them is no forger."""
+    rows = read(tmp_path, [asked()], [event("d2", client_id=""), event("d1")])
+    assert lists_of(rows) == [(0, [1, 2, 3], [1, 2])]
+    assert {reason: one.count for reason, one in rows.noticed.items()} == {ubi.NAMELESS: 1}
+
+
 def test_ids_of_objects_that_are_not_those_of_documents(tmp_path):
     isbn = {"object_id_field": "isbn"}
     query = asked(hits=["978-4", "978-2"], **isbn)

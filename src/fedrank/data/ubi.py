@@ -57,6 +57,7 @@ DOUBTFUL = "list with a click at another time, or at none"
 UNKNOWN_OBJECT = "click on an unknown document"
 SHARED_ID = "click on an id that several documents have"
 FORGED = "clicks with a position that is not that of their list"
+NAMELESS = "clicks that do not say which client made them"
 OTHER_ACTION = "other action"
 OTHER_APPLICATION = "of another application"
 NO_FIELD = "(not a name)"
@@ -354,6 +355,8 @@ class _UbiLog:
         if self.clicks[at]:
             return REPEATED
         self.clicks[at] = 1
+        if (client is None or client == "") and self.client_of[page] != unknown:
+            self.noticed.add(NAMELESS, number)
         ordinal = field_of(row, "event_attributes.position.ordinal")
         if ordinal is not None and not self._is_place(ordinal, page, at):
             self.noticed.add(FORGED, number)
