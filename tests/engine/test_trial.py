@@ -421,6 +421,16 @@ def test_evidence_is_that_of_the_gate():
     assert "not enough to tell" in slightly.because, "it was not refused for harm, but because it took too long"
 
 
+def test_early_on_one_client_counts_a_tenth_of_all():
+    """Five losses of one client among the first six searches would stop a trial that nobody else objects to."""
+    loud = [DecidedSearch("loud", False)] * 5
+    judged = judge([*loud, DecidedSearch("a", True), *loud], TrialRules())
+    assert (judged.wins, judged.losses, judged.beyond, judged.capped) == (1, 1, 9, 1)
+    crowd = [DecidedSearch(str(n), n % 2 == 0) for n in range(28)]
+    judged = judge([*crowd, *loud], TrialRules())
+    assert (judged.losses, judged.beyond) == (14 + 3, 2), "a tenth of 28, and of 30 once two are counted"
+
+
 def _trial_with(plan, folder, tmp_path, share, searches=300, name="events"):
     trial = EngineTrial(folder)
     lines = [a_search(plan, n, client=f"c{n}", wins=(n * 7) % 10 < 10 * share) for n in range(searches)]
