@@ -189,7 +189,11 @@ def test_whoever_names_another_person_each_time_is_one_browser(tmp_path):
 def test_users_are_chosen(tmp_path):
     assert built(tmp_path, users=1).users == ("bob",)
     assert built(tmp_path, out="b", least=2).facts["dropped"][module.NOT_CHOSEN] == 2
-    assert built(tmp_path, out="c", exclude=("bob",)).users == ("ann", "eve")
+    without = built(tmp_path, out="c", exclude=("bob",))
+    assert without.users == ("ann", "eve")
+    assert all(b"bob" not in path.read_bytes() for path in without.folder.iterdir()), "who was left out is not named"
+    with pytest.raises(FileExistsError, match=r"other settings \(exclude\)"):
+        built(tmp_path, out="c", exclude=("eve",))
     with pytest.raises(ValueError, match="nobody with a sound list has that name"):
         built(tmp_path, out="d", exclude=("zoe",))
     with pytest.raises(ValueError, match="nothing of 4 lists is left: the most active user has 2 and needs 9"):
@@ -197,6 +201,32 @@ def test_users_are_chosen(tmp_path):
     with pytest.raises(ValueError, match=r"no list that can be used \(no user: 1 \(line 1\)\)"):
         built(tmp_path, [("", NOW, "x", ["d1"], [])], out="f")
     assert not (tmp_path / "f").exists(), "what makes no sense leaves no folder behind"
+
+
+SEARCH = {"query_id": "q", "client_id": "c", "user_query": "red", "timestamp": NOW, "query_response_hit_ids": ["d1"]}
+CLICK = {"action_name": "click", "query_id": "q", "client_id": "c", "timestamp": NOW + 1}
+
+
+@pytest.mark.parametrize(
+    ("queries", "remedy"),
+    [
+        (json.dumps(SEARCH | {"application": "suggestions"}), "--application must name one that wrote some of it"),
+        (json.dumps(SEARCH | {"application": "shop"}), "--person must name a field"),
+        (json.dumps({"hits": {"hits": [{"_source": SEARCH}]}}, indent=1), "`jq -c . FILE` puts each on one"),
+        (json.dumps(CLICK), "give these as --ubi-events, and the searches as --ubi-queries"),
+        (json.dumps(SEARCH | {"query_response_hit_ids": ["sku-1"]}), "--object-field name the column of its ids"),
+        (json.dumps(SEARCH | {"timestamp": "soon"}), "mend these, or export the log again"),
+    ],
+)
+def test_a_log_without_a_list_says_what_helps(tmp_path, queries, remedy):
+    files = UbiSource(tmp_path / "q.ndjson", tmp_path / "e.ndjson")
+    files.queries.write_text(queries)
+    application = "shop" if "application" in queries else None
+    files.events.write_text(f"{json.dumps(CLICK)}\n" * 40)
+    how = ShownBuild(ubi=UbiRules(person="ann" if "--person" in remedy else None, application=application))
+    with pytest.raises(ValueError, match="no list that can be used") as problem:
+        build_shown(files, documents(tmp_path), tmp_path / "out", how, extractor=words_extractor)
+    assert remedy in str(problem.value)
 
 
 def test_both_files_of_ubi(tmp_path):
@@ -220,6 +250,10 @@ def test_both_files_of_ubi(tmp_path):
     assert "noticed, clicks with a position that is not that of their list: 1 (lines 1)" in said
     assert "users are browsers, not persons: one person may have several, and several may share one" in said
     events.write_text("")
+    source = UbiSource(queries, events)
+    silent = build_shown(source, documents(tmp_path), tmp_path / "silent", extractor=words_extractor)
+    assert any("no list has a click" in one for one in notes(silent.facts))
+    assert not any("no list has a click" in one for one in said)
     with pytest.raises(FileExistsError, match="another version of these files"):
         build_shown(UbiSource(queries, events), documents(tmp_path), tmp_path / "out", extractor=words_extractor)
 

@@ -14,6 +14,9 @@ MANY = 99
     ("query", "why"),
     [
         ("mail ann.b+c@post.example.org now", "an e-mail address"),
+        ("mail ann\uff20example\uff0eorg", "an e-mail address"),
+        ("ann @ example.org", "an e-mail address"),
+        ("order \uff11\uff12\uff13\uff14\uff15\uff16", "a long number"),
         ("ann@localhost", ""),
         ("@home", ""),
         ("+49 (0)30 123-4567", "a phone number"),

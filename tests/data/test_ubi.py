@@ -222,6 +222,13 @@ def test_another_client_with_the_same_query_id_has_a_list_of_its_own(tmp_path):
     assert reasons(rows) == {ubi.OTHER_CLIENT: (1, (2,))}, "nobody can tell whose click it is"
 
 
+def test_clicks_of_no_client_are_noticed(tmp_path):
+    """Whoever guesses ids of queries need not guess their clients; a service that does not log them is no forger."""
+    rows = read(tmp_path, [asked()], [event("d2", client_id=""), event("d1")])
+    assert lists_of(rows) == [(0, [1, 2, 3], [1, 2])]
+    assert {reason: one.count for reason, one in rows.noticed.items()} == {ubi.NAMELESS: 1}
+
+
 def test_ids_of_objects_that_are_not_those_of_documents(tmp_path):
     isbn = {"object_id_field": "isbn"}
     query = asked(hits=["978-4", "978-2"], **isbn)
@@ -240,6 +247,17 @@ def test_a_field_that_documents_do_not_have_is_a_kind_of_thing(tmp_path):
     rows = read(tmp_path, [asked(object_id_field="product")], [event()])
     assert lists_of(rows) == [(0, [1, 2, 3], [1])]
     assert rows.counts["rows that name the field 'product', which no document has: matched by id"] == 1
+
+
+@pytest.mark.parametrize("field", ["ann@example.org", "what ann asked for", "\u202eproduct", "x" * 41])
+def test_a_field_that_is_no_name_is_not_repeated(tmp_path, field):
+    """Browsers write it, and it would be stored and shown."""
+    click = event()
+    click["event_attributes"]["object"]["object_id_field"] = field
+    rows = read(tmp_path, [asked()], [click])
+    assert lists_of(rows) == [(0, [1, 2, 3], [1])]
+    assert rows.counts["rows that name the field '(not a name)', which no document has: matched by id"] == 1
+    assert field not in str(rows.counts)
 
 
 def test_an_id_that_several_documents_have(tmp_path):

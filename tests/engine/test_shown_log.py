@@ -94,6 +94,7 @@ def test_a_data_set_has_lists_as_shown_with_logged_features(files, tmp_path):
     assert data.feature_names == NAMES
     assert log_features(data) == "engine-1"
     assert data.facts["dropped"][NOT_LOGGED] == 1
+    assert sum(data.facts["redacted"].values()) == sum(one.startswith("[redacted") for one in data.queries) > 0
     searches = [search for search in shown if search != 4]
     assert data.time.tolist() == [TIME + search for search in searches]
     for entry, search in enumerate(searches):

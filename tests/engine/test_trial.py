@@ -350,6 +350,7 @@ def test_browsers_are_not_believed(planned, tmp_path):
         draft.click_line("s1", "x", 1, "never shown"),
         draft.click_line("nobody's search", "x", 1, "a"),
         draft.click_line("s1", "somebody else", 1, old),
+        json.dumps({"search": "s1", "clicked": old}),  # whoever guesses ids of searches names no client
         json.dumps({"search": "s1", "client": "x", "clicked": new, "team": "old"}),  # may not hide the true one below
         json.dumps({"search": "s1", "client": "x", "clicked": new, "team": "new"}),
         *[draft.click_line("s1", "x", 1, new)] * 50,
@@ -359,7 +360,7 @@ def test_browsers_are_not_believed(planned, tmp_path):
     assert brought.known == 49
     assert sum(brought.dropped.values()) == 4
     count = trial.count()
-    assert (count.not_shown, count.without_search, count.of_others, count.forged) == (1, 1, 1, 1)
+    assert (count.not_shown, count.without_search, count.of_others, count.forged) == (1, 1, 2, 1)
     assert [one.won for one in count.decided] == [True]
     with pytest.raises(ValueError, match="none of its 2 lines is of use"):
         trial.read([a_file(tmp_path / "useless", ["{}", "nothing"])])
@@ -420,6 +421,16 @@ def test_evidence_is_that_of_the_gate():
     assert "not enough to tell" in slightly.because, "it was not refused for harm, but because it took too long"
 
 
+def test_early_on_one_client_counts_a_tenth_of_all():
+    """Five losses of one client among the first six searches would stop a trial that nobody else objects to."""
+    loud = [DecidedSearch("loud", False)] * 5
+    judged = judge([*loud, DecidedSearch("a", True), *loud], TrialRules())
+    assert (judged.wins, judged.losses, judged.beyond, judged.capped) == (1, 1, 9, 1)
+    crowd = [DecidedSearch(str(n), n % 2 == 0) for n in range(28)]
+    judged = judge([*crowd, *loud], TrialRules())
+    assert (judged.losses, judged.beyond) == (14 + 3, 2), "a tenth of 28, and of 30 once two are counted"
+
+
 def _trial_with(plan, folder, tmp_path, share, searches=300, name="events"):
     trial = EngineTrial(folder)
     lines = [a_search(plan, n, client=f"c{n}", wins=(n * 7) % 10 < 10 * share) for n in range(searches)]
@@ -475,13 +486,25 @@ def test_a_model_in_use_that_was_not_compared_stays(planned, tmp_path):
     assert adopt(trial, because="it was agreed on", anyway=True).digest == plan.new.digest
 
 
+def test_an_adoption_that_was_killed_is_noted_once(planned, tmp_path, monkeypatch):
+    trial = _trial_with(planned(wait=0), tmp_path / "trial", tmp_path, 0.7)
+    with monkeypatch.context() as killed:
+        killed.setattr("fedrank.engine.adoption.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            adopt(trial, "bob")
+    assert read_current(trial.current).now is None
+    adopt(trial, "bob")
+    assert read_current(trial.current).now is not None
+    assert [deed.what for deed in trial.history()].count("adopted") == 1
+
+
 def test_an_unfair_coin_says_nothing(planned, tmp_path):
     planned("solr", wait=0)
     trial = EngineTrial(tmp_path / "trial")
     rows = []
     for number in range(200):
         row = {"search": f"s{number}", "client": f"c{number}", "time": BEGINNING + number, "shown": ["d", "a"]}
-        rows += [row | {"teams": ["new", "old"]}, {"search": f"s{number}", "clicked": "d"}]
+        rows += [row | {"teams": ["new", "old"]}, {"search": f"s{number}", "client": f"c{number}", "clicked": "d"}]
     trial.read([a_file(tmp_path / "events", list(map(json.dumps, rows)))], complete=True)
     assert trial.judged().ruling == "adopt"
     with pytest.raises(ValueError, match="coin of this trial was not fair"):

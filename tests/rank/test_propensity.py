@@ -233,6 +233,9 @@ def test_where_little_moved_features_help():
     assert found.how == REGRESSION
     assert "relevance is taken to be a function of the features" in found.notes[0]
     assert found.slope[1:3] == pytest.approx([1 / 2, 1 / 3], rel=0.3)
+    never = propensities_of(replace(shown, clicked=shown.clicked & (shown.place < 5)), truth.features)
+    assert never.how == REGRESSION
+    assert never.known.tolist() == [True] * 5 + [False], "nobody clicked the last place, so nobody knows"
 
 
 def test_features_that_say_nothing_do_not_help():

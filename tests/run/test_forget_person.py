@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fedrank.cli import main
+from fedrank.data.forget_user import forget_user
 from fedrank.data.logs import FACTS, load_log
 from fedrank.kernels.compile import cache_folder
 from fedrank.protect.promises import up
@@ -126,6 +130,7 @@ def test_the_receipt_says_what_is_left_and_under_which_epsilon(log, tmp_path):
     assert "nothing can be claimed that would hide it" in told["summary"]
     assert str(open_run / "only" / "fold-1-seed-1") in told["summary"]
     assert told["removed"]["entries"] == USERS.count(1)
+    assert len(told["removed"]["first"]) == len("2024-10-04"), "a second would tell whose rows they were"
     assert told["files"] == {FACTS: sha256(log / FACTS)}
     assert (log / f"forgotten-{told['number']}.json").read_text() == path.read_text()
     assert load_log(log).facts["forgotten"] == [
@@ -135,12 +140,61 @@ def test_the_receipt_says_what_is_left_and_under_which_epsilon(log, tmp_path):
     assert read_card(log).files == {FACTS: sha256(log / FACTS)}
 
 
+def test_what_an_epsilon_does_not_cover_is_said_with_it(log, tmp_path):
+    """Ranges of features come from everybody as they are; and whose searches are at several clients sends more."""
+    text = SPEC.format(log=log, count=4, more="").replace('name = "users"', 'name = "iid"') + PROTECTED
+    spec = tmp_path / "spread.toml"
+    spec.write_text(text.replace("[clients]", 'normalise = "global"\n[clients]'), encoding="utf-8")
+    run_experiment(read_spec(spec), "spread", tmp_path / "runs", workers=1)
+    (found,) = plan_forgetting("user1", log, [tmp_path / "runs"]).runs
+    assert found.used == LEARNED
+    assert len(found.clients) > 1
+    assert any(one.startswith("ε = ") for one in found.claims)
+    assert "not covered: the smallest and largest value of each feature of all clients, which are in model.json" in (
+        found.claims
+    )
+    assert f"it is for one client, and {len(found.clients)} held their searches" in found.claims[-1]
+
+
 def test_features_that_were_kept_to_save_time_go_too(log, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "cache"))
     kept = cache_folder() / "logs" / "x.npy"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(b"features")
+    half = kept.with_name(f".{kept.name}.{gone()}.part")  # of a process that was killed while it wrote them
+    half.write_bytes(b"featu")
     forget_person("user1", log)
+    assert not kept.exists()
+    assert not half.exists()
+
+
+def gone() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("whose", ["of a process that was killed", "of a container, whose processes have our number"])
+def test_what_a_command_that_was_killed_left_goes_when_it_is_given_again(log, fedrank, tmp_path, monkeypatch, whose):
+    """Killed behind the exchange, the old folder lies beside the new one, in which nobody finds the person any more."""
+    monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "cache"))
+    named = log.rename(log.with_name("log [1]"))
+    pid = gone() if "killed" in whose else os.getpid()
+    shutil.copytree(named, old := named.with_name(f".{named.name}.forgetting.{pid}"))
+    forget_user(named.rename(log), "user1")
+    log.rename(named)
+    kept = cache_folder() / "logs" / "x.npy"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(b"features")
+    code, out, err = fedrank("forget-person", "user1", "--data", named, "--plan")
+    assert code == 2
+    assert old.exists(), "whoever only looks changes nothing"
+    code, out, err = fedrank("forget-person", "user1", "--data", named, "--yes")
+    assert code == 2
+    assert "What a command that was stopped had left" in out
+    assert "1 were forgotten there before, of which forgotten-*.json there tell" in err
+    assert not old.exists()
     assert not kept.exists()
 
 

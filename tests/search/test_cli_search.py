@@ -130,6 +130,8 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         (("index", "--encoder", "none.onnx"), "none.onnx"),
         (("status", "--folder", "notes/0.md"), "notes/0.md"),
         (("index", "notes", "--language", "klingon"), "klingon"),
+        (("leave",), "joined no federation, so that there is nothing to leave"),
+        (("export", "--ubi", "notes/0.md"), "notes/0.md is a file, so that nothing was written; name a folder"),
     ],
 )
 def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: str) -> None:

@@ -27,13 +27,15 @@ def forget_person(
     trust: Trust = False,
 ) -> None:
     """Remove one person's rows from a data set; find the runs that used them; write a receipt."""
+    from fedrank.run.forget_person import clear_traces, plan_forgetting
     from fedrank.run.forget_person import forget_person as forget
-    from fedrank.run.forget_person import plan_forgetting
 
     folders = list(runs or [])
     if not folders and Path("runs").is_dir():
         folders = [Path("runs")]
     console = new_console()
+    if not plan and clear_traces(data):  # before anything else: who is no longer in the data set may lie beside it
+        say(console, f"What a command that was stopped had left beside {data} is deleted.")
     found = plan_forgetting(person, data, folders, trust)
     if plan:
         _say_plan(found, console)

@@ -204,9 +204,10 @@ def search_leave(
     folder: Home = None,
 ) -> None:
     """Leave the federation: nothing leaves this device any more. What was sent was sent."""
-    from fedrank.search.joining import leave
+    from fedrank.search.joining import check_joined, leave
 
     with _client(folder) as client:
+        check_joined(client)
         if not yes:
             typer.confirm("Leave the federation? You cannot come back under this name.", abort=True)
         leave(client, because)

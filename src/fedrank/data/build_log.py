@@ -464,6 +464,8 @@ def _more_notes(facts: dict[str, Any]) -> list[str]:
     said += [f"also, {what}: {n:,}" for what, n in facts.get("also", {}).items()]
     for reason, n in facts.get("redacted", {}).items():
         said.append(f"redacted, {reason}: {n:,} queries, whose text is not stored")
+    if facts["counts"].get("clicks") == 0:
+        said.append("no list has a click, so that nothing can be learned from them; --action names what counts as one")
     if facts.get("unit") == "browser":
         said.append("users are browsers, not persons: one person may have several, and several may share one")
     return said

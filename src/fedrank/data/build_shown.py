@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +34,10 @@ from fedrank.data.click_caps import ClickCaps, Cut, apply_caps
 from fedrank.data.documents import Documents, read_documents
 from fedrank.data.live_features import LOG_103
 from fedrank.data.log_folder import begin, finish, is_complete, save, table, working_on
-from fedrank.data.logs import FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.logs import BAD_ROW, FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log, write_names
 from fedrank.data.redaction import Redaction, replaced
-from fedrank.data.shown import ShownRows, read_shown
-from fedrank.data.ubi import UbiRules, read_ubi
+from fedrank.data.shown import UNKNOWN_FIRST, ShownRows, read_shown
+from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, read_ubi
 from fedrank.files import sync
 from fedrank.progress import Progress, quiet
 
@@ -48,6 +48,14 @@ EXCLUDED = "of excluded users"
 REDACTED = "of redacted queries"
 NOT_CHOSEN = "of users that were not chosen"
 _SOME = 100_000  # lists that are written at a time
+REMEDIES = {  # by what is wrong with a log of which nothing can be used
+    BAD_ROW: "; if an object has several lines there, `jq -c . FILE` puts each on one",
+    IS_EVENT: "; give these as --ubi-events, and the searches as --ubi-queries",
+    ANONYMOUS: "; --person must name a field that rows of searches or of events have",
+    OTHER_APPLICATION: "; --application must name one that wrote some of it",
+    UNKNOWN_FIRST: "; --docs must hold what was shown, or --object-field name the column of its ids",
+    "": "; mend these, or export the log again",
+}
 
 
 class UbiSource(NamedTuple):
@@ -121,12 +129,18 @@ def build_shown(
 
 
 def _plain(how: ShownBuild, since: int | None) -> dict[str, Any]:
-    """Settings as they are stored: listed words are not named, since they may be names."""
-    words = "\n".join(how.redaction.words)
+    """Settings as they are stored: listed words are not named, since they may be names; nor are users left out."""
     settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))
     settings["redaction"]["words"] = len(how.redaction.words)
-    settings["redaction"]["list"] = hashlib.blake2b(words.encode(), digest_size=16).hexdigest() if words else ""
+    settings["redaction"]["list"] = _digest(how.redaction.words)
+    if how.exclude:
+        settings["exclude"] = {"users": len(how.exclude), "list": _digest(how.exclude)}
     return settings | {"since": since}
+
+
+def _digest(names: Sequence[str]) -> str:
+    """Tells whether names are still the same."""
+    return hashlib.blake2b("\n".join(names).encode(), digest_size=16).hexdigest() if names else ""
 
 
 def _build(
@@ -226,10 +240,16 @@ def _capped(rows: ShownRows, caps: ClickCaps) -> tuple[ShownRows, dict[str, Cut]
 def _check(rows: ShownRows, how: ShownBuild) -> None:
     if not len(rows):
         reasons = "; ".join(f"{reason}: {count}" for reason, count in rows.left_out.items()) or "it is empty"
-        raise ValueError(f"the log holds no list that can be used ({reasons})")
+        raise ValueError(f"the log holds no list that can be used ({reasons}){_remedy(rows)}")
     for name in how.exclude:
         if name not in rows.users:
             raise ValueError(f"exclude = {name!r}: nobody with a sound list has that name")
+
+
+def _remedy(rows: ShownRows) -> str:
+    """What helps against the fault that most rows have, among those that can be helped."""
+    faults = {reason: found.count for reason, found in rows.left_out.items()} | rows.counts
+    return REMEDIES[max(REMEDIES, key=lambda reason: faults.get(reason, 0.5 if reason == "" else 0))]
 
 
 def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:

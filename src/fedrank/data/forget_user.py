@@ -6,6 +6,7 @@ queries that nobody else asked, and features of documents that nobody else was s
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -87,30 +88,35 @@ def forget_user(
             sync(folder.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)  # the old folder now, or what was begun of the new one
+    if part.exists():
+        raise OSError(f"{part} could not be deleted and still holds what was to be forgotten; delete it")
     return removed
 
 
 def sweep(folder: Path) -> int:
     """Delete what a process that was killed left beside a data set; returns how many folders that were."""
-    stale = [path for path in folder.parent.glob(f".{folder.name}.{_PART}.*") if _is_left(path)]
+    stale = [path for path in folder.parent.glob(f".{glob.escape(folder.name)}.{_PART}.*") if is_left(path)]
     for path in sorted(stale):  # a new folder before the old one that it was to replace
         if not folder.exists() and (path / FACTS).exists():
             os.rename(path, folder)  # killed between two renames, on a system that knows no exchange
         else:
             shutil.rmtree(path, ignore_errors=True)
+            if path.exists():
+                raise OSError(f"{path} could not be deleted and may hold what was to be forgotten; delete it")
     return len(stale)
 
 
-def _is_left(path: Path) -> bool:
+def is_left(path: Path) -> bool:
+    """Whether who wrote this has died; its number may be ours now, as the first of every container is."""
     pid = path.name.removesuffix(PART).rpartition(".")[2]
-    return pid.isdigit() and not is_alive(int(pid))
+    return pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid)))
 
 
 def _own(log: SearchLog, name: str) -> NDArray[np.bool_]:
     """[entries]: whose they are."""
     if name not in log.users:
         before = len(log.facts.get("forgotten", ()))
-        since = f"; {before} were forgotten there before" if before else ""
+        since = f"; {before} were forgotten there before, of which forgotten-*.json there tell" if before else ""
         raise ValueError(
             f"nobody in {log.folder} is called {name!r}{since}; users are {log.unit}s there, by the ids of the log it "
             "was built from"

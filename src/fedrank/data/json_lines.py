@@ -72,21 +72,28 @@ def _lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes | None]]:
             yield number, line.rstrip(b"\r\n")
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
-    """Line number and object of every row, or None and what is wrong with it; an export's wrapping is taken off."""
+def json_values(path: Path) -> Iterator[tuple[int, Any, str]]:
+    """Line number and value of every line, or None and what is wrong with it."""
     for number, line in bounded_lines(path):
         if line is None:
             yield number, None, TOO_LONG
             continue
         try:
-            row = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            value = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError:
             yield number, None, BAD_BYTES
-            continue
         except ValueError:
             yield number, None, BAD_ROW
-            continue
-        if (
+        else:
+            yield number, value, ""
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
+    """Line number and object of every row, or None and what is wrong with it; an export's wrapping is taken off."""
+    for number, row, problem in json_values(path):
+        if problem:
+            yield number, None, problem
+        elif (
             isinstance(row, dict)
             and "_source" not in row
             and "hits" not in row
@@ -94,9 +101,9 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
             and row.keys() not in _BULK
         ):
             yield number, row, ""  # what nearly all lines are
-            continue
-        for one in _unwrapped(row):
-            yield number, one, "" if one is not None else BAD_ROW
+        else:
+            for one in _unwrapped(row):
+                yield number, one, "" if one is not None else BAD_ROW
 
 
 def _unwrapped(row: Any) -> Iterator[dict[str, Any] | None]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedrank.files import read_text
 
 PATTERNS: dict[str, re.Pattern[str]] = {
-    "an e-mail address": re.compile(r"[^\s@]+@[^\s@]+\.[^\s@.]{2,}"),
+    "an e-mail address": re.compile(r"[^\s@]+\s?@\s?[^\s@]+\.[^\s@.]{2,}"),
     # Seven digits or more, with what people put between them; a year or a size has fewer.
     "a phone number": re.compile(r"(?<![\w.])\+?\(?\d(?:[\s()/.-]{0,2}\d){6,}(?!\w)"),
     "a long number": re.compile(r"\d{6,}"),
@@ -52,8 +52,9 @@ class Redaction:
         listed = {folded(word) for word in self.words}
         found = []
         for text, asked in zip(queries, people.tolist(), strict=True):
+            text = folded(text)  # there are wide forms of @, of full stops and of digits
             named = (name for name, pattern in PATTERNS.items() if self.patterns and pattern.search(text))
-            has_listed = listed and not listed.isdisjoint(re.findall(r"\w+", folded(text)))
+            has_listed = listed and not listed.isdisjoint(re.findall(r"\w+", text))
             found.append(next(named, "") or (LISTED if has_listed else "") or (RARE if asked < self.people else ""))
         return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,9 +57,12 @@ DOUBTFUL = "list with a click at another time, or at none"
 UNKNOWN_OBJECT = "click on an unknown document"
 SHARED_ID = "click on an id that several documents have"
 FORGED = "clicks with a position that is not that of their list"
+NAMELESS = "clicks that do not say which client made them"
 OTHER_ACTION = "other action"
 OTHER_APPLICATION = "of another application"
+NO_FIELD = "(not a name)"
 _SEVERAL = -2
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class ObjectNames:
             return self.usual
         found = self._column(field)
         if found is None:
+            field = field if _FIELD.fullmatch(field) else NO_FIELD  # browsers write anything there, and it is stored
             if field in self.not_found or len(self.not_found) < 20:
                 self.not_found[field] = self.not_found.get(field, 0) + 1
             return self.usual
@@ -350,6 +355,8 @@ class _UbiLog:
         if self.clicks[at]:
             return REPEATED
         self.clicks[at] = 1
+        if (client is None or client == "") and self.client_of[page] != unknown:
+            self.noticed.add(NAMELESS, number)
         ordinal = field_of(row, "event_attributes.position.ordinal")
         if ordinal is not None and not self._is_place(ordinal, page, at):
             self.noticed.add(FORGED, number)

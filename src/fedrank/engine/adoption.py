@@ -142,10 +142,14 @@ def _put(
             raise ValueError(f"{model.name} is in use already, since {before.now.since}; nothing was changed")
         put = InUse(model.name, model.path, model.digest, now(), who or somebody(), because, trial.plan.id)
         facts: dict[str, Any] = {"digest": model.digest, "instead_of": instead_of.digest}
-        # First, so that whoever finds the model in use finds out why.
-        trial.note(what, who, because, **facts | ({"anyway": True} if anyway and what == "adopted" else {}))
-        if before.now is not None and before.now.is_model(model):
-            return before.now  # the new model was only on trial
+        facts |= {"anyway": True} if anyway and what == "adopted" else {}
+        there = before.now is not None and before.now.is_model(model)  # the new model was only on trial
+        last = next(reversed(trial.history()), None)
+        # First, so that whoever finds the model in use finds out why; killed behind it, the same is not noted again.
+        if there or last is None or (last.what, last.who, last.because, last.facts) != (what, put.who, because, facts):
+            trial.note(what, who, because, **facts)
+        if before.now is not None and there:
+            return before.now
         rows = [asdict(one) for one in (*before.history, *([before.now] if before.now else []))]
         content = {"format": FORMAT, "now": asdict(put), "history": rows}
         write_whole(path, json.dumps(content, indent=1) + "\n")

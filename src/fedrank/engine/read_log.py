@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from fedrank.data.documents import find_columns, kind_of
 from fedrank.data.engine_features import NAMES
-from fedrank.data.json_lines import TOO_LONG, Reasons, bounded_lines, field_of, json_rows, name_of
+from fedrank.data.json_lines import TOO_LONG, Reasons, bounded_lines, field_of, json_rows, json_values, name_of
 from fedrank.data.letor import letor_lines
 from fedrank.data.logs import BAD_BYTES, BAD_ROW, LeftOut
 from fedrank.data.ranking import RankingData
-from fedrank.files import parse_json, read_text, writing
+from fedrank.files import read_text, writing
 from fedrank.types import Features
 
 MOST_HITS = 10_000  # of an answer: engines return no more
@@ -228,18 +228,8 @@ def read_feature_names(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def _answers(path: Path) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
-    for number, line in bounded_lines(path):
-        if line is None:
-            yield number, None, TOO_LONG
-            continue
-        try:
-            row = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError:
-            yield number, None, BAD_BYTES
-            continue
-        except ValueError:
-            row = None
-        yield number, row if isinstance(row, dict) else None, BAD_ROW
+    for number, row, problem in json_values(path):
+        yield number, row if isinstance(row, dict) else None, problem or BAD_ROW
 
 
 def _search_id(answer: dict[str, Any]) -> str:

@@ -112,8 +112,14 @@ def write_joined(out: str | os.PathLike[str], logged: LoggedFeatures, joined: Jo
         unit=rows.unit,
     )
     dropped = {**chosen.dropped, **{rule: cut.lists for rule, cut in chosen.cut.items()}, NOT_LOGGED: joined.not_logged}
+    why = [chosen.reasons[one] for one in asked]
+    done = {
+        "dropped": dropped,
+        "capped": {rule: cut._asdict() for rule, cut in chosen.cut.items()},
+        "redacted": {reason: why.count(reason) for reason in sorted(set(why)) if reason},
+    }
     left_out = {reason: {"rows": one.count, "lines": list(one.lines)} for reason, one in rows.left_out.items()}
-    return write_shown(out, shown, {"features": set_of(logged)}, {"dropped": dropped, "left_out": left_out})
+    return write_shown(out, shown, {"features": set_of(logged)}, done | {"left_out": left_out})
 
 
 def set_of(logged: LoggedFeatures) -> str:

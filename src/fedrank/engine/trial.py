@@ -64,7 +64,7 @@ class Count:
     late: int = 0  # clicks on a search that was closed
     without_search: int = 0  # clicks on a search that no server logged
     not_shown: int = 0  # clicks on what was not shown
-    of_others: int = 0  # clicks of another client than the one that searched
+    of_others: int = 0  # clicks of another client than the one that searched, or of none
     forged: int = 0  # clicks that claim another team than the server's record
     nobodys: int = 0  # clicks on what both models chose
     without_client: int = 0  # decided searches whose client is not known; together they count as one client
@@ -228,7 +228,7 @@ class EngineTrial:
             place = places.get(click.document)
             if place is None:
                 count.not_shown += 1
-            elif click.client and search.client and click.client != search.client:
+            elif search.client and click.client != search.client:  # nor may a forger leave the client out
                 count.of_others += 1
             elif click.team and teams[place] != NEITHER and self._side(click.team, labels) != teams[place]:
                 count.forged += 1

@@ -103,7 +103,7 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
         ("clicks that were read", count.clicks, ""),
         ("clicks on what was not shown", count.not_shown, "left out"),
         ("clicks in searches that no server logged", count.without_search, "left out"),
-        ("clicks of another client than searched", count.of_others, "left out"),
+        ("clicks of another client than searched, or of none", count.of_others, "left out"),
         ("clicks that claim another team", count.forged, "left out"),
         ("clicks that came too late", count.late, "left out"),
     ]

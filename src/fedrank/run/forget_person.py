@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.data.forget_user import RemovedRows, forget_user, rows_of_user
+from fedrank.data.forget_user import RemovedRows, forget_user, is_left, rows_of_user, sweep
 from fedrank.data.logs import FACTS, SearchLog, load_log
-from fedrank.files import read_bytes, writing
+from fedrank.files import UNFINISHED, read_bytes, writing
 from fedrank.protect.population import now
 from fedrank.protect.promises import up
 from fedrank.run.cards import issuer, log_card, read_card, sha256, versions
 from fedrank.run.data import clients_of, drop_kept_logs, load_fold
 from fedrank.run.folder import SIMULATED_RUN, Card, Json, Written
+from fedrank.run.privacy import NOT_COVERED as OF_ALL_CARDS
 from fedrank.run.runs import Run, load_runs
 from fedrank.run.traces import history_of, what_remains
 from fedrank.spec.federated import FederatedExperiment
@@ -33,13 +34,15 @@ from fedrank.types import has
 LEARNED, TESTED, NOT_USED, NOT_KNOWN = "learned from them", "was only tested on them", "did not use them", "not known"
 NOT_COVERED = (
     "the files that the data set was built from: whoever builds it from them again brings the rows back",
-    "copies of the data set, and backups",
+    "copies of the data set, numbers that logs describe wrote of it, and backups",
     "models that were given away, exported or put into an engine",
+    "folders of trials: they hold searches and clicks of browsers under other names, so delete a trial that has ended",
     "runs in other folders than those that were looked through",
     "queries of others in which the person is named",
     "what was already concluded: reports, and settings that were chosen by looking at results",
 )
 SIMULATED = "simulated, so that it protected nobody from whoever ran it"
+SPREAD = "it is for one client, and {:,} held their searches: together they tell more of them than that"
 BROWSER = "other browsers of the same person: the log knows browsers, not people"
 
 
@@ -110,6 +113,7 @@ def forget_person(
 ) -> tuple[PersonReceipt, Path]:
     """Remove one person's rows from a data set, and write a receipt into it; `out` is a second place for that."""
     folder = Path(folder)
+    clear_traces(folder)
     if out is not None and Path(out).exists():
         raise FileExistsError(f"{out} is there already, and a receipt replaces nothing; name another file")
     plan = plan_forgetting(person, folder, runs, trust)
@@ -126,7 +130,7 @@ def forget_person(
         replace(card, data=folder.resolve().name).write(part)
 
     forget_user(folder, person, {"when": issued, "receipt": number}, complete)
-    _clear_cache()
+    clear_traces(folder)
     drop_kept_logs()
     if out is not None:
         with writing(Path(out), private=True, replace=False) as file:
@@ -152,6 +156,8 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         if not clients:
             return replace(found, used=NOT_USED)
         remains = tuple(what_remains(run.path, clients))
+        if found.claims and len(clients) > 1:  # ε is for what one client holds
+            again = replace(again, claims=(*found.claims, SPREAD.format(len(clients))))
         before = _unlearn(run, spec, clients) if alone else ""
         return replace(again, used=LEARNED, clients=clients, remains=remains, before=before)
     except (ValueError, OSError) as problem:  # a run that cannot be understood is named, not passed over
@@ -202,7 +208,10 @@ def _claims(card: Card | None) -> tuple[str, ...]:
         f"ε = {epsilon} at δ = {delta:g} for a {unit}, against {' and '.join(who)}"
         for (epsilon, delta, unit), who in against.items()
     ]
-    return (*told, SIMULATED) if told and card is not None and card.what == SIMULATED_RUN else tuple(told)
+    if card is None or not told:
+        return ()
+    except_for = [f"not covered: {one}" for one in card.not_covered if one not in OF_ALL_CARDS]
+    return (*told, *except_for, *([SIMULATED] if card.what == SIMULATED_RUN else []))
 
 
 def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> PersonReceipt:
@@ -214,7 +223,7 @@ def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> Per
         issuer=issuer(),
         data=plan.folder.resolve().name,
         unit=plan.unit,
-        removed=asdict(plan.removed),
+        removed=asdict(plan.removed) | {"first": _day(plan.removed.first), "last": _day(plan.removed.last)},
         runs=tuple(_as_json(run) for run in plan.runs),
         not_covered=others,
         files={FACTS: digest},
@@ -255,9 +264,15 @@ def _day(seconds: int) -> str:
         return f"second {seconds}"
 
 
-def _clear_cache() -> None:
-    """Features of logs that were kept on disk to save time: the person's may be among them."""
+def clear_traces(folder: Path) -> int:
+    """Delete what may still hold people who were forgotten; returns how many folders lay beside the data set.
+
+    A command that was killed leaves the old folder there. Features that were kept on disk to save time, whole or not,
+    may be those of anybody.
+    """
     from fedrank.kernels.compile import cache_folder
 
-    for path in (cache_folder() / "logs").glob("*.npy"):
+    kept = cache_folder() / "logs"
+    for path in (*kept.glob("*.npy"), *filter(is_left, kept.glob(f".*.npy.*{UNFINISHED}"))):
         path.unlink(missing_ok=True)
+    return sweep(folder.resolve())

@@ -200,7 +200,9 @@ class SearchClient:
                 remember_roots(self.store, paths)
                 remember_roots(self.store, bookmarks, "bookmarks")
                 roots = roots_of(self.store)
+            progress("prepare", 0, 1, "compiled once on this machine, in half a minute")
             self.warm()
+            progress("prepare", 1, 1)
 
             def after_batch() -> None:
                 with self._turn:

@@ -218,11 +218,17 @@ def keep_taking_part(client: SearchClient, stop: threading.Event) -> None:
             stop.wait(SECONDS_BETWEEN_LOOKS)
 
 
-def leave(client: SearchClient, because: str = "") -> None:
-    """Take no further part. Recorded lists are removed; ledger and what was sent stay, since they cannot be undone."""
+def check_joined(client: SearchClient) -> Sharing:
+    """What was joined."""
     sharing = Sharing.read(client.folder)
     if sharing is None:
         raise SearchError("this folder joined no federation, so that there is nothing to leave")
+    return sharing
+
+
+def leave(client: SearchClient, because: str = "") -> None:
+    """Take no further part. Recorded lists are removed; ledger and what was sent stay, since they cannot be undone."""
+    sharing = check_joined(client)
     if sharing.site:
         networked.leave(Path(sharing.site), because)
     else:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedrank.files import write_whole
-from fedrank.search.answers import UbiFiles
+from fedrank.search.answers import SearchError, UbiFiles
 from fedrank.search.impressions import ImpressionRows
 
 QUERIES, EVENTS = "ubi_queries.jsonl", "ubi_events.jsonl"
@@ -20,6 +20,8 @@ CLIENT = "me"  # there is one person
 def export(rows: ImpressionRows, folder: str | os.PathLike[str]) -> UbiFiles:
     """Write both files, readable by their owner alone; each appears whole."""
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise SearchError(f"{folder} is a file, so that nothing was written; name a folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that was there before stays as open as it is
     ids = [id for (id,) in rows.store.rows("SELECT id FROM impressions ORDER BY id")]
     write_whole(folder / QUERIES, _queries(rows, ids), private=True)
