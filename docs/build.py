@@ -1,6 +1,7 @@
 """Pages of the site that nobody writes by hand: one for each family of methods, one for each file that a page links to.
 
-MkDocs runs this as a hook (see mkdocs.yml); `make docs` builds the site.
+MkDocs runs this as a hook (see mkdocs.yml); `make docs` builds the site. The other two hooks are `api_pages.py` and
+`search_index.py`; how pages look is in `theme/`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prose import cell, code, prose
 
 from fedrank.spec.families import FAMILIES
 from fedrank.spec.listing import ListedMethod, methods
@@ -152,29 +155,14 @@ def _family_page(family: str, rows: list[ListedMethod]) -> str:
     parts = [f"# {family}", told.what, f"```{fence}\n{told.example}\n```", f"[More about it](../{told.more})."]
     classes = {name: kind for each in FAMILIES.values() if each.name == family for name, kind in each.methods.items()}
     for row in rows:
-        parts += [f"## {row.name}", _prose(inspect.getdoc(classes[row.name]) if classes else row.meaning)]
+        parts += [f"## {row.name}", prose(inspect.getdoc(classes[row.name]) if classes else row.meaning)]
         if row.settings:
             lines = ["| Setting | Kind | Default | Meaning |", "|---|---|---|---|"]
             for setting in row.settings:
-                cells = [_code(setting.name), _code(setting.kind), _code(setting.default), _cell(setting.comment)]
+                cells = [code(setting.name), code(setting.kind), code(setting.default), cell(setting.comment)]
                 lines.append(f"| {' | '.join(cells)} |")
             parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def _prose(text: str | None) -> str:
-    """Docstrings are plain text but for their code: what Markdown would take for emphasis or a tag is none."""
-    parts = (text or "").split("`")
-    parts[::2] = [re.sub(r"([*_])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
-    return "`".join(parts)
-
-
-def _cell(text: str) -> str:
-    return _prose(text).replace("|", r"\|")
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
 
 
 def linked_files(pages: list[Path]) -> dict[str, str]:
@@ -200,10 +188,10 @@ def linked_files(pages: list[Path]) -> dict[str, str]:
 def _notebook(path: Path) -> str:
     """A notebook as a page: its words, its code, and what it showed."""
     parts = []
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        source = "".join(cell["source"])
-        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-        for output in cell.get("outputs", []):
+    for part in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(part["source"])
+        parts.append(source if part["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in part.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
                 png = data["image/png"].strip()
@@ -231,6 +219,6 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Lead links to files of the project to their pages."""
-    if page.file.src_uri.startswith(("files/", "methods/")):
+    if page.file.src_uri.startswith(("api/", "files/", "methods/")):
         return markdown
     return OUTSIDE.sub(lambda match: f"]({_page_of(match[1])})", markdown)

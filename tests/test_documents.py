@@ -35,6 +35,7 @@ from fedrank.spec.kinds import KINDS
 from fedrank.spec.listing import ListedMethod, methods, search
 from fedrank.spec.source import read_spec
 from fedrank.spec.toml import write_toml
+from tests.documents import hook
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -336,7 +337,7 @@ def _check_command(where: str, line: str, complete: bool) -> None:
 
 @cache
 def _generated() -> dict[str, str]:
-    return runpy.run_path(str(ROOT / "docs" / "build.py"))["method_pages"]()
+    return hook("build")["method_pages"]()
 
 
 def test_every_method_has_its_place_on_a_generated_page() -> None:
@@ -365,7 +366,7 @@ def test_generated_pages_show_how_a_method_is_named(folder: Path) -> None:
 
 
 def test_pages_for_files_hold_what_is_linked() -> None:
-    pages = runpy.run_path(str(ROOT / "docs" / "build.py"))["linked_files"](DOCS)
+    pages = hook("build")["linked_files"](DOCS)
     for example in EXAMPLES:
         assert example.read_text(encoding="utf-8") in pages[f"files/examples/{example.name}.md"]
     assert pages["files/CONTRIBUTING.md"] == (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
