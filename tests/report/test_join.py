@@ -18,7 +18,7 @@ from fedrank.report.join import join
 from fedrank.report.sections import Interactive
 from fedrank.report.tables import asked_rows, final_table, number, signed
 from fedrank.report.write import write_report
-from fedrank.run.runs import load_runs
+from fedrank.run.runs import Runs, load_runs
 from tests.report.made_up_runs import write_experiment, write_run
 
 
@@ -84,6 +84,57 @@ def test_a_baseline_that_nobody_has_is_refused(tmp_path: Path) -> None:
     write_report(runs, tmp_path / "report.md", baseline="two/median")
     with pytest.raises(ValueError, match="no variant 'two/medium'"):
         write_report(runs, tmp_path / "report.md", baseline="two/medium")
+
+
+def same_name(out: Path) -> Runs:
+    """Two experiments of one name, in different folders."""
+    for place, level in (("here", 0.4), ("there", 0.45)):
+        for variant, more in (("mean", 0.0), ("median", 0.02)):
+            for seed in (1, 2, 3):
+                write_run(out / place, "mine", variant, seed=seed, level=level + more)
+    return load_runs([out / "here", out / "there"])
+
+
+def test_a_baseline_among_experiments_of_one_name(tmp_path: Path) -> None:
+    runs = same_name(tmp_path)
+    for given in ("there/mine/median", f"{tmp_path}/there/mine/median", f"{tmp_path}/./there/mine/median"):
+        (joined,) = join(find(runs, given), given)
+        assert joined.baseline is not None
+        assert (joined.baseline.name, joined.baseline_why) == ("there/mine/median", "as chosen"), given
+    with pytest.raises(
+        ValueError, match=r"2 experiments have a variant 'mine/median'; .*/here/mine/median or .*/there/"
+    ):
+        find(runs, "mine/median")
+    with pytest.raises(ValueError, match="no variant 'elsewhere/mine/median'"):
+        find(runs, "elsewhere/mine/median")
+
+
+@pytest.mark.parametrize("name", ["mine/median", "here/mine/median"])
+def test_a_baseline_of_one_experiment_may_be_named_with_its_folder(tmp_path: Path, name: str) -> None:
+    same_name(tmp_path)
+    (found,) = find(load_runs(tmp_path / "here"), name)
+    assert found.baseline is not None
+    assert (found.baseline.name, found.baseline_why) == ("median", "as chosen")
+
+
+def test_sums_over_other_numbers_of_rounds_are_not_compared(tmp_path: Path) -> None:
+    for name, rounds in (("short", 20), ("long", 40)):
+        for seed in (1, 2, 3):
+            write_run(tmp_path, name, seed=seed, rounds=rounds, round=rounds)
+    (joined,) = join(find(load_runs(tmp_path)))
+    assert "online" in joined.columns
+    assert "online_sum" not in joined.columns
+    assert any("differ in their rounds" in note for note in joined.notes)
+
+
+def test_one_repeat_is_not_said_to_be_tested(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", "mean")
+    write_run(tmp_path, "one", "median")
+    (found,) = find(load_runs(tmp_path))
+    assert not any("▲" in note for note in final_table(found).notes)
+    assert [note for note in found.notes if "no test" in note] == [
+        "One repeat is compared with one: there is no test. Add seeds or folds."
+    ]
 
 
 @pytest.mark.parametrize(

@@ -99,18 +99,52 @@ def test_axis_and_scale(tab: Any) -> None:
     assert steps[0] > 3 * steps[-1]  # early rounds are spread out
 
 
+def test_values_on_a_logarithmic_scale(tab: Any) -> None:
+    first = charts(tab).first
+    before = heights(first)
+    switch(tab, "Logarithmic values").check()
+    after = heights(first)
+    assert len(before) == len(after)
+    assert all(two > one - 0.01 for one, two in pairwise(sorted(after)))
+    low, high = before[0], before[-1]  # a curve that rises: logarithms lift what lies between its ends
+    middle = before[len(before) // 2]
+    share = (low - middle) / (low - high)
+    lifted = (after[0] - after[len(after) // 2]) / (after[0] - after[-1])
+    assert lifted > share
+    marks = [float(text) for text in first.locator("text").all_text_contents() if re.fullmatch(r"0\.\d+", text)]
+    assert len(marks) == len(set(marks)) >= 3, "marks can be told apart"
+
+
+def heights(chart: Any) -> list[float]:
+    points = chart.locator(".curve").first.get_attribute("points").split()
+    return [float(point.split(",")[1]) for point in points]
+
+
+def test_on_a_telephone_words_are_as_large_as_elsewhere(tab: Any) -> None:
+    tab.set_viewport_size({"width": 400, "height": 800})
+    first = charts(tab).first
+    tab.wait_for_function("document.querySelector('.lively > svg').viewBox.baseVal.width < 400")
+    assert first.locator("text").first.evaluate("node => node.getBoundingClientRect().height") >= 11
+    right = first.bounding_box()["x"] + first.bounding_box()["width"]
+    for text in first.locator("text").all():
+        box = text.bounding_box()
+        assert box["x"] + box["width"] <= right + 0.5, "no word is cut off"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 def test_everything_drawn_lies_within_the_frame(tab: Any) -> None:
     for chart in charts(tab).all():
         for shape in chart.locator(".band, .curve").all():
             points = [tuple(map(float, point.split(","))) for point in shape.get_attribute("points").split()]
-            assert all(57 <= x <= 889 and 9 <= y <= 289 for x, y in points)
+            right = float(chart.get_attribute("viewBox").split()[2])
+            assert all(57 <= x <= right and 9 <= y <= 289 for x, y in points)
 
 
 def test_values_are_shown_under_the_pointer_and_by_keys(tab: Any) -> None:
     first = charts(tab).first
     first.scroll_into_view_if_needed()
     box = first.bounding_box()
-    tab.mouse.move(box["x"] + box["width"] - 15, box["y"] + 40)
+    tab.mouse.move(box["x"] + box["width"] - 27, box["y"] + 40)
     tip = tab.locator(".tip:visible")
     assert tip.count() == 1
     words = tip.inner_text()

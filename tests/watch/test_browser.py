@@ -112,7 +112,7 @@ def test_what_is_ticked_stays_and_is_compared_by_clicking(
         assert tab.locator("#charts svg").first.locator(".curve").count() == 6 + 6
         tab.locator("#charts svg").first.scroll_into_view_if_needed()
         spot = tab.locator("#charts svg").first.bounding_box()
-        tab.mouse.move(spot["x"] + spot["width"] - 14, spot["y"] + 50)
+        tab.mouse.move(spot["x"] + spot["width"] - 27, spot["y"] + 50)
         assert "second: median, fold 1, seed 1" in tab.locator(".tip:visible").inner_text()
     tab.click("text=Open the report")
     tab.get_by_role("heading", name="first and second, compared").wait_for()

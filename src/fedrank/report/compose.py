@@ -46,6 +46,7 @@ from fedrank.report.tables import (
     unfinished_table,
     unlearned_table,
 )
+from fedrank.run.folder import LAST
 from fedrank.run.runs import Runs
 
 
@@ -101,6 +102,8 @@ def conventions(findings: Findings) -> Section:
     for name in (*findings.measures, *{key: None for run in finished for key in run.conventions}):
         meanings = dict.fromkeys(run.conventions[name] for run in finished if name in run.conventions)
         for meaning in meanings:
+            if (name, meaning) == ("final", f"mean of the last {LAST} evaluations"):
+                continue  # said below, in full
             text = meaning if meaning.lower().startswith(name.lower()) else f"{name}: {meaning}"
             if len(meanings) > 1:
                 text += " (Not all runs used this convention: their values are not comparable.)"
@@ -259,8 +262,12 @@ def _privacy(findings: Findings) -> list[Section]:
     table = privacy_table(findings)
     if table is not None:
         return _with_table("Privacy", table)
-    cards = [card for variant in findings.variants if (card := variant.card) is not None]
-    return [Section("Privacy", (say(cards[0].summary),))] if cards else []
+    card = next((card for variant in findings.variants if (card := variant.card) is not None), None)
+    if card is None:
+        return []
+    summary, _, rest = card.summary.partition(" Not covered: ")
+    listed: tuple[Part, ...] = (say("Not covered:"), Points(card.not_covered)) if rest else ()
+    return [Section("Privacy", (say(summary), *listed))]
 
 
 def _weights(findings: Findings) -> list[Section]:

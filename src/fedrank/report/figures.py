@@ -250,6 +250,11 @@ def as_svg(figure: Figure) -> str:
     text = re.sub(r' id="(?![pm][0-9a-f]{10}")[^"]*"', "", text)  # "axes_1" of several charts would clash on one page
     text = re.sub(r"font-family: [^;\"]+", f"font-family: {FONTS}", text)
     text = re.sub(r"font: ([\d.]+px) [^;\"]+", rf"font: \1 {FONTS}", text)
-    # The viewBox keeps the shape; the width is for the page to decide.
+    # The viewBox keeps the shape; the width is for the page to decide, and below a readable one it is moved sideways.
     text = re.sub(r'(<svg [^>]*?) height="[\d.]+pt"', r"\1", text, count=1)
-    return re.sub(r'(<svg [^>]*?)width="([\d.]+)pt"', r'\1width="100%" style="max-width: \2pt"', text, count=1)
+    return re.sub(
+        r'(<svg [^>]*?)width="([\d.]+)pt"',
+        r'\1width="100%" style="max-width: \2pt; min-width: min(\2pt, 40rem)"',
+        text,
+        count=1,
+    )

@@ -113,13 +113,22 @@ class Findings:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*self.measures, "online", "online_sum") if self.served else self.measures
+        """What is compared; a sum over rounds only where all variants had as many."""
+        if not self.served:
+            return self.measures
+        sums = () if self.parts and len({run.asked for run in self.runs.finished}) > 1 else ("online_sum",)
+        return (*self.measures, "online", *sums)
 
     @property
     def served(self) -> bool:
         """Whether users were shown lists while the models learned."""
         readings = (reading for variant in self.variants for reading in variant.repeats.values())
         return any(not math.isnan(reading.values.get("online", math.nan)) for reading in readings)
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether anything could be tested: one repeat cannot."""
+        return any(not math.isnan(one.p) for found in self.comparisons.values() for one in found.values())
 
     @property
     def kind(self) -> str:
@@ -188,15 +197,32 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
             f"{first.reason} ({first.path})"
         )
     groups = [group for group in checked.group("folder").values() if len(group.finished)]
-    names = {run.variant for run in checked} | {f"{run.experiment}/{run.variant}" for run in checked}
-    if (
-        baseline is not None
-        and baseline != NOTHING
-        and baseline not in names
-        and not any(baseline in _labels(group) for group in groups)
-    ):
-        raise ValueError(f"no variant {baseline!r} to compare with{nearest(baseline, names)}")
+    if baseline is not None and baseline != NOTHING:
+        _check_baseline(baseline, checked, groups)
     return [_find(group, readings, baseline, by_query) for group in groups]
+
+
+def _check_baseline(baseline: str, runs: Runs, groups: Sequence[Runs]) -> None:
+    names = {run.variant for run in runs} | {f"{run.experiment}/{run.variant}" for run in runs}
+    meant = {group[0].folder: label for group in groups for label in _labels(group) if is_of(baseline, group, label)}
+    if len(meant) > 1:
+        known = " or ".join(f"{folder}/{label}" for folder, label in meant.items())
+        raise ValueError(f"{len(meant)} experiments have a variant {baseline!r}; say which one is meant: {known}")
+    if not meant and baseline not in names and not any(baseline in _labels(group) for group in groups):
+        raise ValueError(f"no variant {baseline!r} to compare with{nearest(baseline, names)}")
+
+
+def is_of(wanted: str, runs: Runs, variant: str) -> bool:
+    """Whether EXPERIMENT/VARIANT or FOLDER/VARIANT names this variant; of a folder its end is enough."""
+    if not wanted.endswith(f"/{variant}"):
+        return False
+    place = Path(wanted.removesuffix(f"/{variant}"))
+    folder = runs[0].folder.resolve()
+    return (
+        place == Path(runs[0].experiment)
+        or folder.parts[-len(place.parts) :] == place.parts
+        or place.resolve() == folder
+    )
 
 
 def other_data(finished: Runs) -> list[str]:
@@ -228,7 +254,8 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by
     measures = tuple(name for name in recorded if name not in ("online", "online_sum"))
     nothing = nothing_beside(variants, measures)
     named = None if grid is None else grid.about.baseline
-    chosen, why = _baseline(variants, nothing, baseline, named, labels)
+    own = next((name for name, label in labels.items() if is_of(baseline or "", runs, label)), baseline)
+    chosen, why = _baseline(variants, nothing, own, named, labels)
     if chosen is None and why:
         notes.append(why)
     threats = [variant.threat for variant in variants if variant.threat is not None]
@@ -467,6 +494,9 @@ def compare(findings: Findings, column: str, by_query: bool, notes: list[str]) -
         elif test.note.startswith(("one pair", "no repeat", "all repeats")):
             untested.setdefault(test.note, []).append(variant.label)
     for note, labels in untested.items():
+        if len(labels) == len(others) and note.startswith("one pair"):
+            notes.append("One repeat is compared with one: there is no test. Add seeds or folds.")
+            continue
         which = f"{len(labels)} variants" if len(labels) > 4 else "; ".join(labels)
         notes.append(f"{which} against the baseline: {note}.")
     return {
@@ -572,7 +602,6 @@ def what_final_means(findings: Findings) -> list[str]:
     if findings.served:
         sentences += [
             "Online is the mean online nDCG@10 in the same rounds.",
-            "Round r is the model after the aggregation of round r.",
             f"The discounted online sum adds {DISCOUNT}^(r - 1) x the online nDCG@10 of round r over all rounds; lists "
             "without a relevant document count as 0.",
         ]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.report.findings import Findings, compare, nothing_beside, other_data
+from fedrank.report.findings import Findings, compare, is_of, nothing_beside, other_data
 from fedrank.report.readings import Repeat, VariantRuns
 from fedrank.run.runs import Runs
 from fedrank.spec.grid import NOTHING
@@ -60,6 +60,10 @@ def _joined(parts: Sequence[Findings], baseline: str | None, by_query: bool) -> 
     notes: list[str] = []
     if unshared := sorted({column for part in parts for column in part.measures} - {*measures}):
         notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
+    if len({run.asked for part in parts for run in part.runs.finished}) > 1 and any(part.served for part in parts):
+        notes.append(
+            "Experiments differ in their rounds: sums over rounds are left out, and final values are not of one age."
+        )
     runs = [
         replace(run, variant=f"{name}/{run.variant}")
         for name, part in zip(names, parts, strict=True)
@@ -124,9 +128,13 @@ def _baseline(
     parts: Sequence[Findings], names: Sequence[str], variants: Sequence[VariantRuns], wanted: str | None
 ) -> tuple[VariantRuns, str]:
     """The variant that was asked for, or the baseline of the first experiment that has one."""
+    runs = {name: part.runs for name, part in zip(names, parts, strict=True)}
     for variant in variants:
+        if wanted is None:
+            break
         own = variant.name.removeprefix(f"{variant.experiment}/")
-        if wanted is not None and wanted in (variant.name, variant.label, own, variant.own_label):
+        exact = wanted in (variant.name, variant.label, own, variant.own_label)
+        if exact or any(is_of(wanted, runs[variant.experiment], name) for name in (own, variant.own_label)):
             return variant, "as chosen"
     for name, part in zip(names, parts, strict=True):
         if part.baseline is not None:

@@ -12,6 +12,8 @@ ESCAPED = {
     "<": "$<$",
     ">": "$>$",
     "|": "$|$",
+    "[": "{[}",  # after the end of a row, a bracket would be its argument
+    "*": "{*}",  # and so would a star
     "±": r"$\pm$",
     "×": r"$\times$",
     "ε": r"$\varepsilon$",
@@ -24,6 +26,15 @@ ESCAPED = {
     "·": r"$\cdot$",
     "–": "--",
     "−": "$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "→": r"$\rightarrow$",
+    "√": r"$\surd$",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "λ": r"$\lambda$",
+    "σ": r"$\sigma$",
+    "Δ": r"$\Delta$",
 }
 SIGNS = str.maketrans(ESCAPED)
 

@@ -92,7 +92,8 @@ def final_table(findings: Findings) -> Table:
         row = [*_variant_cells(findings, values, words), Cell(str(len(values.repeats)))]
         for column in findings.columns:
             strong = several and values.name in best[column]
-            row.append(Cell(spread(column, values.summary(column)), strong, tone="quiet"))
+            room = None if findings.baseline is None else ""  # the room of a mark, so that digits stand below digits
+            row.append(Cell(spread(column, values.summary(column)), strong, tone="quiet", mark=room))
         rows.append(row)
     notes = []
     if several:
@@ -100,7 +101,7 @@ def final_table(findings: Findings) -> Table:
     if findings.nothing:
         orders = ", ".join(dict.fromkeys(nothing.order for nothing in findings.nothing))
         notes.append(f"Do nothing: the order that users have without learning ({orders}).")
-    if findings.baseline is not None:
+    if findings.baseline is not None and findings.is_tested:
         notes.append(
             f"▲ ▼: significantly above or below the baseline, {findings.baseline.label} ({findings.baseline_why}): "
             "paired t-test over fold and seed, Bonferroni-corrected p < 0.05."
@@ -541,7 +542,7 @@ def headline(findings: Findings) -> str:
     without = ""
     if (nothing := findings.nothing_for(best)) is not None:
         mean = number(column, nothing.values.summary(column).mean)
-        without = f" What users have without learning, {nothing.order}, has {mean}."
+        without = f" Without learning, users have {mean} ({nothing.order})."
     if len(findings.variants) == 1:
         return f"{value} over {repeats}.{without}"
     text = f"Highest {heading(column)}: {best.label}, {spread(column, best.summary(column))} over {repeats}."

@@ -1,8 +1,8 @@
-// Charts that a reader can change: variants on and off, axis, scale, bands, values under the pointer.
+// Charts that a reader can change: variants on and off, axis, scales, bands, values under the pointer.
 "use strict";
 const Charts = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDTH = 900, HEIGHT = 330, LEFT = 58, RIGHT = 12, TOP = 10, BOTTOM = 42;
+  const WIDEST = 1000, NARROWEST = 280, HEIGHT = 330, LEFT = 58, RIGHT = 26, TOP = 10, BOTTOM = 42;
 
   function made(name, attributes = {}, ...inside) {
     const node = document.createElement(name);
@@ -34,11 +34,16 @@ const Charts = (() => {
     return found;
   }
 
-  // One chart; `view` is what the controls of its section say.
+  // How many digits tell the marks of a logarithmic axis apart.
+  const digitsOf = (values) => Math.min(6, Math.max(0, ...values.map((one) => -Math.floor(Math.log10(one) + 1e-9))));
+
+  // One chart, as wide as its place, so that its words are as large as those around it; `view` is what the controls of its section say.
   function chart(place, data, view) {
     const svg = drawn("svg", {
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0", "aria-label": `${data.title}, interactive chart`,
+      role: "img", tabindex: "0", "aria-label": `${data.title}, interactive chart`, height: HEIGHT,
     });
+    let width = 0;
+    const room = () => Math.min(WIDEST, Math.max(NARROWEST, Math.floor(place.clientWidth) || WIDEST));
     const tip = made("div", { className: "tip", hidden: true });
     tip.setAttribute("aria-live", "polite");
     place.append(svg, tip);
@@ -50,6 +55,9 @@ const Charts = (() => {
     function draw() {
       svg.replaceChildren();
       tip.hidden = true;
+      width = room();
+      svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+      svg.style.maxWidth = `${width}px`;
       const lines = visible(), xs = lines.flatMap(along), ys = [];
       for (const line of lines)
         line.mean.forEach((mean, i) => {
@@ -62,31 +70,37 @@ const Charts = (() => {
         return;
       }
       const most = (all) => all.reduce((one, two) => Math.max(one, two)), least = (all) => all.reduce((one, two) => Math.min(one, two));
-      const log = view.log && least(xs) > 0;
-      const put = log ? Math.log10 : (one) => one;
-      const left = put(least(xs)), right = put(most(xs)), edge = Math.max(0.03 * (most(ys) - least(ys)), 0.0005);
-      const low = least(ys) - edge, high = most(ys) + edge;
-      const x = (value) => LEFT + ((WIDTH - LEFT - RIGHT) * (put(value) - left)) / (right - left || 1);
-      const y = (value) => TOP + ((HEIGHT - TOP - BOTTOM) * (high - value)) / (high - low);
+      const log = view.log && least(xs) > 0, tall = view.tall && least(ys) > 0;
+      const put = log ? Math.log10 : (one) => one, raised = tall ? Math.log10 : (one) => one;
+      const left = put(least(xs)), right = put(most(xs));
+      const edge = tall ? 0.03 * (raised(most(ys)) - raised(least(ys))) || 0.001 : Math.max(0.03 * (most(ys) - least(ys)), 0.0005);
+      const low = raised(least(ys)) - edge, high = raised(most(ys)) + edge;
+      const x = (value) => LEFT + ((width - LEFT - RIGHT) * (put(value) - left)) / (right - left || 1);
+      const y = (value) => TOP + ((HEIGHT - TOP - BOTTOM) * (high - raised(value))) / (high - low);
       scale = { x, y, stops: [...new Set(xs)].sort((one, two) => one - two) };
       const text = (attributes, words) => svg.append(drawn("text", { "font-size": 12, fill: "#1f2933", ...attributes }, words));
       const rule = (attributes) => svg.append(drawn("line", { stroke: "#e9edf1", ...attributes }));
-      const [heights, digits] = ticks(low, high, 6);
+      let [heights, digits] = tall ? [powers(10 ** low, 10 ** high), 0] : ticks(low, high, 6);
+      if (tall && heights.length < 3) heights = ticks(10 ** low, 10 ** high, 6)[0].filter((value) => value > 0); // less than a decade
+      if (tall) digits = Math.max(digitsOf(heights), heights.length > 1 ? digitsOf([heights[1] - heights[0]]) : 0);
       for (const value of heights) {
-        rule({ x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) });
+        rule({ x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) });
         text({ x: LEFT - 7, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(digits));
       }
-      for (const value of log ? powers(least(xs), most(xs)) : ticks(least(xs), most(xs), 8)[0]) {
+      for (const value of log ? powers(least(xs), most(xs)) : ticks(least(xs), most(xs), Math.max(3, Math.floor(width / 110)))[0]) {
         rule({ x1: x(value), x2: x(value), y1: TOP, y2: HEIGHT - BOTTOM });
         text({ x: x(value), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, value.toLocaleString("en"));
       }
-      text({ x: (WIDTH + LEFT) / 2, y: HEIGHT - 7, "text-anchor": "middle" }, view.axis === "interactions" ? "interactions" : data.axis);
+      text({ x: (width + LEFT) / 2, y: HEIGHT - 7, "text-anchor": "middle" }, view.axis === "interactions" ? "interactions" : data.axis);
+      if (view.tall && !tall)
+        text({ x: width - RIGHT, y: TOP + 12, "text-anchor": "end", fill: "#a84600" }, "Not logarithmic: there is a value that is not above 0.");
       for (const level of data.levels) {
         const line = drawn("line", {
-          x1: LEFT, x2: WIDTH - RIGHT, y1: y(level.value), y2: y(level.value), stroke: "#1f2933", "stroke-dasharray": "2 3", class: "level",
+          x1: LEFT, x2: width - RIGHT, y1: y(level.value), y2: y(level.value), stroke: "#1f2933", "stroke-dasharray": "2 3", class: "level",
         });
         line.append(drawn("title", {}, `${level.name}, ${level.value.toFixed(4)}`));
         svg.append(line);
+        text({ x: width - RIGHT, y: y(level.value) - 5, "text-anchor": "end", fill: "#5f6c7b" }, level.name);
       }
       for (const line of lines) {
         const places = along(line);
@@ -132,7 +146,7 @@ const Charts = (() => {
         dots.append(drawn("circle", { cx: scale.x(along(line)[i]), cy: scale.y(line.mean[i]), r: 3.5, fill: line.colour }));
       }
       tip.hidden = false;
-      const wide = svg.getBoundingClientRect().width, share = scale.x(here) / WIDTH;
+      const wide = svg.getBoundingClientRect().width, share = scale.x(here) / width;
       tip.style.top = "1rem";
       tip.style.left = share < 0.5 ? `${share * wide + 12}px` : "auto";
       tip.style.right = share < 0.5 ? "auto" : `${(1 - share) * wide + 12}px`;
@@ -147,7 +161,7 @@ const Charts = (() => {
 
     svg.addEventListener("pointermove", (event) => {
       if (!visible().length) return;
-      const box = svg.getBoundingClientRect(), here = ((event.clientX - box.left) / box.width) * WIDTH;
+      const box = svg.getBoundingClientRect(), here = ((event.clientX - box.left) / box.width) * width;
       point(nearest(scale.stops.map(scale.x), here));
     });
     svg.addEventListener("pointerleave", leave);
@@ -159,6 +173,8 @@ const Charts = (() => {
       point(Math.min(Math.max(at + step, 0), scale.stops.length - 1));
     });
     draw();
+    addEventListener("resize", () => { if (room() !== width) draw(); });
+    addEventListener("beforeprint", draw);
     return (fresh) => {
       data = fresh ?? data;
       draw();
@@ -181,7 +197,7 @@ const Charts = (() => {
 
   // Charts that share their controls; `update` draws them again with other numbers, and keeps what is switched off.
   function curves(places, all) {
-    const view = { hidden: new Set(), axis: "rounds", log: false, bands: true };
+    const view = { hidden: new Set(), axis: "rounds", log: false, tall: false, bands: true };
     const redraw = [], again = () => redraw.forEach((draw) => draw());
     const switches = made("fieldset", {});
     let shown = "";
@@ -209,6 +225,7 @@ const Charts = (() => {
       controls.append(choice("Axis", options, "rounds", (value) => { view.axis = value; again(); }));
     }
     controls.append(tick("Logarithmic axis", false, (on) => { view.log = on; again(); }));
+    controls.append(tick("Logarithmic values", false, (on) => { view.tall = on; again(); }));
     if (lines.some((line) => line.half)) controls.append(tick("Bands", true, (on) => { view.bands = on; again(); }));
     places[0].before(controls);
     places.forEach((place, i) => {
