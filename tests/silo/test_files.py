@@ -263,10 +263,12 @@ def test_every_cut_is_noticed(tmp_path):
 def test_another_version_and_another_file_are_named(tmp_path):
     made(tmp_path)
     content = bytearray((tmp_path / "a.sketch").read_bytes())
-    for version, mend in ((2, "sketch the documents anew by `fedrank silo sketch`"), (4, "update fedrank")):
+    for version, mend in ((2, "sketch the documents anew by `fedrank silo sketch`"), (5, "update fedrank")):
         content[16] = version
         (tmp_path / "other.sketch").write_bytes(content)
-        with pytest.raises(SketchFileError, match=f"version {version}, and this fedrank reads version 3; {mend}"):
+        with pytest.raises(
+            SketchFileError, match=f"version {version}, and this fedrank reads versions 3 and 4; {mend}"
+        ):
             open_sketch(tmp_path / "other.sketch")
     (tmp_path / "other.sketch").write_bytes(b"x" * 100)
     with pytest.raises(SketchFileError, match="no sketch file"):
@@ -333,7 +335,7 @@ def test_a_header_of_nonsense_is_a_refusal_and_no_crash(tmp_path, change, told):
     _, _, length, _ = begin.unpack_from(raw)
     first = -(-(begin.size + length) // array_file.ALIGN) * array_file.ALIGN
     header = json.dumps(change(json.loads(raw[begin.size : begin.size + length]))).encode()
-    head = begin.pack(array_file.FORMAT, array_file.VERSION, len(header), array_file._digest(header)) + header
+    head = begin.pack(array_file.FORMAT, array_file.PLAIN, len(header), array_file._digest(header)) + header
     (tmp_path / "bad.sketch").write_bytes(head + bytes(-len(head) % array_file.ALIGN) + raw[first:])
     with pytest.raises(SketchFileError, match=told):
         open_sketch(tmp_path / "bad.sketch")
@@ -342,8 +344,7 @@ def test_a_header_of_nonsense_is_a_refusal_and_no_crash(tmp_path, change, told):
 def test_a_header_that_is_no_json_is_a_refusal(tmp_path):
     for header in (b"{", b"\xff\xff", b"[" * 100_000):
         head = (
-            array_file.BEGIN.pack(array_file.FORMAT, array_file.VERSION, len(header), array_file._digest(header))
-            + header
+            array_file.BEGIN.pack(array_file.FORMAT, array_file.PLAIN, len(header), array_file._digest(header)) + header
         )
         (tmp_path / "bad.sketch").write_bytes(head + bytes(64))
         with pytest.raises(SketchFileError, match="makes no sense"):

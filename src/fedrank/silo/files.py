@@ -9,6 +9,10 @@ The owner's file has secret parts besides: `ids`, `squares` (of counts, from whi
 their order, so that neither name nor place of a document tells what it was. It says from whom and for whom it is, with
 a proof that only these two can make. Two queriers who put their copies together still find the same numbers in both,
 and ε is towards all together. A file without noise is as secret as the documents: no copy is made of it.
+
+Cells with noise are packed (`compact`, `array_file`). How small they get depends on what they hold, so that the size of
+a file tells of it: of noised numbers only, which ε covers whoever computes what from them. Lengths, ids and squares are
+never packed, nor is anything of a file without noise: its size tells how many documents there are, and no more.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from numpy.typing import NDArray
 from fedrank.data.documents import Documents, is_name
 from fedrank.data.text import Tokeniser
 from fedrank.files import locked
-from fedrank.silo.array_file import UNREADABLE, Part, SketchFileError, read_arrays, write_arrays
+from fedrank.silo.array_file import GROWTH, UNREADABLE, Part, SketchFileError, pack, read_arrays, write_arrays
+from fedrank.silo.compact import PARTS, compact, expand
 from fedrank.silo.hashing import Hashing
 from fedrank.silo.messages import Party, check_name
 from fedrank.silo.partners import Progress, SiloSketch, sketch_fields
@@ -52,7 +57,12 @@ TYPES = {
     "ids": "|u1",  # UTF-8, one a line
     "pseudonym-key": "|u1",
     "pseudonyms": "<u8",
+    "held": "<i4",  # instead of documents and values, in a packed file: `compact`
+    "gaps": "<i4",
+    "counts": "<i4",
+    "ties": "|u1",
 }
+NOISED_PARTS = ("sizes", "lost", "frequencies", *PARTS)  # what may be packed
 TOP_PARTS = ("documents", "values", "sizes", "lost")  # arrays of `ReverseTopK`
 
 
@@ -72,7 +82,7 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class SketchFile(SiloSketch):
-    """A sketch of a silo's documents, mapped from its file."""
+    """A sketch of a silo's documents, read from its file."""
 
     path: Path
     fingerprint: bytes  # of key, width and depth
@@ -267,7 +277,14 @@ def write_sketch(file: SketchFile, me: Party | None = None) -> None:
         prove = partial(_proof, me=me, owner=owner, querier=querier)
     else:
         settings["removed"] = file.removed
-    write_arrays(file.path, settings, _parts(file), TYPES, file.ids is not None, prove)
+    parts = _parts(file)
+    planes = None
+    if file.noised and (fewer := _compacted(file, parts)) is not None:
+        made = {name: pack(name, part, TYPES) for name, part in fewer.items() if _kind(name) in NOISED_PARTS}
+        grown = sum(part.nbytes for part in parts.values()) + sum(part.nbytes for part in fewer.values())
+        if grown <= GROWTH * sum(len(plane) for each in made.values() for plane in each):
+            parts, planes = fewer, made
+    write_arrays(file.path, settings, parts, TYPES, file.ids is not None, prove, planes)
 
 
 def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
@@ -373,6 +390,23 @@ def _parts(file: SketchFile) -> dict[str, Part]:
     return parts
 
 
+def _compacted(file: SketchFile, parts: Mapping[str, Part]) -> dict[str, Part] | None:
+    """The same parts with cells in fewer numbers; None where they would not come back exactly."""
+    made = dict(parts)
+    for name, top in file.fields.items():
+        fewer = compact(top)
+        if fewer is None:
+            return None
+        del made[f"{name}.documents"], made[f"{name}.values"]
+        made |= {f"{name}.{each}": part for each, part in fewer.items()}
+    return made
+
+
+def _kind(name: str) -> str:
+    """Of a part, without its field."""
+    return name.rpartition(".")[2]
+
+
 def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]) -> SketchFile:
     settings = header["sketcher"]
     sketcher = Sketcher(**{**settings, "tokeniser": Tokeniser.named(settings["tokeniser"])})
@@ -381,8 +415,15 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
     fields, lengths, frequencies = {}, {}, {}
     if header["fields"] not in (["body"], ["body", "title"]):
         raise ValueError(f"fields {header['fields']}; a sketch has a body, and may have a title")
+    left = GROWTH * os.path.getsize(path) - sum(part.nbytes for part in parts.values())
     for name in header["fields"]:
-        documents, values, sizes, lost = (parts[f"{name}.{each}"] for each in TOP_PARTS)
+        if f"{name}.gaps" in parts:
+            sizes, lost = parts[f"{name}.sizes"], parts[f"{name}.lost"]
+            fewer = {each: parts[f"{name}.{each}"] for each in PARTS}
+            documents, values = expand(fewer, sizes, rule, left)
+            left -= documents.nbytes + values.nbytes
+        else:
+            documents, values, sizes, lost = (parts[f"{name}.{each}"] for each in TOP_PARTS)
         lengths[name], frequencies[name] = parts[f"{name}.lengths"], parts[f"{name}.frequencies"]
         # Compiled loops trust these numbers, and a file may come from somebody else.
         shapes = documents.shape[1:-1], lengths[name].shape, frequencies[name].shape
