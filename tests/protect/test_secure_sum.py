@@ -693,7 +693,7 @@ def test_message_bytes_are_what_is_sent(count, size, bits):
 def test_a_missing_package_is_named(monkeypatch):
     from fedrank.protect import secure_sum as module
 
-    module._primitives.cache_clear()
+    module.primitives.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.kdf.hkdf", None)
     with pytest.raises(ImportError, match="pip install 'dp-accounting>="):
         SumClient(0, SESSION, 4, 3, 2, 40)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fedrank.protect.secure_sum import primitives
 from fedrank.run.failures import LAST_LINES, TRACEBACK, causes
 from fedrank.run.runs import load_runs
 from fedrank.run.schedule import run_experiment
@@ -144,6 +145,34 @@ def test_a_missing_package_is_told_before_the_first_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     asked = {"kind": "trees", "data": {"name": "synthetic-mq2007"}, "booster": {"name": "lambdamart"}}
     with pytest.raises(ValueError, match=r"trees need LightGBM: .*; nothing was run"):
+        run_experiment(read_tables(asked), "test", tmp_path)
+    assert not (tmp_path / "test").exists()
+
+
+@pytest.mark.parametrize("sum", ["protocol", "ideal"])
+def test_secure_sums_are_not_begun_without_their_package(tmp_path, monkeypatch, sum):
+    """What only computes the sum needs no cipher."""
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    primitives.cache_clear()
+    place = {"name": "secure-sum", "sum": sum}
+    changes = {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "place": place}}
+    if sum == "ideal":
+        assert not failed(tmp_path, **changes)
+    else:
+        said = refused(tmp_path, **changes)
+        assert "secure sums need the package cryptography: pip install" in said
+        assert said.endswith("; nothing was run")
+
+
+def test_a_budget_that_silos_would_exceed_is_told_before_the_first_run(tmp_path):
+    asked = {
+        "kind": "silo",
+        "rounds": 2,
+        "data": {"name": "synthetic-silos"},
+        "method": {"name": "cross-silo", "noise": 1.0},
+        "privacy": {"budget": 2.0},
+    }
+    with pytest.raises(ValueError, match=r"costs ε = 6\.6 .* and the budget is 2; .*; nothing was run"):
         run_experiment(read_tables(asked), "test", tmp_path)
     assert not (tmp_path / "test").exists()
 

@@ -204,13 +204,13 @@ class Terms:
 
     def derive(self, secret: bytes, purpose: str, first: int, second: int) -> bytes:
         """A key of 32 bytes for one purpose of one pair of clients, the same at either end (HKDF-SHA256)."""
-        hkdf, sha256, _ = _primitives()
+        hkdf, sha256, _ = primitives()
         info = self.digest + PAIR.pack(min(first, second), max(first, second)) + purpose.encode()
         return hkdf(algorithm=sha256, length=32, salt=None, info=info).derive(secret)
 
     def mask(self, secret: bytes, purpose: str, first: int, second: int) -> Words:
         """A secret stretched to one uniform word per coordinate: the key stream of ChaCha20."""
-        _, _, cipher = _primitives()
+        _, _, cipher = primitives()
         length = self.size * self.word.itemsize
         # Zeros, encrypted: the package's plain ChaCha20 has the same stream and takes longer to set up. The key serves
         # for this one stream only, so the nonce may be constant.
@@ -266,7 +266,7 @@ class SumClient:
         identity: Identity | None = None,  # with one, all must have one, and the server need not be trusted
         entropy: shamir.Entropy = os.urandom,  # another source is for tests only
     ) -> None:
-        _primitives()
+        primitives()
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         _check_ids([id])
@@ -297,7 +297,7 @@ class SumClient:
         """Shares of both secrets for everybody who advertised, encrypted so that only the addressee reads them."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-        _, _, cipher = _primitives()
+        _, _, cipher = primitives()
         self._expect("advertise", "share")
         keys = self._read_roster(roster)
         secrets = {
@@ -423,7 +423,7 @@ class SumClient:
     def _open_box(self, sender: int, box: bytes, committed: Sequence[bytes]) -> tuple[bytes, bytes] | None:
         from cryptography.exceptions import InvalidTag
 
-        _, _, cipher = _primitives()
+        _, _, cipher = primitives()
         bound = self.terms.digest + self._roster
         try:
             plain = cipher(self._post_secrets[sender]).decrypt(_nonce(sender, self.id), box, bound)
@@ -505,7 +505,7 @@ class SumServer:
         *,
         identities: Mapping[int, bytes] | None = None,  # public keys of all clients (Ed25519), if they sign
     ) -> None:
-        _primitives()
+        primitives()
         self.terms = Terms(session, round, threshold, size, bits, signed=identities is not None)
         self.ids = sorted(ids)
         self.fewest = max(threshold, fewest)
@@ -792,7 +792,7 @@ def secure_sum(
 
 def new_identities(ids: Iterable[int]) -> dict[int, Identity]:
     """Identities of clients that know each other, for simulations: in a deployment, secrets never meet in one place."""
-    _primitives()
+    primitives()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     keys = {client: Ed25519PrivateKey.generate() for client in ids}
@@ -963,7 +963,7 @@ def _check_bits(bits: int) -> None:
 
 
 @cache
-def _primitives() -> tuple[type[HKDF], SHA256, type[ChaCha20Poly1305]]:
+def primitives() -> tuple[type[HKDF], SHA256, type[ChaCha20Poly1305]]:
     """What is called for every pair of clients; imported once, since even looking an import up takes time there."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305

@@ -14,14 +14,18 @@ import numpy as np
 from fedrank.federate.federation import Federation
 from fedrank.federate.robust import RememberingAggregator
 from fedrank.files import told
+from fedrank.protect.mechanisms import SecureSum
+from fedrank.protect.secure_sum import primitives
 from fedrank.run.data import clients_of, judged, load_fold
 from fedrank.run.failures import own_line
 from fedrank.run.federated import start_model
 from fedrank.run.privacy import promises_of
+from fedrank.run.silo import silo_card
 from fedrank.run.trees import data_of
 from fedrank.run.writer import Task
 from fedrank.seeds import rng_for
 from fedrank.spec.federated import FederatedExperiment
+from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.forest import lightgbm
 from fedrank.trees.tuning import optuna
@@ -69,6 +73,8 @@ def _problem(task: Task, begins: bool) -> str:
             _check_federated(experiment, task, begins)
         elif isinstance(experiment, TreesExperiment):
             _check_trees(experiment, task, begins)
+        elif isinstance(experiment, SiloExperiment) and begins:
+            silo_card(experiment)  # whether what is told can be priced, and the budget allows it
     except EXPLAINED as problem:
         return "" if own_line(problem, experiment) else told(problem)
     except Exception as problem:
@@ -93,6 +99,9 @@ def _check_federated(experiment: FederatedExperiment, task: Task, begins: bool) 
             f"features has {ranker.size(features)}; begin with a model of the same features"
         )
     _check_rule(experiment.federation(attacked=experiment.clients.malicious > 0), len(crowd))
+    place = getattr(experiment.mechanism, "place", None)
+    if isinstance(place, SecureSum) and place.sum == "protocol":
+        primitives()  # whether the package is here that sums are kept secret by
     for promise in promises_of(experiment, features):
         promise.epsilon(1, experiment.privacy.delta)  # whether the package is here that can tell
 
