@@ -11,7 +11,6 @@ from fedrank.cli import main
 from fedrank.data.engine_features import NAMES
 from fedrank.data.letor import read_letor
 from fedrank.run.cards import read_card
-from tests.engine.test_shown_log import files  # noqa: F401
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def test_mistakes_cost_a_line(fedrank, tmp_path, arguments, says):
     assert not list(tmp_path.iterdir())
 
 
-def test_read_log(fedrank, files, tmp_path):  # noqa: F811
+def test_read_log(fedrank, files, tmp_path):
     log, queries, events, _ = files
     code, out, err = fedrank("read-log", log, "--clicks", events, "--out", "train.txt")
     assert code == 0
