@@ -31,12 +31,14 @@ from fedrank.deploy.site import Site
 from fedrank.rank.model import load_weights
 from fedrank.report.markdown import markdown
 from fedrank.run.runs import load_runs
+from fedrank.silo.features import RANGES
 from fedrank.silo.files import export_sketch, ledger_of, open_sketch
 from fedrank.silo.keys import fingerprint, read_key, read_public, read_secret
 from fedrank.silo.messages import party, read_address, unseal
 from fedrank.silo.turns import load_partners, take_turn
 from fedrank.spec.experiment import SpecError
 from fedrank.spec.source import read_spec
+from fedrank.trees.export import export
 from fedrank.wire import Label
 from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving
 from tests.silo.test_turns import write_collection
@@ -163,6 +165,18 @@ def test_turns_are_those_of_silo_train(done, tmp_path):
     found = load_weights(made.task.folder / "model.json")
     assert found.weights.tolist() == model.weights[:-1].tolist()
     assert [turn["party"] for turn in found.notes["silo"]["turns"]] == [turn.party for turn in model.turns]
+
+
+def test_on_fixed_ranges_everybody_gets_a_model_that_can_be_exported(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "SPEC", SPEC.replace("batch = 16", 'batch = 16\nnormalise = "fixed"'))
+    made = Hospitals(tmp_path, sites=2)
+    assert made.plan.normalised == "global"
+    assert made.run() == "finished", made.reason()
+    for folder in (made.task.folder, next((made.folders["hospital-1"] / "models").iterdir())):
+        model = load_weights(folder / "model.json")
+        assert (model.normalised, model.notes["silo"]["normalise"]) == ("global", "fixed")
+        assert model.ranges.tolist() == RANGES.tolist()
+        assert export(folder, "solr", folder / "solr.json").what == "LinearModel for Solr of 16 features"
 
 
 def test_the_run_folder_is_that_of_a_run(done):

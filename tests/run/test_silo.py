@@ -17,7 +17,10 @@ from fedrank.run.perform import perform
 from fedrank.run.runs import load_runs
 from fedrank.run.schedule import run_experiment
 from fedrank.run.writer import Task
+from fedrank.silo.features import FEATURE_NAMES, RANGES
 from fedrank.spec.grid import read_tables
+from fedrank.trees.engine_rules import engine_scores
+from fedrank.trees.export import ENGINES, export, plain_scores, probes, take_apart
 from fedrank.trees.model_files import load_model
 
 SKETCH = {"width": 128, "depth": 5, "k": 6}
@@ -129,6 +132,46 @@ def test_a_stopped_run_begins_again(collection: Path, tmp_path: Path, monkeypatc
     assert not (done.folder / "model.json").exists()
     assert perform(done) == "finished"
     assert len(rows(done.folder / "rounds.csv")) == 4
+
+
+@pytest.mark.parametrize("name", ["cross-silo", "local"])
+def test_a_model_on_fixed_ranges_can_leave_for_any_engine(name: str, collection: Path, tmp_path: Path) -> None:
+    method = {"name": name, "normalise": "fixed"} | ({"counts": "exact", "k": 6} if name == "cross-silo" else {})
+    done = task(spec(collection, method), tmp_path / "run")
+    assert perform(done) == "finished"
+    model = load_model(done.folder)
+    assert model.normalised == "global"
+    np.testing.assert_array_equal(model.ranges, RANGES)
+    client = 1 if name == "local" else None
+    raw = probes(take_apart(model, FEATURE_NAMES, client), 50)
+    expected = plain_scores(model, raw, client)
+    for engine in ENGINES:
+        made = export(done.folder, engine, tmp_path / engine, client=client)
+        assert "fedrank.silo.features" in made.needs
+        theirs = engine_scores(engine, made.path.read_bytes(), raw, FEATURE_NAMES)
+        assert theirs == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert np.argsort(theirs, kind="stable").tolist() == np.argsort(expected, kind="stable").tolist()
+
+
+def test_a_model_on_lists_scaled_by_themselves_is_refused_with_the_remedy(collection: Path, tmp_path: Path) -> None:
+    done = task(spec(collection, "global"), tmp_path / "run")
+    assert perform(done) == "finished"
+    with pytest.raises(
+        ValueError, match=r'Train with method\.normalise = "fixed", or begin turns by `fedrank silo train'
+    ):
+        export(done.folder, "solr", tmp_path / "model.json")
+    assert not (tmp_path / "model.json").exists()
+
+
+def test_fixed_ranges_outlive_a_stop(collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = spec(collection, {"name": "global", "normalise": "fixed"})
+    whole, done = task(asked, tmp_path / "whole"), task(asked, tmp_path / "run")
+    assert perform(whole) == "finished"
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", -1.0)
+    calls = iter(range(100))
+    assert perform(done, stop=lambda: next(calls) == 1) == "interrupted"
+    assert perform(done) == "finished"
+    assert (done.folder / "model.json").read_bytes() == (whole.folder / "model.json").read_bytes()
 
 
 def test_the_card_claims_what_noise_pays_for(collection: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
-from fedrank.silo.features import FEATURE_NAMES, Background, features, field_features
+from fedrank.silo.features import FEATURE_NAMES, RANGES, Background, features, field_features, scaled
 from fedrank.silo.terms import TermCounts
 from tests.oracles.silo_features import slow_features
 
@@ -77,3 +78,27 @@ def test_body_comes_before_title_and_both_have_names() -> None:
 def test_counts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"counts are \[1, 2\] for 1 documents and 1 terms"):
         field_features(np.zeros((1, 2)), np.ones(1), Background(1, 1.0, np.ones(1)))
+
+
+def test_fixed_ranges_ask_no_other_document() -> None:
+    """A document has the same features in any list, and they are from 0 to 1 where values are usual."""
+    rng = np.random.default_rng(1)
+    low, high = RANGES
+    usual = (low + rng.random((6, 16)) * (high - low)).astype(np.float32)
+    usual[0], usual[1] = low, high
+
+    def lists(rows: np.ndarray) -> RankingData:
+        return RankingData(rows, np.zeros(len(rows), np.int8), np.array([0, len(rows)]), np.array(["q"]))
+
+    whole = scaled(lists(usual), "fixed")
+    assert (whole.features.min(), whole.features.max()) == (0.0, 1.0)
+    np.testing.assert_array_equal(scaled(lists(usual[3:4]), "fixed").features, whole.features[3:4])
+    beyond = scaled(lists((2 * high - low)[None]), "fixed").features
+    assert beyond.tolist() == [[2.0] * 16]
+    assert scaled(lists(usual), "query").normalised == "query"
+    named = dict(zip(FEATURE_NAMES, RANGES.T.tolist(), strict=True))
+    assert named["BM25 of title"] == [0.0, 10.0]
+    assert named["LMIR.JM of body"] == [-100.0, 0.0]
+    assert named["length of body"] == [0.0, 500.0]
+    with pytest.raises(ValueError, match="read-only"):
+        RANGES[0, 0] = 1.0

@@ -21,6 +21,7 @@ from fedrank.rank.measures import Evaluator
 from fedrank.rank.rankers import Linear
 from fedrank.silo import messages, turns
 from fedrank.silo.describe import describe_sketch
+from fedrank.silo.features import RANGES
 from fedrank.silo.files import export_sketch, ledger_of, open_sketch, sketch_collection
 from fedrank.silo.keys import new_identity, read_public, read_secret
 from fedrank.silo.messages import Party, party, seal
@@ -41,6 +42,7 @@ from fedrank.silo.turns import (
     take_turn,
     turn_file,
 )
+from fedrank.trees.export import export
 
 KEY = bytes(range(32))
 NOISED = Sketcher(width=128, depth=7, noise=0.3)
@@ -113,14 +115,14 @@ def first(three) -> TravellingModel:
     return take_turn(three[0].collection, three[0].me, three[0].partners(three[1])).model
 
 
-@pytest.mark.parametrize("many", [2, 3])
-def test_turns_are_the_simulation_to_the_last_bit(three, many) -> None:
+@pytest.mark.parametrize(("many", "how"), [(2, "query"), (3, "query"), (2, "fixed")])
+def test_turns_are_the_simulation_to_the_last_bit(three, many, how) -> None:
     here, rounds = three[:many], 4
-    method = CrossSilo(k=10, rate=0.4, batch=16)
+    method = CrossSilo(k=10, rate=0.4, batch=16, normalise=how)
     others = [[other for other in here if other is not one] for one in here]
     silos = [make_silos(one.collection, SilosRule(1), Tokeniser(), 7)[0] for one in here]
     parts = [
-        silo_lists(silo, [known.partner for known in one.partners(*them)], 10, 2)
+        silo_lists(silo, [known.partner for known in one.partners(*them)], 10, 2, how=how)
         for silo, one, them in zip(silos, here, others, strict=True)
     ]
     lists = Lists(tuple(part.train for part in parts), tuple(part.test for part in parts), np.zeros(many))
@@ -134,7 +136,7 @@ def test_turns_are_the_simulation_to_the_last_bit(three, many) -> None:
                 order[-1] = replace(order[-1], passes=order[-1].passes + 1)
             else:
                 order.append(Turn(name, 1))
-    model, chosen = None, {"k": 10, "rate": 0.4, "batch": 16, "top_grade": 2, "seed": 7}
+    model, chosen = None, {"k": 10, "rate": 0.4, "batch": 16, "top_grade": 2, "seed": 7, "normalise": how}
     for turn in order:
         one = next(one for one in here if one.me.name == turn.party)
         them = [other for other in here if other is not one]
@@ -219,6 +221,41 @@ def test_a_model_is_read_as_it_was_written_and_every_command_reads_it(three, fir
     save_turn(again, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "turn-1.json").read_bytes()
     assert load_model(tmp_path / "turn-1.json").features == 16
+
+
+def test_a_model_on_fixed_ranges_says_so_and_can_be_exported(three, first, tmp_path) -> None:
+    a, b = three[:2]
+    model = take_turn(a.collection, a.me, a.partners(b), None, {"normalise": "fixed"}).model
+    path = tmp_path / "turn-1.json"
+    save_turn(model, path)
+    assert read_turn(path, b.me).agreement.normalise == "fixed"
+    assert load_model(path).ranges.tolist() == RANGES.tolist()
+    assert export(path, "opensearch", tmp_path / "model.os.json").what == "model/linear for OpenSearch of 16 features"
+    with pytest.raises(ValueError, match="normalise = query, and the model was begun with normalise = fixed"):
+        take_turn(b.collection, b.me, b.partners(a), model, {"normalise": "query"})
+    content = json.loads(path.read_text())
+    del content["checksum"]
+    for where, value in (("ranges.1.0", 400.0), ("ranges", None), ("normalised", "query")):
+        path.write_text(json.dumps(content))
+        other = json.loads(path.read_text())
+        changed(other, where, value)
+        path.write_text(json.dumps(other))
+        with pytest.raises(ValueError, match=r"by other ranges than normalise = 'fixed' has|ranges"):
+            read_turn(path, b.me)
+
+
+def test_models_without_that_choice_are_read_and_written_as_before(three, first, tmp_path) -> None:
+    """The notes of the first version did not say how features are scaled, and no checksum changes."""
+    save_turn(first, tmp_path / "turn-1.json")
+    notes = json.loads((tmp_path / "turn-1.json").read_text())["notes"]["silo"]
+    assert "normalise" not in notes
+    assert set(notes) == {
+        *("parties", "key", "kind", "tokeniser", "top_grade", "k", "rate", "batch", "seed"),
+        *("bias", "turns", "checksum"),
+    }
+    assert read_turn(tmp_path / "turn-1.json", three[1].me).agreement.normalise == "query"
+    with pytest.raises(ValueError, match="normalise = 'always'; use 'query' or 'fixed'"):
+        replace(first.agreement, normalise="always")
 
 
 def test_a_turn_that_breaks_off_leaves_nothing_and_can_be_taken_again(three, first, tmp_path, monkeypatch) -> None:
@@ -483,6 +520,7 @@ def test_two_organisations_train_from_documents_to_a_model(tmp_path, monkeypatch
     assert "BM25" in said
     assert "the model before this turn" not in said
     assert "turns/turn-1.json: pass it on" in said
+    assert load_model(a.folder / "turns" / "turn-1.json").normalised == "global"  # which engines can do
     stated = re.search(r"what copies and answers from a\.sketch tell: (ε = [\d.]+ at δ = 1e-05)", said)
     assert describe_sketch(a.folder / "a.sketch")["privacy"].startswith(stated[1])
     assert "and how many documents hold a word" in said

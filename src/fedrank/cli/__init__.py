@@ -466,6 +466,8 @@ def export(
     console = new_console()
     say(console, f"{done.what}: {done.path}")
     say(console, done.next)
+    if done.needs:
+        note(done.needs)
 
 
 @data_app.command("check", epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz")

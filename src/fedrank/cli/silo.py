@@ -36,8 +36,8 @@ def silo_sketch(
     key: Key,
     out: Annotated[Path, typer.Option(help="File for the sketch; its ledger is written beside it.")],
     noise: Annotated[float, typer.Option(min=0, help="σ1 of the noise on every cell; 0 makes a secret file.")] = 1.0,
-    width: Annotated[int, typer.Option(min=1, help="Columns, w; the same in all silos.")] = 200,
-    depth: Annotated[int, typer.Option(min=1, help="Rows, z; the same in all silos.")] = 30,
+    width: Annotated[int, typer.Option(min=1, help="Columns, w; the same in all silos.")] = 100,
+    depth: Annotated[int, typer.Option(min=1, help="Rows, z; the same in all silos.")] = 10,
     kind: Annotated[str, typer.Option(help="count-sketch or count-min.")] = "count-sketch",
     stem: Annotated[str, typer.Option(help="Stems of words instead of words: none, or english.")] = "none",
     noised_lengths: Annotated[
@@ -193,6 +193,10 @@ def silo_train(
     batch: Annotated[int | None, typer.Option(help="Documents of a step; 32 if not given.")] = None,
     top_grade: Annotated[int | None, typer.Option(help="The highest grade that anybody gives; yours, else.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of orders and held-out queries; 1 if not given.")] = None,
+    normalise: Annotated[
+        str | None,
+        typer.Option(help="fixed, so that engines can use the model, or query; fixed if not given when you begin."),
+    ] = None,
 ) -> None:
     """Take your turn: train the model that came to you, at home, and write the one that you pass on."""
     from fedrank.data.collection import read_collection
@@ -209,7 +213,8 @@ def silo_train(
     path = turn_file(out, came)
     collection = read_collection(folder)
     partners = load_partners(partner, asked or [], me, shared, collection.queries)
-    chosen = {"k": k, "rate": rate, "batch": batch, "top_grade": top_grade, "seed": seed}
+    normalise = normalise or ("fixed" if came is None else None)
+    chosen = {"k": k, "rate": rate, "batch": batch, "top_grade": top_grade, "seed": seed, "normalise": normalise}
     taken = take_turn(collection, me, partners, came, chosen, passes)
     console = new_console()
     told = describe_turn(taken, partners, sketch)

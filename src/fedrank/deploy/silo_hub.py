@@ -35,7 +35,7 @@ from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.keys import fingerprint
 from fedrank.silo.messages import read_address
 from fedrank.silo.silos import SilosRule, make_silos
-from fedrank.silo.training import silo_lists
+from fedrank.silo.training import CrossSilo, silo_lists
 from fedrank.silo.turns import Turn, read_open_turn
 from fedrank.spec.silo import SiloExperiment
 from fedrank.wire import Label, Part, Refused
@@ -170,6 +170,8 @@ class SiloHub(Hub):
                     raise Refused(f"the model cannot be read: {problem}") from None
             if list(found.turns) != turns:
                 raise Refused("the model has other turns behind it than those of the plan")
+            if ("query" if found.agreement.normalise == "query" else "global") != self.plan.normalised:
+                raise Refused(f"the model has features normalised by {found.agreement.normalise!r}, unlike the plan")
 
         return check
 
@@ -190,7 +192,9 @@ def perform_silos(
     books, last = Books(writer.folder, say), experiment.rounds
     collection = load_collection(experiment.data.source)
     (own,) = make_silos(collection, SilosRule(1), Tokeniser(), plan.seed)
-    lists = silo_lists(own, (), 0, max(collection.top_grade, 1))
+    method = experiment.method
+    assert isinstance(method, CrossSilo)
+    lists = silo_lists(own, (), 0, max(collection.top_grade, 1), how=method.normalise)
     evaluator, ranker = Evaluator(lists.test, experiment.measures), Linear()
     writer.know(
         conventions=CONVENTIONS | BETWEEN_SITES | {"noise": NOISE},
@@ -213,7 +217,7 @@ def perform_silos(
     for number in range(1, last + 1):
         writer.add(number, values=average(values).tolist() if number == last else None)
     notes = model.notes | writer.origin(collection.name)
-    shape = len(FEATURE_NAMES), lists.test.normalised, FEATURE_NAMES, notes
+    shape = len(FEATURE_NAMES), lists.test.normalised, FEATURE_NAMES, notes, lists.test.ranges
     save_model(Model(ranker, model.weights, *shape), writer.folder / "model.json")
     sites = ", ".join(site.name for site in plan.sites)
     card = silo_card(experiment)

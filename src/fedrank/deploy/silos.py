@@ -63,6 +63,8 @@ def silo_plan(
     """The plan of a run in which organisations train through sketches; nobody may be missing."""
     if found := silo_problems(experiment, len(sites)):
         raise SpecError(found)
+    method = experiment.method
+    assert isinstance(method, CrossSilo)
     plan = Plan(
         federation,
         name,
@@ -72,7 +74,7 @@ def silo_plan(
         tuple(sorted(sites, key=lambda site: site.clients)),
         len(FEATURE_NAMES),
         names_digest(FEATURE_NAMES),
-        "query",
+        "query" if method.normalise == "query" else "global",
         len(sites),
     )
     check_plan(plan)
@@ -259,7 +261,8 @@ class SiloRun:
         if heard is None:
             raise Refused("no answers of partners have come yet")
         method = self.method
-        chosen = {"k": method.k, "rate": method.rate, "batch": method.batch, "seed": self.plan.seed, "top_grade": top}
+        chosen: dict[str, Any] = {name: getattr(method, name) for name in ("k", "rate", "batch", "normalise")}
+        chosen |= {"seed": self.plan.seed, "top_grade": top}
         with TemporaryDirectory(dir=self.outbox.folder) as apart:
             answers = letters.unbundle(heard.values, MOST_LETTERS, letters.LARGEST_MODEL)
             partners = self._partners(Path(apart), answers)

@@ -23,7 +23,7 @@ from fedrank.run.data import described
 from fedrank.run.federated import per_query
 from fedrank.run.folder import Card, Paid
 from fedrank.run.writer import NOISE, RunWriter
-from fedrank.silo.features import FEATURE_NAMES
+from fedrank.silo.features import FEATURE_NAMES, RANGES
 from fedrank.silo.silos import Silo, SilosRule, make_silos
 from fedrank.silo.training import PARAMETERS, Lists, LocalPlus, own_bm25
 from fedrank.spec.families import describe
@@ -78,7 +78,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     ranking = _ranking_part(weights)
     origin = writer.origin(collection.name)
     save_model(
-        Model(_RANKER, ranking, len(FEATURE_NAMES), test.normalised, FEATURE_NAMES, origin),
+        Model(_RANKER, ranking, len(FEATURE_NAMES), test.normalised, FEATURE_NAMES, origin, test.ranges),
         writer.folder / "model.json",
     )
     writer.finish(
@@ -104,7 +104,9 @@ def _packed(lists: Lists) -> dict[str, Any]:
 def _unpacked(kept: Mapping[str, Any]) -> Lists:
     def one(place: str) -> RankingData:
         arrays = {name: kept[f"{place}.{name}"] for name in _ARRAYS}
-        return RankingData(**arrays, **kept[f"{place}.about"], feature_names=FEATURE_NAMES)
+        about = kept[f"{place}.about"]
+        ranges = RANGES if about["normalised"] == "global" else None
+        return RankingData(**arrays, **about, feature_names=FEATURE_NAMES, ranges=ranges)
 
     silos = range(kept["lists"]["silos"])
     train, test = (tuple(one(f"{kind}.{silo}") for silo in silos) for kind in ("train", "test"))

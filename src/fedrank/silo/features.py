@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.data.normalise import normalise
+from fedrank.data.ranking import RankingData
 from fedrank.types import Features
 
 K1, B = 1.2, 0.75  # of BM25
@@ -24,9 +26,29 @@ LAMBDA = 0.1  # of LMIR.JM: the collection's share
 KINDS = ("length", "TF", "IDF", "TF-IDF", "BM25", "LMIR.ABS", "LMIR.DIR", "LMIR.JM")
 FIELDS = ("body", "title")
 FEATURE_NAMES = tuple(f"{kind} of {field}" for field in FIELDS for kind in KINDS)
+# What counts as 1 for features from 0 on, and as 0 for those up to 0, in body and title: about where the values of
+# usual queries end. Constants of fedrank, so that agreeing on them tells nothing of anybody; values beyond go on along
+# the same line.
+_REACH = {
+    "length": (500.0, 25.0),
+    "TF": (0.25, 0.5),
+    "IDF": (50.0, 50.0),
+    "TF-IDF": (0.25, 1.0),
+    "BM25": (20.0, 10.0),
+    **dict.fromkeys(("LMIR.ABS", "LMIR.DIR", "LMIR.JM"), (-100.0, -100.0)),
+}
+RANGES: NDArray[np.float32] = np.array(  # [2, 16]: what is 0 and what is 1 where ranges are fixed
+    [
+        [min(_REACH[kind][place], 0.0) for place in range(len(FIELDS)) for kind in KINDS],
+        [max(_REACH[kind][place], 0.0) for place in range(len(FIELDS)) for kind in KINDS],
+    ],
+    dtype=np.float32,
+)
+RANGES.setflags(write=False)
 BM25_OF = {field: FEATURE_NAMES.index(f"BM25 of {field}") for field in FIELDS}
 
 Real = NDArray[np.float64]
+Normalisation = Literal["query", "fixed"]  # each list by itself, which no engine can do; or by `RANGES`
 _RAREST = 0.5  # documents that hold a term which no document was seen to hold
 
 
@@ -104,3 +126,13 @@ def features(
     """[documents, 16] for the documents of one query, from the counts, lengths and backgrounds of each field."""
     parts = [field_features(counts[field], lengths[field], backgrounds[field]) for field in FIELDS]
     return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def scaled(lists: RankingData, how: Normalisation) -> RankingData:
+    """Lists with features that a model can learn from."""
+    return normalise(lists, "query") if how == "query" else normalise(lists, "global", RANGES)
+
+
+def ranges_of(how: Normalisation) -> NDArray[np.float32] | None:
+    """What a model file says of the ranges."""
+    return RANGES if how == "fixed" else None

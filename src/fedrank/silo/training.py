@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import Mean
 from fedrank.seeds import rng_for
 from fedrank.silo.augment import backgrounds, bm25, matches
-from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, features
+from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, Normalisation, features, scaled
 from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.silos import Silo, SiloQuery
@@ -33,7 +32,7 @@ _PLACE_BYTES, _ANSWER_BYTES = 5, 8  # a cell with its sign; a row with its count
 
 @dataclass(frozen=True)
 class Lists:
-    """What a method trains on and is judged by: one set of lists for each silo, features scaled within each list."""
+    """What a method trains on and is judged by: one set of lists for each silo, with scaled features."""
 
     train: tuple[RankingData, ...]  # [silos]
     test: tuple[RankingData, ...]  # [silos]: own queries and own documents, with the features that the method computes
@@ -75,6 +74,7 @@ class Local:
 
     rate: float = 0.5  # of the SGD on the logistic loss; the target of a document is its grade / the highest grade
     batch: int = 32  # documents of a step
+    normalise: Normalisation = "query"  # each list by itself, as in the paper; or "fixed", which an engine can do, too
 
     def __post_init__(self) -> None:
         if not self.rate > 0 or self.batch < 1:
@@ -84,7 +84,7 @@ class Local:
 
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
         top = _top_grade(silos)
-        return _joined([silo_lists(silo, (), 0, top) for silo in silos])
+        return _joined([silo_lists(silo, (), 0, top, how=self.normalise) for silo in silos])
 
     def first(self, silos: int) -> Weights:
         return np.zeros((silos, PARAMETERS))
@@ -141,7 +141,7 @@ class LocalPlus(Local):
         top = _top_grade(silos)
         others = [[*partners[:place], *partners[place + 1 :]] for place in range(len(silos))]
         pairs = zip(silos, others, strict=True)
-        return _joined([silo_lists(silo, them, self.k, top, self.grades) for silo, them in pairs])
+        return _joined([silo_lists(silo, them, self.k, top, self.grades, self.normalise) for silo, them in pairs])
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,14 @@ class SiloLists:
     answers: int
 
 
-def silo_lists(silo: Silo, partners: Sequence[Partner], most: int, top: int, guess: Guess = "like-own") -> SiloLists:
+def silo_lists(
+    silo: Silo,
+    partners: Sequence[Partner],
+    most: int,
+    top: int,
+    guess: Guess = "like-own",
+    how: Normalisation = "query",
+) -> SiloLists:
     """Lists of one silo, with statistics of its partners and at most so many of their documents a query."""
     asked: list[tuple[SiloQuery, Features, Features]] = []  # own candidates, and what was found, best first
     looked_up = answers = 0
@@ -236,9 +243,7 @@ def silo_lists(silo: Silo, partners: Sequence[Partner], most: int, top: int, gue
     judged = [(one, _own(silo, one, backgrounds(silo, partners, one.terms)), one.grades) for one in silo.test]
     train, test = _data(learnt, top, silo), _data(judged, top, silo)
     added = train.documents - sum(len(query.candidates) for query in silo.train)
-    return SiloLists(
-        normalise(train, "query"), normalise(test, "query"), bm25(test.features), added, looked_up, answers
-    )
+    return SiloLists(scaled(train, how), scaled(test, how), bm25(test.features), added, looked_up, answers)
 
 
 def _grades_of_the_best(asked: Sequence[tuple[SiloQuery, Features, Features]], first: int) -> Grades:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from fedrank.files import opened, read_bytes
 from fedrank.rank.measures import Evaluator, average
 from fedrank.rank.model import Model, load_weights, save_model
 from fedrank.rank.rankers import Linear
-from fedrank.silo.features import FEATURE_NAMES
+from fedrank.silo.features import FEATURE_NAMES, Normalisation, ranges_of
 from fedrank.silo.files import open_copy
 from fedrank.silo.messages import FORMAT, LONGEST, Party, check_name, seal, unseal
 from fedrank.silo.partners import Partner, Sketched
@@ -57,6 +57,7 @@ class Agreement:
     rate: float = 0.5  # of the SGD
     batch: int = 32  # documents of a step
     seed: int = 1  # of the order of documents, and of which queries are kept for the test
+    normalise: Normalisation = "query"  # each list by itself; or "fixed", and the model can be exported
 
     def __post_init__(self) -> None:
         for name in self.parties:
@@ -73,6 +74,13 @@ class Agreement:
             value = getattr(self, name)
             if not least <= value <= most or (name != "rate" and type(value) is not int):
                 raise ValueError(f"{name} = {value!r}; use a number from {least:g} to {most:g}")
+        if self.normalise not in get_args(Normalisation):
+            raise ValueError(f"normalise = {self.normalise!r}; use {' or '.join(map(repr, get_args(Normalisation)))}")
+
+    def told(self) -> dict[str, Any]:
+        """As it travels; what there was no choice about in the first version is left out where it is as it was."""
+        usual = {"normalise": "query"}
+        return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -224,8 +232,9 @@ def take_turn(
     number, done = agreement.parties.index(me.name), model.passes(me.name)
     method = Local(agreement.rate, agreement.batch)
     (silo,) = make_silos(collection, SilosRule(1), Tokeniser.named(agreement.tokeniser), agreement.seed)
-    lists = silo_lists(silo, [one.partner for one in partners], agreement.k, agreement.top_grade)
-    own = silo_lists(silo, (), 0, agreement.top_grade)
+    how = agreement.normalise
+    lists = silo_lists(silo, [one.partner for one in partners], agreement.k, agreement.top_grade, how=how)
+    own = silo_lists(silo, (), 0, agreement.top_grade, how=how)
 
     def trained(weights: Weights, lists: SiloLists, first: int, last: int) -> Weights:
         for round in range(first, last + 1):
@@ -313,13 +322,15 @@ def turn_file(folder: str | Path, model: TravellingModel | None) -> Path:
 def save_turn(model: TravellingModel, path: str | Path) -> None:
     """Write a model, whole or not at all, as `model.json`, which every command of fedrank reads."""
     notes: dict[str, Any] = {
-        **asdict(model.agreement),
+        **model.agreement.told(),
         "bias": float(model.weights[-1]),
         "turns": [asdict(turn) for turn in model.turns],
         "checksum": _checksum(model),
     }
     ranking = np.ascontiguousarray(model.weights[:-1])
-    save_model(Model(Linear(), ranking, len(FEATURE_NAMES), "query", FEATURE_NAMES, {"silo": notes}), path)
+    ranges = ranges_of(model.agreement.normalise)
+    how = "query" if ranges is None else "global"
+    save_model(Model(Linear(), ranking, len(FEATURE_NAMES), how, FEATURE_NAMES, {"silo": notes}, ranges), path)
 
 
 def seal_turn(path: str | Path, me: Party, addressee: str) -> bytes:
@@ -362,17 +373,23 @@ def _travelling(model: Model) -> TravellingModel:
     if not isinstance(model.ranker, Linear) or model.weights.shape != (len(FEATURE_NAMES),):
         kind = type(model.ranker).__name__
         raise ValueError(f"a {kind} model on {model.features} features; turns pass on a linear one of organisations")
-    if tuple(model.feature_names) != FEATURE_NAMES or model.normalised != "query":
-        raise ValueError(f"a model of other features, or scaled by {model.normalised!r}; turns need those of silos")
+    if tuple(model.feature_names) != FEATURE_NAMES:
+        raise ValueError("a model of other features; turns need those of silos")
     if "silo" not in model.notes:
         raise ValueError("its notes say nothing of turns; begin a new one without --model")
     notes = dict(model.notes["silo"])
     bias, turns, checksum = float(notes.pop("bias")), notes.pop("turns"), notes.pop("checksum")
-    if set(notes) != {field.name for field in fields(Agreement)}:
+    if {"normalise", *notes} != {field.name for field in fields(Agreement)}:
         raise ValueError("its notes are of another version of fedrank; let all use the same")
     if not isinstance(turns, list) or not 1 <= len(turns) <= MOST_PASSES or not isfinite(bias):
         raise ValueError(f"no list of 1 to {MOST_PASSES:,} turns, or a bias of {bias}; ask for it again")
     agreement = Agreement(**{**notes, "parties": tuple(notes["parties"])})
+    ranges = ranges_of(agreement.normalise)
+    if model.normalised != ("query" if ranges is None else "global") or not np.array_equal(model.ranges, ranges):  # type: ignore[arg-type]
+        raise ValueError(
+            f"features scaled by {model.normalised!r}, or by other ranges than normalise = {agreement.normalise!r} "
+            "has; let all use the same version of fedrank"
+        )
     done = tuple(Turn(turn["party"], turn["passes"]) for turn in turns)
     found = TravellingModel(np.append(model.weights, bias), agreement, done)
     if _checksum(found) != checksum:
@@ -381,5 +398,5 @@ def _travelling(model: Model) -> TravellingModel:
 
 
 def _checksum(model: TravellingModel) -> str:
-    told = [model.weights.tolist(), asdict(model.agreement), [asdict(turn) for turn in model.turns]]
+    told = [model.weights.tolist(), model.agreement.told(), [asdict(turn) for turn in model.turns]]
     return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -41,6 +41,9 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
         "data.name": "synthetic-silos",
         "silos.count": 4,
         "method": "cross-silo",
+        "method.normalise": "fixed",  # so that the model can be exported
+        "method.width": 100,  # of a sixth of the cells, noise tells as much
+        "method.depth": 10,
     },
     "trees": {"title": "What I want to know", "data.name": "synthetic-istella-x", "booster": "lambdamart"},
 }
@@ -79,7 +82,7 @@ def _body(kind: str) -> Iterator[str]:
         if what in FAMILIES:
             default = None if is_required(field) else default_of(field)
             name = begin.get(field.name) or (None if default is None else name_of(default))
-            tables += ["", *_method(field.name, FAMILIES[what], name, comments_of(spec).get(field.name, ""))]
+            tables += ["", *_method(field.name, FAMILIES[what], name, comments_of(spec).get(field.name, ""), begin)]
         elif isinstance(what, type) and issubclass(what, SpecSection):
             tables += ["", *_section(field.name, what, begin)]
         else:
@@ -101,13 +104,13 @@ def _section(name: str, kind: type, begin: Mapping[str, Any]) -> Iterator[str]:
         if hint in FAMILIES:
             default = None if is_required(field) else default_of(field)
             chosen = begin.get(f"{name}.{field.name}") or (None if default is None else name_of(default))
-            later += ["", *_method(f"{name}.{field.name}", FAMILIES[hint], chosen, comment)]
+            later += ["", *_method(f"{name}.{field.name}", FAMILIES[hint], chosen, comment, begin)]
         else:
             yield _line(field, comment, begin.get(f"{name}.{field.name}"))
     yield from later
 
 
-def _method(place: str, family: Family, name: str | None, comment: str) -> Iterator[str]:
+def _method(place: str, family: Family, name: str | None, comment: str, begin: Mapping[str, Any]) -> Iterator[str]:
     """A method with its settings; one that is not asked for is behind #."""
     off = "# " if name is None else ""
     yield f"# {place}: {_in_words(comment)}" if comment else f"# {place}"
@@ -120,7 +123,7 @@ def _method(place: str, family: Family, name: str | None, comment: str) -> Itera
     yield f'name = "{name}"  # {first_sentence(kind)}'
     for field in dataclasses.fields(kind):
         if field.init and _plain_hint(hints_of(kind)[field.name]) not in FAMILIES:
-            yield _line(field, comments_of(kind).get(field.name, ""))
+            yield _line(field, comments_of(kind).get(field.name, ""), begin.get(f"{place}.{field.name}"))
 
 
 def _line(field: dataclasses.Field[Any], comment: str, value: Any = None) -> str:

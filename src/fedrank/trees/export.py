@@ -17,6 +17,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.files import read_text, write_whole
 from fedrank.rank.model import Model, Scorer, Tell, unheard
 from fedrank.rank.rankers import Linear, Mlp, Relu
+from fedrank.silo.features import FEATURE_NAMES as SILO_FEATURES
 from fedrank.trees.engine_files import TINY, Parts, by_feature, engine_file, layers
 from fedrank.trees.engine_rules import engine_scores
 from fedrank.trees.lightgbm_text import LARGEST, Leaf, Scale, Tree, read_trees
@@ -25,6 +26,10 @@ from fedrank.types import Features
 
 ENGINES = ("opensearch", "elasticsearch", "solr", "onnx")
 PROBES = 200  # made-up documents on which an export is compared with its model
+_BY_ITSELF = (  # engines have their own BM25, with other constants, and no LMIR; nor do they know what partners told
+    "The engine must be given the features of fedrank.silo.features, which it does not compute: how-to-train-across-"
+    "organisations.md has their formulas."
+)
 EXACT = 2.0**-21  # what rounding to float32 may change, as a share of the parts that add up to a score
 
 
@@ -35,6 +40,7 @@ class Exported:
     path: Path
     what: str  # such as "model/linear for OpenSearch of 46 features"
     next: str  # the command that hands it to the engine, with capitals where the reader knows better
+    needs: str = ""  # what the engine does not compute by itself
 
 
 def export(
@@ -69,7 +75,8 @@ def export(
     content, kind = engine_file(parts, to, name or out.stem, store)
     check(content, to, parts, model, client)
     write_whole(out, content)
-    return Exported(out, f"{kind} of {len(parts.names)} features", _next(to, out))
+    needs = _BY_ITSELF if model.feature_names == SILO_FEATURES else ""
+    return Exported(out, f"{kind} of {len(parts.names)} features", _next(to, out), needs)
 
 
 def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None) -> Parts:
@@ -80,9 +87,12 @@ def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None)
     if isinstance(model, LinearMix):
         model = model.as_forest() or model
     if model.normalised == "query":
+        remedy = 'data.normalise = "global" or "none"'
+        if model.feature_names == SILO_FEATURES:
+            remedy = 'method.normalise = "fixed", or begin turns by `fedrank silo train --normalise fixed`,'
         raise ValueError(
             "the model expects features normalised by query, over all candidates of a query; an engine scores one "
-            'document at a time and cannot do that. Train with data.normalise = "global" or "none" instead'
+            f"document at a time and cannot do that. Train with {remedy} instead"
         )
     ranges = getattr(model, "ranges", None)
     if model.normalised == "global" and ranges is None:
