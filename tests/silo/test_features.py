@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from math import log
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
-from fedrank.silo.features import FEATURE_NAMES, RANGES, Background, features, field_features, scaled
+from fedrank.silo.features import FEATURE_NAMES, KINDS, RANGES, Background, features, field_features, scaled
 from fedrank.silo.terms import TermCounts
 from tests.oracles.silo_features import slow_features
 
@@ -102,3 +104,19 @@ def test_fixed_ranges_ask_no_other_document() -> None:
     assert named["length of body"] == [0.0, 500.0]
     with pytest.raises(ValueError, match="read-only"):
         RANGES[0, 0] = 1.0
+
+
+def test_the_page_for_engines_has_these_ranges_and_formulas() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to-train-across-organisations.md").read_text(encoding="utf-8")
+    table = {row[0]: row for line in page.splitlines() if len(row := line.strip("| ").split(" | ")) == 4}
+    reach = dict(zip(FEATURE_NAMES, RANGES.T.tolist(), strict=True))
+    for kind in KINDS:
+        for column, field in ((2, "body"), (3, "title")):
+            assert [float(part) for part in table[kind][column].split(", ")] == reach[f"{kind} of {field}"]
+    known = {"c": 2.0, "l": 8.0, "n": 3.0, "N": 10, "W": 50.0, "ln": log, "max": max}  # as the page calls them
+    about = Background(known["N"], known["W"], np.array([known["n"]]))
+    found = field_features(np.array([[known["c"]]]), np.array([known["l"]]), about)[0]
+    for kind, value in zip(KINDS[1:], found[1:], strict=True):
+        told = table[kind][1].partition(", with")[0].replace(" x ", " * ").replace("l N", "l * N")
+        told = re.sub(r"(\d) (?=[ncl(])", r"\1 * ", told)
+        assert eval(told, {"__builtins__": {}}, known) == pytest.approx(value), (kind, told)

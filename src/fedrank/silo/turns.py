@@ -294,6 +294,7 @@ def _check_agreement(
                 raise ValueError(
                     f"the {name} of {one.owner} is {theirs}, and that of the model or of others is "
                     f"{getattr(agreement, name)}, so that counts cannot be compared; make sketches alike"
+                    + (", with one key, and as many rows and cells" if name == "key" else "")
                 )
     for name, value in chosen.items():
         if value != getattr(agreement, name):
