@@ -198,15 +198,21 @@ def _parties() -> Any:
     return party(a, [public_of(b)]), party(b, [public_of(a)])
 
 
-def _save_sketch(folder: Path) -> None:
+def _save_packed_sketch(folder: Path) -> None:
+    _save_sketch(folder, noise=1.0)
+
+
+def _save_sketch(folder: Path, noise: float = 0.0) -> None:
     from fedrank.data.documents import Documents
+    from fedrank.protect.noise import SecureSource
     from fedrank.silo.files import sketch_collection
     from fedrank.silo.rtk import TopKRule
     from fedrank.silo.sketch import Sketcher
 
     some = [str(number) for number in range(4)]
     documents = Documents(some, ["flu"] * 4, [f"word{one} flu" for one in some], [""] * 4)
-    sketch_collection(documents, KEY, Sketcher(width=20, depth=4), folder / "a.sketch", rule=TopKRule(alpha=2, k=3))
+    sketcher, rule = Sketcher(width=20, depth=4, noise=noise), TopKRule(alpha=2, k=3)
+    sketch_collection(documents, KEY, sketcher, folder / "a.sketch", rule=rule, source=SecureSource(KEY))
 
 
 def _sketch(folder: Path) -> Any:
@@ -678,6 +684,7 @@ READERS = {
     "message": Reader(_save_message, _message, sealed=True),
     "letter": Reader(_save_letter, _letter, sealed=True),
     "sketch": Reader(_save_sketch, _sketch, sealed=True),
+    "packed sketch": Reader(_save_packed_sketch, _sketch, sealed=True),
     "keys": Reader(_save_keys, _keys),
     "history": Reader(_save_history, _history, sealed=True),
     "ledger": Reader(_save_ledger, _ledger),

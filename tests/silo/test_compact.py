@@ -116,6 +116,28 @@ def test_forged_cells_are_refused(change, told):
         expand(change(made), top.sizes, top.rule, ROOM)
 
 
+def test_any_change_of_packed_cells_is_refused_or_makes_cells_that_can_be_read():
+    rng = np.random.default_rng(7)
+    top = cells(rng, 40, TopKRule(alpha=1, k=25), shape=(2, 20))
+    made, refused = compact(top), 0
+    for _ in range(400):
+        bad = {name: np.array(part) for name, part in made.items()}
+        name = rng.choice(PARTS)
+        part = bad[name].reshape(-1)
+        where = rng.integers(len(part))
+        part[where] = (
+            rng.choice([0, 1, 255]) if name == "ties" else part[where] + rng.choice([-1, 1, 1 << 20, -(1 << 29)])
+        )
+        try:
+            documents, values = expand(bad, top.sizes, top.rule, ROOM)
+        except ValueError:
+            refused += 1
+            continue
+        assert documents.shape == values.shape == top.documents.shape
+        assert np.array_equal(documents >= 0, np.arange(documents.shape[3]) < top.sizes[..., None])
+    assert 100 < refused < 400
+
+
 def test_sizes_that_lie_are_refused():
     top = cells(np.random.default_rng(6), 10, TopKRule(alpha=1, k=20))
     made = compact(top)
