@@ -26,18 +26,21 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FEDRANK = [sys.executable, "-m", "fedrank"]
 WIDTHS = {"wide": 1200, "narrow": 400}
 TALLEST = 8000  # pixels; of the rest of a page there is nothing new to see
-COLOURS = 128  # enough for charts and text, and a third of the bytes
-SHOWN = {"report": ("report-wide.png", 1060), "search": ("search-results-wide.png", 760)}  # in README.md, so much of it
+COLOURS = 256  # enough for charts and text, and a third of the bytes
+SHOWN = {  # in README.md: a part of a picture, by its left, upper, right and lower edge
+    "report": ("report-curves.png", (0, 0, 1100, 515)),
+    "search": ("search-results-wide.png", (220, 0, 980, 680)),
+}
 BROKEN = """# broken.py
 from dataclasses import dataclass
 
-from fedrank.types import Arrivals
+import fedrank
 
 
 @dataclass(frozen=True)
 class Broken:
-    def __call__(self, arrivals: Arrivals):
-        return arrivals.updates.mean(axis=0)[: -1 if arrivals.round > 30 else None]
+    def __call__(self, messages: fedrank.Messages):
+        return messages.updates.mean(axis=1)  # over the wrong axis
 """
 
 
@@ -62,14 +65,14 @@ def main() -> None:
                 tab.goto(file.as_uri())
                 picture(tab, folder / f"{name}-{kind}.png")
             tab.close()
+        curves(chromium, folder)
         live_pages(chromium, folder)
         search_pages(chromium, folder)
     if asked.docs:
-        for name, (file, height) in SHOWN.items():
+        for name, (file, edges) in SHOWN.items():
             with Image.open(folder / file) as whole:
-                whole.crop((0, 0, whole.width, min(height, whole.height))).save(
-                    ROOT / f"docs/{name}.png", optimize=True
-                )
+                part = whole.convert("RGB").crop(edges).quantize(COLOURS, dither=Image.Dither.NONE)
+            part.save(ROOT / f"docs/{name}.png", optimize=True)
             print(ROOT / f"docs/{name}.png")
 
 
@@ -87,6 +90,17 @@ def still_pages(folder: Path) -> dict[str, Path]:
         "site-methods": site / "methods" / "index.html",
         "notebook": site / "files" / "examples" / "first_federation.ipynb.html",
     }
+
+
+def curves(chromium: Any, folder: Path) -> None:
+    """Learning curves of the report, with the pointer on one of them."""
+    tab = chromium.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
+    tab.goto((folder / "report.html").as_uri())
+    tab.get_by_role("heading", name="Learning curves").evaluate("heading => heading.scrollIntoView()")
+    box = tab.locator(".lively > svg").first.bounding_box()
+    tab.mouse.move(box["x"] + 0.35 * box["width"], box["y"] + 0.5 * box["height"])
+    tab.screenshot(path=folder / "report-curves.png")
+    tab.close()
 
 
 def live_pages(chromium: Any, folder: Path) -> None:
@@ -132,7 +146,8 @@ def search_pages(chromium: Any, folder: Path) -> None:
             picture(tab, folder / f"search-{kind}.png")
             tab.fill("input[name=q]", "roof invoice")
             tab.keyboard.press("Enter")
-            tab.wait_for_url("**q=roof*")
+            tab.wait_for_url("**/results/*")
+            without_folder(tab, folder)
             picture(tab, folder / f"search-results-{kind}.png")
 
 
@@ -168,14 +183,23 @@ def browser() -> Iterator[Any]:
         one.close()
 
 
+def without_folder(tab: Any, folder: Path) -> None:
+    """Where this machine keeps the documents is of no interest to readers."""
+    tab.evaluate(
+        """folder => { for (const one of document.querySelectorAll("body *"))
+        for (const node of one.childNodes)
+            if (node.nodeType === 3) node.textContent = node.textContent.replace(folder, "~"); }""",
+        str(folder),
+    )
+
+
 def picture(tab: Any, file: Path) -> None:
     tab.wait_for_load_state("networkidle")
     wide = tab.evaluate("document.documentElement.scrollWidth")
     if wide > tab.viewport_size["width"]:
         print(f"{file.name}: {wide} pixels wide, so that it has to be moved sideways")
     with Image.open(io.BytesIO(tab.screenshot(full_page=True))) as whole:
-        part = whole.convert("RGB").crop((0, 0, whole.width, min(TALLEST, whole.height)))
-        part.quantize(COLOURS).save(file, optimize=True)
+        whole.convert("RGB").crop((0, 0, whole.width, min(TALLEST, whole.height))).save(file)
     print(file)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fedrank.cli import main
 from fedrank.report.impact import RISKS, TO_FILL_IN, impact, read_assessed
 from fedrank.report.markdown import markdown
 from fedrank.run.cards import read_card
+from fedrank.run.folder import DEPLOYED_RUN
 from fedrank.run.forget_person import forget_person
 from fedrank.run.schedule import run_experiment
 from fedrank.spec.source import read_spec
@@ -118,3 +120,15 @@ def test_the_command_never_replaces_what_somebody_wrote(spec, tmp_path, monkeypa
         assert "Traceback" not in said.err
     assert Path("dpia.md").read_text() == before
     assert not Path("other.md").exists()
+
+
+def test_of_sites_it_does_not_say_what_only_a_simulation_has(spec, tmp_path):
+    path = spec()
+    run_experiment(read_spec(path), "my", tmp_path / "runs", workers=1)
+    simulated = read_assessed(tmp_path / "runs" / "my")
+    assert "divided by" in markdown(impact(simulated))
+    cards = tuple((run, replace(card, what=DEPLOYED_RUN)) for run, card in simulated.cards)
+    text = markdown(impact(replace(simulated, cards=cards)))
+    assert "sites, each with its own data" in text
+    assert "divided by" not in text
+    assert "| population |" not in text

@@ -559,7 +559,7 @@ def folder_serve(
     console = new_console()
     if once:
         for one in serve_once(shared, home):
-            say(console, f"round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
+            say(console, f"round {one.round}: {one.kind} {'refused; site.log says why' if one.refused else 'answered'}")
         return
     with stopping() as stop:
         serve(shared, home, stop=stop, tell=lambda line: say(console, line))

@@ -99,4 +99,4 @@ def impact(
     with writing(out, replace=False) as file:
         file.write(text.encode())
     console = new_console()
-    say(console, f"Written: {out}, with {text.count(TO_FILL_IN.strip()):,} places marked {TO_FILL_IN.strip()}")
+    say(console, f"Written: {out}, with {text.count(TO_FILL_IN.strip()):,} places marked {TO_FILL_IN.strip(': ')}")

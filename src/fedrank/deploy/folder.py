@@ -397,7 +397,7 @@ def serve(
         while not stop():
             try:
                 for one in serve_once(shared, site_folder, at_work, ignoring):
-                    tell(f"round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
+                    tell(f"round {one.round}: {one.kind} {'refused; site.log says why' if one.refused else 'answered'}")
                 problem = ""
             except (OSError, ValueError) as found:
                 if told(found) != problem:  # the same every five seconds helps nobody

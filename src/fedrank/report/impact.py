@@ -19,7 +19,7 @@ from fedrank.protect.promises import up
 from fedrank.report.answers import about_privacy
 from fedrank.report.sections import Cell, Paragraph, Part, Points, Section, Span, Table, say
 from fedrank.run.cards import about_population, log_card, read_card
-from fedrank.run.folder import Card
+from fedrank.run.folder import DEPLOYED_RUN, Card
 from fedrank.run.runs import Run, load_runs
 from fedrank.run.traces import history_of
 from fedrank.spec.families import describe
@@ -56,6 +56,11 @@ class Assessed:
     @property
     def experiment(self) -> Any:
         return self.grid.base
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether sites took part, whose people and data the spec does not know."""
+        return any(card is not None and card.what == DEPLOYED_RUN for _, card in self.cards)
 
 
 def read_assessed(source: str | Path, trust: bool = False) -> Assessed:
@@ -109,12 +114,14 @@ def _processing(assessed: Assessed, log: SearchLog | None) -> Section:
     spec = assessed.experiment
     rows = [("kind of learning", spec.kind), ("variants", str(len(assessed.grid.variants)))]
     if isinstance(spec, FederatedExperiment):
+        count = f"{spec.clients.count:,}"
+        divided = f"{count}, divided by {describe(spec.clients.partition)['name']}"
         rows += [
             ("rounds", f"{spec.rounds:,}"),
-            ("clients", f"{spec.clients.count:,}, divided by {describe(spec.clients.partition)['name']}"),
-            ("people of a client", f"{spec.clients.people:,}"),
+            ("clients", f"{count} sites, each with its own data" if assessed.is_deployed else divided),
+            ("people of a client", f"{spec.clients.people:,}{' at most' if assessed.is_deployed else ''}"),
             ("learner", describe(spec.learner)["name"]),
-            ("population", spec.population),
+            *([] if assessed.is_deployed else [("population", spec.population)]),
         ]
     rows += [(f"data.{name}", text) for name, text in _data(getattr(spec, "data", None))]
     parts: list[Part] = [_table("what the spec says", rows)]
@@ -185,7 +192,8 @@ def _promises(assessed: Assessed, home: Path) -> Section:
         if card is None:
             parts.append(say(Span(run.label, style="strong"), ": it has no privacy card, so nothing can be claimed."))
             continue
-        parts.append(say(Span(run.label, style="strong"), f": {card.summary}"))
+        summary, _, _ = card.summary.partition(" Not covered: ")  # which has a section of its own
+        parts.append(say(Span(run.label, style="strong"), f": {summary}"))
         if card.promises:
             parts.append(_paid(card))
         if card.population is not None:
