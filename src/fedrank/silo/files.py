@@ -12,7 +12,7 @@ and ε is towards all together. A file without noise is as secret as the documen
 
 Cells with noise are packed (`compact`, `array_file`). How small they get depends on what they hold, so that the size of
 a file tells of it: of noised numbers only, which ε covers whoever computes what from them. Lengths, ids and squares are
-never packed, nor is anything of a file without noise: its size tells how many documents there are, and no more.
+never packed, nor is anything of a file without noise: its size tells how many documents there are and how long ids are.
 """
 
 from __future__ import annotations
