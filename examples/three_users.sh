@@ -270,7 +270,7 @@ ask fedrank deploy accept first.toml --home clinic-c --yes
 
 step "The run, as the coordinator sees it"
 for clinic in clinic-a clinic-b clinic-c; do
-  fedrank deploy folder serve shared --home $clinic >$clinic.txt 2>&1 &
+  "$python" -m fedrank deploy folder serve shared --home $clinic >$clinic.txt 2>&1 & # not the function: it is ended by its id
   served+=($!)
 done
 ask fedrank deploy folder run shared first.toml --home coordinator
@@ -281,10 +281,14 @@ ask fedrank deploy check --home clinic-a
 sees "of 8 spent in 1 runs"
 ask fedrank ledger show clinic-a
 sees "against server, other clients, public"
-ask "$python" -c 'import json, pathlib, sys
-for file in pathlib.Path("clinic-a/models").rglob("privacy.json"):
+ask "$python" - <<'END'
+import json
+from pathlib import Path
+
+for file in Path("clinic-a/models").rglob("privacy.json"):
     card = json.loads(file.read_text())
-    print(f"{file}, of a {card[\"what\"]}: {card[\"summary\"]}")'
+    print(f"{file}, of a {card['what']}: {card['summary']}")
+END
 sees "of a deployed run" "Against the server" "Not covered"
 
 step "The beginning of an impact assessment: what files say is filled in, what people must say is marked"
