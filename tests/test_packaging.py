@@ -28,6 +28,7 @@ import sys
 from hatchling import build
 print(getattr(build, f"build_{sys.argv[1]}")(sys.argv[2]))
 """
+PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 def clean() -> dict[str, str]:
@@ -101,11 +102,16 @@ def test_the_sdist_holds_what_a_checkout_has(built):
     assert not [name for name in held if name.startswith((".venv", "runs/", "site/"))]
 
 
-def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
-    python = empty(tmp_path / "empty")
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory) -> Path:
+    """The interpreter of an empty environment into which the wheel was installed, with what it depends on."""
+    python = empty(tmp_path_factory.mktemp("installed") / "empty")
     install(python, built["wheel"])
-    command, here = python.with_name("fedrank"), tmp_path / "here"
-    here.mkdir()
+    return python
+
+
+def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):
+    command, here = installed.with_name("fedrank"), tmp_path
     assert do(command, "--version", cwd=here) == f"fedrank {PROJECT['version']}\n"
     assert "krum" in do(command, "methods", "aggregator", cwd=here)
     assert "selgb/fig-1" in do(command, "papers", "list", cwd=here)
@@ -120,6 +126,25 @@ def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
     )
     assert done.returncode == 2
     assert "trees need LightGBM: pip install 'lightgbm>=4.4' 'optuna>=3.5'" in done.stderr
+
+
+def test_the_sdist_installs_into_an_empty_environment_and_works(built, installed, tmp_path):
+    """pip builds it with tools that it fetches. It asks for what the wheel asks for, so that is not fetched twice."""
+    python = empty(tmp_path / "empty")
+    install(python, "--no-deps", built["sdist"])
+    asks = "from importlib.metadata import requires; print(sorted(requires('fedrank')))"
+    assert do(python, "-c", asks, cwd=tmp_path) == do(installed, "-c", asks, cwd=tmp_path)
+    own, other = (Path(do(one, "-c", PACKAGES, cwd=tmp_path).strip()) for one in (python, installed))
+    (own / "dependencies.pth").write_text(f"{other}\n", encoding="utf-8")  # behind its own packages
+    command = python.with_name("fedrank")
+    assert do(command, "--version", cwd=tmp_path) == f"fedrank {PROJECT['version']}\n"
+    where = do(python, "-c", "import fedrank; print(fedrank.__file__)", cwd=tmp_path).strip()
+    assert Path(where).is_relative_to(own)
+    do(command, "new", "mine.toml", cwd=tmp_path)
+    assert "finished" in do(command, "run", "mine.toml", "--set", "rounds=2", "--workers", "1", cwd=tmp_path)
+    with ZipFile(built["wheel"]) as wheel:
+        for name in wheel.namelist():
+            assert name.startswith("fedrank-") or (own / name).read_bytes() == wheel.read(name), name
 
 
 def test_messages_name_what_pyproject_lists():
