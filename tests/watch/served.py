@@ -33,7 +33,7 @@ class WatchedPage:
 
     def browser(self) -> httpx.Client:
         """Somebody who came in."""
-        client = httpx.Client(base_url=self.origin, verify=False, trust_env=False)  # plain HTTP
+        client = httpx.Client(base_url=self.origin, verify=False, trust_env=False, timeout=60)  # plain HTTP
         client.cookies.set(self.door.cookie, self.door._session, domain="127.0.0.1")
         return client
 
