@@ -66,7 +66,7 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
-def told(problem: Exception) -> str:
+def told(problem: BaseException) -> str:
     """A problem in one line; that of a file begins with its name, and a full disk is no reason to begin again."""
     if not isinstance(problem, OSError) or not problem.strerror or problem.filename is None:
         return str(problem) or type(problem).__name__

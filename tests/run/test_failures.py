@@ -26,6 +26,7 @@ def failed(tmp_path, **changes):
     [
         ("Crashes", "KeyError: 'weights'; own_methods.py, line ", "KeyError: 'weights'"),
         ("Multiplies", "ValueError: matmul: ", "ValueError: matmul: "),
+        ("Leaves", "SystemExit: 0; own_methods.py, line ", "SystemExit: 0"),  # no success, though it says so
     ],
 )
 def test_a_crash_in_an_own_method_leaves_its_traceback(tmp_path, name, said, last):
@@ -50,6 +51,9 @@ def test_a_crash_in_an_own_method_leaves_its_traceback(tmp_path, name, said, las
         ("short", "returned 45 values, where"),
         ("all", "returned an array of shape (4, 46), where"),
         ("nan", "returned a change that is not finite in 46 of 46 values, from updates that all are"),
+        ("complex", "returned values of type complex64, where a change has real numbers"),
+        ("words", "returned values of type <U32, where"),
+        ("objects", "returned values of type object, where"),
     ],
 )
 def test_what_an_aggregator_cannot_return_is_refused_by_its_name(tmp_path, what, said):

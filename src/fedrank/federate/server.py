@@ -281,6 +281,12 @@ def _checked(rule: Aggregator, change: Any, state: State, clients: int) -> Chang
             state.round + 1,
         )
     values: Change = np.asarray(change)
+    if values.dtype.kind not in "fiub":
+        raise RoundError(
+            f"the aggregator {_called(rule)} returned values of type {values.dtype}, where a change has real numbers; "
+            "return an array of them, such as messages.updates.mean(axis=0)",
+            state.round + 1,
+        )
     if not np.isfinite(values).all():
         bad = np.count_nonzero(~np.isfinite(values))
         raise RoundError(

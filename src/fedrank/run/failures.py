@@ -23,7 +23,7 @@ EXPLAINED = (ValueError, OSError, ImportError, RoundError)
 PLACE = re.compile(r" \((round \d+)?(, )?(client \d+)?\)$")  # how the reason of a failure ends
 
 
-def note_failure(problem: Exception, experiment: Experiment, folder: Path) -> dict[str, Any]:
+def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Write the traceback of a failure into the run folder; what `run.json` says of it."""
     with suppress(OSError):  # a disk may be full, and what goes into run.json matters more
         write_whole(folder / TRACEBACK, "".join(traceback.format_exception(problem)))

@@ -42,7 +42,7 @@ def perform(
                 performer(task.experiment, writer)
         except Stopped:
             writer.know(status="interrupted", round=writer.round)
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:  # a method that ends the program has failed, too
             try:
                 error = note_failure(problem, task.experiment, task.folder)
                 writer.know(status="failed", round=writer.round, error=error)
