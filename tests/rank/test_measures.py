@@ -27,7 +27,7 @@ from fedrank.rank.measures import (
 from fedrank.rank.rankers import Linear
 from tests.oracles import measures as oracle
 
-ALL = ["ndcg@10", "ndcg", "ndcg-linear@3", "ndcg-linear", "map", "mrr@2", "mrr", "err@5", "err", "p@1", "p@7"]
+ALL = ["ndcg@10", "ndcg", "ndcg-linear@3", "ndcg-linear", "map", "map@3", "mrr@2", "mrr", "err@5", "err", "p@1", "p@7"]
 INFINITY = float("inf")
 
 
@@ -87,7 +87,7 @@ def test_prints_canonical_text(text: str, canonical: str) -> None:
         ("ndcg/", "no choice ''"),
         ("", "no measure ''"),
         ("ndcg@0", "looks at no rank"),
-        ("map@10", 'write "map"'),
+        ("map@0", "looks at no rank"),
         ("p", 'write "p@10"'),
     ],
 )
@@ -112,6 +112,8 @@ def test_all_measures_are_tested() -> None:
         ("ndcg-linear@10", [1, 0, 2], (1 + 2 / 2) / (2 + 1 / math.log2(3))),
         ("ndcg-linear@1", [1, 0, 2], 1 / 2),
         ("map", [0, 1, 2, 0, 1], (1 / 2 + 2 / 3 + 3 / 5) / 3),
+        ("map@3", [0, 1, 2, 0, 1], (1 / 2 + 2 / 3) / 3),  # of three relevant documents, though one lies below
+        ("map@1", [2, 1], 1 / 2),
         ("mrr", [0, 0, 3, 1], 1 / 3),
         ("mrr@2", [0, 0, 3, 1], 0),
         ("mrr@3", [0, 0, 3, 1], 1 / 3),
@@ -351,6 +353,7 @@ def test_against_ir_measures() -> None:
     ir_measures = pytest.importorskip("ir_measures")
     theirs = {
         "map": ir_measures.AP,
+        "map@10": ir_measures.AP @ 10,
         "mrr": ir_measures.RR,
         "mrr@3": ir_measures.RR @ 3,
         "p@5": ir_measures.P @ 5,

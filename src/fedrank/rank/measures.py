@@ -34,7 +34,7 @@ Values = NDArray[np.float64]
 MEASURES = {
     "ndcg": "normalised DCG: gain 2^grade - 1, discount 1 / log2(rank + 1), ideal over all candidates",
     "ndcg-linear": "normalised DCG with gain = grade, as several other tools compute it",
-    "map": "mean average precision over the full ranking; relevant is grade 1 or more",
+    "map": "mean average precision over all relevant documents, grade 1 or more, whatever the cutoff",
     "mrr": "reciprocal rank of the first relevant document",
     "err": "expected reciprocal rank of the document that satisfies: P = (2^grade - 1) / 2^top grade",
     "p": "precision: share of relevant documents among the first k",
@@ -66,8 +66,6 @@ class Measure:
             raise ValueError(f"no choice '{self.empty}'{nearest(self.empty, EMPTY)}; {_SYNTAX}")
         if self.cutoff is not None and self.cutoff < 1:
             raise ValueError(f"{self.name}@{self.cutoff} looks at no rank; use a cutoff of 1 or more")
-        if self.name == "map" and self.cutoff is not None:
-            raise ValueError(f'map@{self.cutoff}: map is taken over the full ranking; write "map"')
         if self.name == "p" and self.cutoff is None:
             raise ValueError('p needs a cutoff: a full ranking has the same precision in every order; write "p@10"')
 
