@@ -65,7 +65,10 @@ def small(one: Any, folder: Path) -> Any:
     one = dataclasses.replace(one, evaluate_every=1)
     if one.kind == "trees":
         one = dataclasses.replace(one, booster=dataclasses.replace(one.booster, trees=2), tune=min(one.tune, 2))
-        if one.data.name == "synthetic-istella-x":  # of half a million documents
+        if one.data.name in (
+            "synthetic-istella-x",
+            "synthetic-istella-x-large",
+        ):  # of half a million documents and more
             file = folder / "short.txt"
             if not file.exists():
                 from fedrank.data.letor import letor_lines
@@ -144,6 +147,7 @@ def methods() -> dict[str, Callable[[], str]]:
         "lambdarank mlp": fr.learners.LambdaRank(ranker=fr.rankers.Mlp(hidden=7)),
         "evolution": fr.learners.Evolution(truth=0.7),
         "evolution relu": fr.learners.Evolution(ranker=fr.rankers.Relu()),
+        "evolution shared": fr.learners.Evolution(ranker=fr.rankers.Relu(), chance="shared"),
     }
     locals_ = {
         "prox": (fr.learners.Pdgd(), fr.local_steps.FedProx(0.1)),

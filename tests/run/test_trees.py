@@ -75,6 +75,56 @@ def columns(path: Path) -> dict[str, list[str]]:
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(rows[0])}
 
 
+def test_forests_of_fixed_sizes_are_judged_next_to_the_best_one(tmp_path, files):
+    sizes = {"sizes": [2, 7, 20], "booster": {"patience": 0}}
+    task, usual = (
+        task_of(tmp_path / "sizes", files, **sizes),
+        task_of(tmp_path / "usual", files, booster=sizes["booster"]),
+    )
+    assert perform(task) == perform(usual) == "finished"
+    names = [f"{name} of {size} trees" for size in (2, 7, 20) for name in ("ndcg@10", "map")]
+    rounds, before = columns(task.folder / "rounds.csv"), columns(usual.folder / "rounds.csv")
+    assert {name: values for name, values in rounds.items() if name not in names} == before
+    test = load_fold(task.experiment.data, 1).test
+    steps = list(task.experiment.booster.grow(load_fold(task.experiment.data, 1).train, None, 5))
+    queries = columns(task.folder / "queries.csv")
+    for size in (2, 7, 20):
+        scores = np.zeros(test.documents)
+        for step in steps[:size]:
+            step.grown.add(test.features, scores)
+        for name, expected in zip(("ndcg@10", "map"), evaluate(["ndcg@10", "map"], scores, test), strict=True):
+            column = f"{name} of {size} trees"
+            assert float(rounds[column][-1]) == pytest.approx(expected)
+            assert not any(rounds[column][:-1])
+            each = [float(value) for value in queries[column] if value]
+            assert np.mean(each) == pytest.approx(expected)
+            nothing = columns(task.folder / "nothing.csv")
+            assert nothing[column] == nothing[name]
+
+
+def test_a_forest_that_stopped_early_has_no_value_beyond(tmp_path, files):
+    task = task_of(tmp_path / "run", files, sizes=[2, 20], booster={"patience": 2})
+    perform(task)
+    rounds, facts = columns(task.folder / "rounds.csv"), json.loads((task.folder / "run.json").read_text())
+    assert rounds["map of 2 trees"][-1]
+    assert not rounds["map of 20 trees"][-1]
+    assert any("nothing is known of 20; set booster.patience = 0" in note for note in facts["notes"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [([5, 30], "at most 20 trees cannot be cut to 30"), ([5, 5], "5 stands there twice"), ([0], "sizes")],
+)
+def test_sizes_must_be_those_of_a_forest(files, sizes, said):
+    with pytest.raises(SpecError, match=said):
+        task_of(Path("run"), files, sizes=sizes)
+
+
+def test_merged_models_have_no_sizes(files):
+    with pytest.raises(SpecError, match="sizes: merged models have no order"):
+        task_of(Path("run"), files, sizes=[5], split="topics", merge="alone")
+
+
 def test_a_finished_run_says_everything(tmp_path, files):
     task = task_of(tmp_path / "run", files)
     news = []

@@ -469,7 +469,10 @@ def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
             pytest.skip(str(reason))
         if few.kind == "trees":
             few = dataclasses.replace(few, booster=dataclasses.replace(few.booster, trees=2), tune=min(few.tune, 2))
-            if few.data.name == "synthetic-istella-x":  # of half a million documents
+            if few.data.name in (
+                "synthetic-istella-x",
+                "synthetic-istella-x-large",
+            ):  # of half a million documents and more
                 few = dataclasses.replace(few, data=dataclasses.replace(few.data, name=None, **short_lists(tmp_path)))
         else:
             few = dataclasses.replace(few, rounds=2)

@@ -240,7 +240,7 @@ def _generated(entry: DataSet, how: str) -> RankingData:
     if entry.name == "synthetic-categories":
         data = synthetic_categories(entry.queries)
     else:
-        data = synthetic(entry.name.removeprefix("synthetic-"), entry.queries)
+        data = synthetic(entry.name.removeprefix("synthetic-").removesuffix("-large"), entry.queries)
     return normalise(data, how) if how == "query" else data
 
 

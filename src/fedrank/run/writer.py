@@ -229,7 +229,7 @@ class RunWriter:
 
     @property
     def _measures(self) -> Sequence[str]:
-        return self.task.experiment.measures
+        return self.task.experiment.columns
 
     def add(
         self,
