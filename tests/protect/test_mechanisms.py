@@ -388,6 +388,11 @@ def test_foltr_es_promises_nothing_where_sizes_show():
     assert all(row.event is None for row in rows)
 
 
+def test_foltr_es_promises_nothing_where_the_seed_tells_the_clicks():
+    rows = EsRandomisedResponse().promises(setting(learner=Evolution(truth=0.5, chance="shared")))
+    assert all(row.event is None and "the seed in a message also draws the clicks" in row.because for row in rows)
+
+
 @pytest.mark.parametrize("learner", [Evolution(), Pdgd()])
 def test_foltr_es_needs_flips(learner):
     with pytest.raises(ValueError, match="truth below 1"):
