@@ -285,14 +285,62 @@ def test_an_interrupted_merge_ends_as_an_undisturbed_one(tmp_path, files, merge,
     assert not (parts.folder / "checkpoint.npz").exists()
 
 
+def test_a_split_run_says_who_holds_what_and_whether_stacking_can_be_tested(tmp_path, files):
+    for merge, text in (
+        ("alone", None),
+        ("stacking", "a merge set has 12 queries; from 150 on stacking can be tested"),
+    ):
+        task = merging(tmp_path / merge, files, merge=merge, split={"name": "dealt", "apart": 0.5, "merge_queries": 12})
+        assert perform(task) == "finished"
+        facts = json.loads((task.folder / "run.json").read_text())
+        assert facts.get("not_testable") == text
+        assert (f"not testable: {text}" in facts["notes"]) == (text is not None)
+    fold = load_fold(task.experiment.data, 1)
+    portions = task.experiment.split(fold, rng_for(5, "split"))
+    everybody, first, second = facts["portions"]
+    assert everybody["test"] == {
+        "queries": 20, "documents": fold.test.documents, "relevant": int((fold.test.grades > 0).sum())
+    }  # fmt: skip
+    assert [row["client"] for row in (everybody, first, second)] == ["all", "client 1", "client 2"]
+    for row, portion in zip((first, second), portions, strict=True):
+        assert row["merge"]["queries"] == 12
+        assert row["train"]["queries"] == portion.train.queries
+        assert row["merge"]["relevant"] == (portion.merge.grades > 0).sum()
+
+
+def test_enough_queries_make_stacking_testable(tmp_path, files):
+    large = tmp_path / "large.txt"
+    large.write_text("".join(letor_lines(made_up_data(420, longest=8, seed=3))))
+    split = {"name": "dealt", "apart": 0.9, "merge_queries": 150}
+    task = merging(tmp_path / "run", files | {"train": str(large)}, merge="stacking", split=split)
+    assert perform(task) == "finished"
+    assert "not_testable" not in json.loads((task.folder / "run.json").read_text())
+
+
+def test_a_stacked_model_is_tuned_like_any_other(tmp_path, files):
+    large = tmp_path / "large.txt"
+    large.write_text("".join(letor_lines(made_up_data(600, longest=60, seed=3))))
+    split = {"name": "dealt", "apart": 0.5}
+    merge = {"name": "stacking", "booster": {"name": "lambdamart", "trees": 3}}
+    task = merging(tmp_path / "run", files | {"train": str(large)}, merge=merge, split=split, tune=2)
+    assert perform(task) == "finished", (task.folder / "run.json").read_text()
+    tuned = json.loads((task.folder / "run.json").read_text())["tuned"]
+    assert len(tuned) == 4  # two local models, two on top of them
+    stacked = load_model(task.folder / "clients/2/merged").final
+    assert f"shrinkage={tuned[3]['rate']:g}" in stacked.text
+    assert len(stacked) == tuned[3]["trees"]
+
+
 def test_every_forest_is_tuned_by_its_own_validation_queries(tmp_path, files):
     large = tmp_path / "large.txt"  # the space was made for large data: leaves of a small set are too light
     large.write_text("".join(letor_lines(made_up_data(300, longest=60, seed=3))))
     first, again = (merging(tmp_path / name, files | {"train": str(large)}, tune=2) for name in ("first", "again"))
     assert perform(first) == "finished", (first.folder / "run.json").read_text()
     tuned = json.loads((first.folder / "run.json").read_text())["tuned"]
-    assert [set(each) for each in tuned] == [{"trials", "rate", "leaves", "min_data_in_leaf", "min_sum_hessian"}] * 3
-    settings = {key: value for key, value in tuned[0].items() if key != "trials"}
+    assert [set(each) for each in tuned] == [
+        {"trials", "trees", "rate", "leaves", "min_data_in_leaf", "min_sum_hessian"}
+    ] * 3
+    settings = {key: value for key, value in tuned[0].items() if key not in ("trials", "trees")}
     portion = first.experiment.split(load_fold(first.experiment.data, 1), rng_for(5, "split"))[0]
     alone = dataclasses.replace(first.experiment.booster, **settings)(portion.train, portion.validation, seed=5)
     assert load_model(first.folder / "clients/1/local").trees == alone.trees
