@@ -149,6 +149,62 @@ def test_the_card_claims_what_noise_pays_for(collection: Path, tmp_path: Path) -
     assert "tell each other nothing" in cards["alone"]["summary"]
 
 
+def test_the_card_of_answers_counts_every_number_that_is_told(collection: Path, tmp_path: Path) -> None:
+    """The silo that is asked most tells, for each term of the others, a count and how many documents hold it; for a
+    term of a test query the latter."""
+    asked = spec(collection, {"name": "cross-silo", "noise_in": "lookup", **SKETCH}, rounds=1)
+    done = task(asked, tmp_path / "run")
+    assert perform(done) == "finished"
+    silos = silo_run.silos_of(asked.base, 1)
+    told = [2 * sum(len(q.terms) for q in silo.train) + sum(len(q.terms) for q in silo.test) for silo in silos]
+    card = json.loads((done.folder / "privacy.json").read_text())
+    (promise,) = card["promises"]
+    assert promise["times"] == sum(told) - min(told)
+    assert promise["epsilon"] == pytest.approx(0.5 * promise["times"])
+    assert card["mechanism"]["name"] == "lookup"
+    assert "Every answer is noised" in card["summary"]
+
+
+def test_the_card_says_that_published_noise_hides_nothing(collection: Path, tmp_path: Path) -> None:
+    method = {"name": "local-plus", "noise_in": "paper", "true_rows": 3, **SKETCH}
+    done = task(spec(collection, method, rounds=1), tmp_path / "run")
+    assert perform(done) == "finished"
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert not card["promises"]
+    assert "which hides nothing. Nothing can be claimed." in card["summary"]
+    done = task(spec(collection, method, privacy={"budget": 2.0}), tmp_path / "other")
+    assert perform(done) == "failed"
+    assert (
+        "published noise, which hides nothing" in json.loads((done.folder / "run.json").read_text())["error"]["message"]
+    )
+
+
+def test_some_of_the_silos_train_and_all_are_tested_on(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", -1.0)
+    tested = {}
+    for count in (1, 2):
+        done = task(spec(collection, "local", silos={"count": count, "of": 3}), tmp_path / str(count))
+        calls = iter(range(100))
+        assert perform(done, stop=lambda calls=calls: next(calls) == 1) == "interrupted"  # type: ignore[misc]
+        assert perform(done) == "finished", "lists are read back as they were kept"
+        tested[count] = [row["query"] for row in rows(done.folder / "queries.csv")]
+        assert len(rows(done.folder / "clients.csv")) == count
+        notes = json.loads((done.folder / "run.json").read_text())["notes"]
+        assert f"{3 - count} more silos take no part" in notes[count]
+    assert tested[1] == tested[2]
+
+
+@pytest.mark.parametrize(
+    ("silos", "says"),
+    [({"count": 1}, "nobody to ask"), ({"count": 3, "of": 2}, "2 parts for 3 silos")],
+)
+def test_numbers_of_silos_that_make_no_sense_are_refused(silos: Any, says: str, collection: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        spec(collection, "local", silos=silos)
+
+
 @pytest.mark.parametrize(
     ("noise", "says"), [(1.0, "costs ε = "), (0.0, "adds no noise, so that no ε holds, and the budget is 2")]
 )

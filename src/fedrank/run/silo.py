@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -48,13 +48,15 @@ _BYTES = 4  # a weight on its way
 def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     """Make the silos, let them tell each other what the method asks for, once, and train pass by pass."""
     method, seed, last = experiment.method, writer.task.seed, experiment.rounds
-    card = silo_card(experiment)
+    silo_card(experiment)  # refuses what no silo could make up for
     collection = _collection(experiment.data.source)
     silos = silos_of(experiment, seed)
+    card = silo_card(experiment, silos)
     kept = writer.begin(lambda models: evaluator(_ranking_part(models), _RANKER), online=False)
     # What silos told each other was noised, and that is paid once: a resumed run goes on with the same lists.
     lists = method.lists(silos, seed) if kept is None else _unpacked(kept)
-    weights = method.first(len(silos)) if kept is None else kept["weights"]
+    members = len(lists.train)
+    weights = method.first(members) if kept is None else kept["weights"]
     test = RankingData.join(lists.test)
     evaluator = Evaluator(test, experiment.measures)
     conventions = CONVENTIONS | ({} if card.mechanism is None else {"noise": NOISE})
@@ -66,8 +68,8 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     )
     packed = _packed(lists)
     writer.keep(writer.round, packed | {"weights": weights})
-    documents = sum(data.documents for data in lists.train)
-    sent = _BYTES * PARAMETERS * len(silos) if weights.ndim == 1 else 0
+    documents = method.trained_on(lists)
+    sent = _BYTES * PARAMETERS * members if weights.ndim == 1 else 0
     for round in range(writer.round + 1, last + 1):
         weights = method.step(weights, lists, round, seed)
         traffic = sent + (lists.bytes if round == 1 else 0)
@@ -92,7 +94,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
 
 def _packed(lists: Lists) -> dict[str, Any]:
     """Lists as the parts of a checkpoint."""
-    parts: dict[str, Any] = {"added": lists.added, "lists": {"bytes": lists.bytes, "silos": len(lists.train)}}
+    parts: dict[str, Any] = {"added": lists.added, "lists": {"bytes": lists.bytes, "silos": len(lists.test)}}
     for kind, sets in (("train", lists.train), ("test", lists.test)):
         for silo, data in enumerate(sets):
             for name in _ARRAYS:
@@ -106,8 +108,10 @@ def _unpacked(kept: Mapping[str, Any]) -> Lists:
         arrays = {name: kept[f"{place}.{name}"] for name in _ARRAYS}
         return RankingData(**arrays, **kept[f"{place}.about"], feature_names=FEATURE_NAMES)
 
-    silos = range(kept["lists"]["silos"])
-    train, test = (tuple(one(f"{kind}.{silo}") for silo in silos) for kind in ("train", "test"))
+    train, test = (
+        tuple(one(f"{kind}.{silo}") for silo in range(many))
+        for kind, many in (("train", len(kept["added"])), ("test", kept["lists"]["silos"]))
+    )
     return Lists(train, test, kept["added"], kept["lists"]["bytes"])
 
 
@@ -136,7 +140,7 @@ def _ranking_part(weights: Weights) -> Weights:
 def _by_silo(measures: tuple[str, ...], weights: Weights, lists: Lists, everybody: Evaluator) -> dict[str, Any]:
     """A row for each silo: its model on its own test queries, and on those of all silos."""
     rows = []
-    for silo, own in enumerate(lists.test):
+    for silo, own in enumerate(lists.test[: len(lists.train)]):
         model = weights[silo] if weights.ndim == 2 else weights
         rows.append([*Evaluator(own, measures)(model, _RANKER), *everybody(model, _RANKER)])
     columns = {
@@ -152,40 +156,54 @@ def _notes(collection: Collection, silos: list[Silo], added: NDArray[np.int64]) 
     notes = [
         f"silo {silo.number}: {silo.documents:,} documents, {len(silo.train)} queries to train on and "
         f"{len(silo.test)} to be tested on; {more:,} documents of others in its training lists"
-        for silo, more in zip(silos, added, strict=True)
+        for silo, more in zip(silos, added, strict=False)
     ]
+    outside = silos[len(added) :]
+    if outside:
+        tested = sum(len(silo.test) for silo in outside)
+        notes.append(f"{len(outside)} more silos take no part; the model is tested on their {tested} queries, too")
     if collection.unknown:
         notes.append(f"{collection.unknown:,} judgements name a query or a document that is not there; left out")
     return notes
 
 
-def silo_card(experiment: SiloExperiment) -> Card:
-    """What may be claimed."""
+def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -> Card:
+    """What may be claimed; where every answer has its own noise, for one answer, or for all that these silos ask."""
     method, delta, budget = experiment.method, experiment.privacy.delta, experiment.privacy.budget
     sees, not_covered = [], []
-    mechanism, promise, spent = None, None, math.inf
+    mechanism, promise, because = None, None, ""
     if method.first(1).ndim == 1:
         sees.append("the server and the other silos see the model as every silo leaves it")
         not_covered.append("the weights that a silo sends while training, which tell of its own documents and queries")
     if isinstance(method, LocalPlus):
         sees.append("silos find documents of each other, with their lengths and term counts")
         not_covered += NOT_COVERED
-        spent = method.sketcher.privacy(delta) if method.counts == "sketch" else math.inf
-        if spent < math.inf:
-            mechanism, promise = describe(method) | {"name": "sketch"}, _promise(spent, delta)
+        promise = _promised(method, delta, silos)
+        if promise is not None:
+            mechanism = describe(method) | {"name": method.noise_in}
+        elif method.counts == "sketch" and method.noise_in == "paper":
+            because = " The published noise is added, one draw for all rows of a document, which hides nothing."
+    spent = math.inf if promise is None or promise.epsilon is None else promise.epsilon
     if budget is not None and sees and spent > budget:
         claim = "adds no noise, so that no ε holds"
+        if because:
+            claim = "adds the published noise, which hides nothing, so that no ε holds"
         if promise is not None:
             claim = f"costs ε = {up(spent)} for one occurrence of a term"
         raise ValueError(f"the method {claim}, and the budget is {budget:g}; use more noise, or another budget")
-    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "."
-    if promise is not None:
+    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "." + because
+    if promise is not None and promise.paid_per == "once":
         summary += (
             f" Sketches are noised: ε = {up(spent)} at δ = {delta:g} for one occurrence of one term, paid "
             "once for all queries of all silos; a word that stands k times costs as a group of k."
         )
+    elif promise is not None:
+        summary += (
+            f" Every answer is noised: ε = {up(spent)} for one occurrence of one term, {promise.often}; a "
+            "word that stands k times costs as a group of k."
+        )
     elif sees:
-        summary += " Nothing is noised, and nothing can be claimed."
+        summary += " Nothing can be claimed." if because else " Nothing is noised, and nothing can be claimed."
     return Card(
         clients=experiment.silos.count,
         mechanism=mechanism,
@@ -198,15 +216,49 @@ def silo_card(experiment: SiloExperiment) -> Card:
     )
 
 
-def _promise(epsilon: float, delta: float) -> Paid:
+def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> Paid | None:
+    """None: nothing can be claimed."""
+    if method.counts == "exact" or method.noise_in == "paper":
+        return None
+    unit, neighbours = (
+        "one occurrence of one term in one field of one document",
+        ("one occurrence is replaced by another term: lengths are published"),
+    )
+    against = "silos and relays that see sketches or answers"
+    if method.noise_in == "lookup":
+        times = 1 if silos is None else _numbers_told(silos)
+        return Paid(
+            against=against,
+            epsilon=method.epsilon * times,
+            epsilon_each_time=method.epsilon,
+            times=times,
+            paid_per="number that is told",
+            delta=delta,
+            unit=unit,
+            neighbours=neighbours,
+            because="Laplace noise on every count and on every number of documents that a silo tells",
+        )
+    spent = method.sketcher.privacy(delta)
+    if math.isinf(spent):
+        return None
     return Paid(
-        against="silos and relays that see sketches or answers",
-        epsilon=epsilon,
-        epsilon_each_time=epsilon,
+        against=against,
+        epsilon=spent,
+        epsilon_each_time=spent,
         times=1,
         paid_per="once",
         delta=delta,
-        unit="one occurrence of one term in one field of one document",
-        neighbours="one occurrence is replaced by another term: lengths are published",
+        unit=unit,
+        neighbours=neighbours,
         because="Gaussian noise in the sketch of the document and in that of the document frequencies",
     )
+
+
+def _numbers_told(silos: Sequence[Silo]) -> int:
+    """Of one document by the silo that is asked most: for a term to train on its count and how many documents hold it,
+    for a term to be tested on the latter."""
+    members = [silo for silo in silos if silo.train]
+    asked = [
+        sum(2 * len(one.terms) for one in silo.train) + sum(len(one.terms) for one in silo.test) for silo in members
+    ]
+    return sum(asked) - min(asked)

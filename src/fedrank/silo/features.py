@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.data.normalise import normalise_into
 from fedrank.types import Features
 
 K1, B = 1.2, 0.75  # of BM25
@@ -104,3 +105,15 @@ def features(
     """[documents, 16] for the documents of one query, from the counts, lengths and backgrounds of each field."""
     parts = [field_features(counts[field], lengths[field], backgrounds[field]) for field in FIELDS]
     return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def scaled_like(rows: Features, own: Features) -> Features:
+    """Rows on the scale on which the own documents of a list lie between 0 and 1, as in a list that has no others.
+
+    What lies beyond them is brought to the edge: no list that is ever ranked has such values. A feature that is the
+    same for all own documents is 0.
+    """
+    scaled = np.empty(rows.shape, np.float32)
+    ranges = np.stack([own.min(axis=0), own.max(axis=0)]).astype(np.float32)
+    normalise_into(scaled, rows, np.array([0, len(rows)], np.int64), "global", ranges)
+    return np.clip(scaled, 0.0, 1.0)
