@@ -317,12 +317,13 @@ class Shortlist(Lambdamart):
             raise ValueError(f"by = {self.by}: the data have {train.features.shape[1]} features; name one of them")
 
     def standing(self, train: RankingData) -> Rows | None:
-        return self._kept(train)
+        return self.kept(train)
 
     def stops_by(self, validation: RankingData) -> RankingData:
-        return shortened(validation, self._kept(validation)) if self.cut_validation else validation
+        return shortened(validation, self.kept(validation)) if self.cut_validation else validation
 
-    def _kept(self, data: RankingData) -> Rows:
+    def kept(self, data: RankingData) -> Rows:
+        """The documents that are left of a set."""
         place = np.arange(data.documents) - np.repeat(data.offsets[:-1], np.diff(data.offsets))
         order = -place if self.by == 0 else np.ascontiguousarray(data.features[:, self.by - 1])
         return _best_negatives(data, order.astype(np.float32), 0.0, self.negatives)
