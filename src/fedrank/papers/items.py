@@ -41,6 +41,11 @@ class Remark:
     says: str
     evidence: str  # where it can be seen again
 
+    @property
+    def experiments(self) -> list[str]:
+        """Experiments that the evidence names: without their runs there is nothing to see."""
+        return [name for name in builtin_names() if re.search(rf"\b{re.escape(name)}(?![\w-])", self.evidence)]
+
 
 @dataclass(frozen=True)
 class Other:
@@ -207,7 +212,9 @@ def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Gri
     elsewhere = f"{ON}{data_of(grid)}" if data_of(grid) != data_of(usual) else ""
     if (quick or elsewhere) and not any(change.startswith("title=") for change in changes):
         form = f"({QUICK_FORM}, on {_called(grid)})" if quick else f"(on {_called(grid)})"
-        title = f"{grid.title.removesuffix(f' ({QUICK_FORM})')} {form}"
+        title = f"{usual.title.removesuffix(f' ({QUICK_FORM})')} {form}"
+        if others := changed(name, grid, quick):
+            title += f" (changed: {', '.join(others)})"
         changes.append(f"title={json.dumps(title, ensure_ascii=False)}")
     return read_spec(name, changes, quick=quick), name + QUICK * quick + re.sub(r"[^\w.+=,-]+", "-", elsewhere)
 
@@ -242,6 +249,12 @@ def changed(name: str, grid: Grid[Any], quick: bool) -> list[str]:
     """
     usual, mine = (_settings(one) for one in (read_spec(name, quick=quick), grid))
     return [key for key, value in mine.items() if not _FREE.fullmatch(key) and usual.get(key) != value]
+
+
+def other_folds(name: str, grid: Grid[Any], quick: bool) -> bool:
+    """Whether an experiment has other folds than the one that comes with fedrank, and so another mean."""
+    usual, mine = (_settings(one).get("data.folds") for one in (read_spec(name, quick=quick), grid))
+    return usual != mine
 
 
 def _settings(grid: Grid[Any]) -> TomlTable:
