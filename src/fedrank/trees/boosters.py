@@ -73,9 +73,7 @@ class Lambdamart:
     min_data_in_leaf: int = 20  # documents
     min_sum_hessian: float = 0.001  # of a leaf
     patience: int = 100  # trees without a better nDCG@10 on the validation queries before it stops; 0: never
-    # Pairs of documents: those with close scores weigh more, and a query's pairs together grow with their logarithm
-    # (LightGBM's own); false: as Burges (2010) has it.
-    lambda_norm: bool = True
+    lambda_norm: bool = True  # pairs with close scores weigh more, as LightGBM has it; false: as Burges (2010) has it
     lambda_truncation: int = 30  # only pairs with a document among the first so many, as the forest ranks them
 
     def __post_init__(self) -> None:
