@@ -181,7 +181,7 @@ def methods() -> dict[str, Callable[[], str]]:
             todo[name.strip()] = partial(of_rounds, fr.Federation(mechanism=mechanism), mixed)
     for name, unlearner in UNLEARNERS.items():
         todo[f"unlearn {name}"] = partial(of_unlearning, unlearner())
-    for name in ("synthetic-mq2007", "synthetic-mslr", "synthetic-categories"):
+    for name in ("synthetic-mq2007", "synthetic-mslr", "synthetic-categories", "synthetic-intents"):
         todo[f"data {name}"] = partial(of_data, name)
     return todo
 

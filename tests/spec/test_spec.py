@@ -82,6 +82,11 @@ MISTAKES = [
     ("seeds=[1.5]", "seeds[0]: 1.5 cannot be used; give a whole number"),
     ("measures=[]", "measures: [] cannot be used; list at least 1"),
     ('measures=["ndcg@10", "ndcg@10"]', 'measures: "ndcg@10" stands there twice; list each once'),
+    (
+        'measures=["ndcg@10 by union"]',
+        "measures: 'ndcg@10 by union' needs judgements by intent, which these data do not have; leave it out, or use "
+        'data.name = "synthetic-intents"',
+    ),
     ("clients.user=perfekt", "clients.user: no 'perfekt'; did you mean \"perfect\"?"),
     ('clients.user=["perfect", "poisson"]', "clients.user: no 'poisson'; did you mean \"poison\"?"),
     ('clients.user=["perfect", 3]', "clients.user[1]: 3 cannot be used; give text in quotes"),

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -130,6 +129,7 @@ class Labels:
             who=data.who[query_of[row[begins]]] if len(data.who) else data.who,
             when=data.when[query_of[row[begins]]] if len(data.when) else data.when,
             place=data.place[row] if len(data.place) else data.place,
+            intents=data.intents[:, row] if len(data.intents) else data.intents,
         )
         if self.normalise_after:
             from fedrank.data.normalise import normalise
@@ -358,31 +358,15 @@ def _enough_queries(data: RankingData, count: int) -> None:
 
 
 def _intents_of(data: RankingData) -> NDArray[np.int8]:
-    """Grades by intent, [intents, documents]; documents must stand as the catalog has them."""
+    """Grades by intent, [intents, documents]."""
     from fedrank.data.catalog import CATALOG
 
-    known = [entry.name for entry in CATALOG.values() if entry.layout == "intents"]
-    if data.name not in known:
+    if not len(data.intents):
         raise ValueError(
             f"{data.name or 'this data set'} has no judgements by intent; use data.name = "
-            + " or ".join(f'"{name}"' for name in known)
+            + " or ".join(f'"{entry.name}"' for entry in CATALOG.values() if entry.intents)
         )
-    judged = _judgements(data.name)
-    if judged.shape[1] != data.documents or not np.array_equal(judged[0], data.grades):
-        raise ValueError(
-            f"{data.documents} documents do not match the {judged.shape[1]} judged ones of {data.name}; "
-            "use the training data as the catalog loads them, with all their queries in order"
-        )
-    return judged[1:]
-
-
-@lru_cache(maxsize=2)
-def _judgements(name: str) -> NDArray[np.int8]:
-    from fedrank.data import catalog
-
-    judged = catalog.intent_grades(name)
-    judged.flags.writeable = False  # it is handed out again
-    return judged
+    return data.intents
 
 
 def _classes(file: str, data: RankingData) -> tuple[list[str], NDArray[np.int64]]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from fedrank.data.catalog import CATALOG
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.arrival import ArrivalRule, FedAsync
 from fedrank.federate.federation import Federation
@@ -21,6 +22,7 @@ from fedrank.protect.mechanisms import OnClient, PricedMechanism, SecureSum
 from fedrank.protect.population import SIMULATED
 from fedrank.protect.promises import Setting
 from fedrank.rank.given import GIVEN
+from fedrank.rank.measures import measure
 from fedrank.rank.rankers import RANKERS, Linear
 from fedrank.rank.users import USERS, User
 from fedrank.spec.experiment import Experiment
@@ -203,6 +205,12 @@ def _contradictions(spec: Any) -> list[str]:
             found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
         if spec.record_every and has(spec.aggregator, "apart"):
             found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
+        by_intent = [text for text in spec.measures if measure(text).by]
+        if by_intent and (spec.data.name not in CATALOG or not CATALOG[spec.data.name].intents):
+            found.append(
+                f"measures: {by_intent[0]!r} needs judgements by intent, which these data do not have; leave it out, "
+                'or use data.name = "synthetic-intents"'
+            )
         found += _people_problems(spec) + _privacy_problems(spec) + _log_problems(spec)
         found += _arrival_problems(spec) if spec.kind == "async" else []
         if spec.kind != "async" and spec.arrival is not None:
