@@ -12,6 +12,7 @@ pytest.importorskip("lightgbm")
 from fedrank.papers.figures import drawings
 from fedrank.papers.merge_figures import category_shares, chosen_settings, held, looked_at
 from fedrank.papers.tree_figures import cut_lists
+from fedrank.report.claims import UNTESTED
 from fedrank.report.findings import Findings, find
 from fedrank.report.sections import Drawing, Table
 from fedrank.run.data import load_fold
@@ -112,3 +113,17 @@ def test_what_is_left_of_cut_lists_is_counted(tmp_path: Path) -> None:
         kept = relevant + np.minimum(lengths - relevant, negatives)
         assert row[1:5] == ["1,000", "29", f"{kept.sum():,}", str(kept.max())]
         assert row[6] == f"{relevant.sum():,} ({100 * relevant.sum() / kept.sum():.2f} %)"
+
+
+def test_stacking_on_few_queries_is_not_judged(tmp_path: Path) -> None:
+    few = [f"variants.{name}.merge.booster.trees=3" for name in ("stacking-20", "stacking-500", "features-150")]
+    found = done("noniid-trees/merge-queries", tmp_path, "tune=0", "data.name=synthetic-mq2007", *few)
+    verdicts = {claim.says.rpartition(": ")[2]: claim for claim in found.claims}
+    assert verdicts["20 merge queries"].verdict == UNTESTED
+    assert (
+        verdicts["20 merge queries"].why
+        == "not testable: a merge set has 20 queries; from 150 on stacking can be tested"
+    )
+    assert verdicts["500 merge queries"].verdict != UNTESTED
+    texts = [part.caption for part in drawings("noniid-trees/merge-queries", found) if isinstance(part, Drawing)]
+    assert any("against queries of a merge set" in text for text in texts)

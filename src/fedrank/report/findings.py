@@ -21,7 +21,7 @@ from fedrank.report.reproduced import Reproduced, reproduced
 from fedrank.report.statistics import LEVEL, holm
 from fedrank.run.folder import LAST
 from fedrank.run.runs import DISCOUNT, Run, Runs
-from fedrank.spec.grid import NOTHING, About, Grid, Published, read_tables
+from fedrank.spec.grid import NOTHING, About, Claim, Grid, Published, read_tables
 from fedrank.spec.kinds import KINDS
 from fedrank.spec.toml import parse_toml, readable
 from fedrank.types import has
@@ -470,9 +470,16 @@ def _claims(findings: Findings) -> tuple[Verdict, ...]:
         found = Contrast(why="no repeat of both variants is finished")
         if higher is not None and lower is not None:
             found = contrast(higher, lower, column, single=findings.kind == "trees")
+        if reason := next((run.not_testable for run in findings.runs.finished if _speaks_against(run, claim)), None):
+            found = Contrast(why=f"not testable: {reason}")
         reported = claim.difference or _as_published(findings.about.published, claim.higher, claim.lower, column)
         stated.append(Stated(claim.says, column, found, claim.within, reported, scale_of(findings, column)))
     return judge_all(stated)
+
+
+def _speaks_against(run: Run, claim: Claim) -> bool:
+    """Whether a run of one of the variants says of itself that it cannot be judged by."""
+    return run.not_testable is not None and run.variant in (claim.higher, claim.lower)
 
 
 def _as_published(rows: Sequence[Published], higher: str, lower: str, column: str) -> float | None:
