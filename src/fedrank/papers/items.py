@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from fedrank.spec.experiment import to_tables
 from fedrank.spec.families import build
 from fedrank.spec.grid import Grid
 from fedrank.spec.source import QUICK_FORM, builtin_names, read_spec
-from fedrank.spec.toml import TomlTable, flat, write_toml
+from fedrank.spec.toml import TomlTable, flat, write_toml, write_value
 
 QUICK, ON, UNLEARNED = "-quick", "-on-", "-unlearned"  # parts of a label: thesis/table-6-2-quick-on-mq2008-unlearned
 SOON_READ = 200_000  # documents of a set that a quick form takes
@@ -249,6 +250,24 @@ def changed(name: str, grid: Grid[Any], quick: bool) -> list[str]:
     """
     usual, mine = (_settings(one) for one in (read_spec(name, quick=quick), grid))
     return [key for key, value in mine.items() if not _FREE.fullmatch(key) and usual.get(key) != value]
+
+
+def command(name: str, grid: Grid[Any], quick: bool) -> str:
+    """The command that asks for these runs."""
+    usual, mine = (_settings(one) | flat({"vary": one.about.vary}) for one in (read_spec(name, quick=quick), grid))
+    sets = [
+        f"--set {shlex.quote(f'{key}={_typed(value)}')}"
+        for key, value in mine.items()
+        if key != "title" and usual.get(key) != value
+    ]
+    return " ".join(["fedrank papers run", name, *["--quick"] * quick, *sets])
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed; of a file only its name is told."""
+    if isinstance(value, str):
+        return Path(value).name if "/" in value else value
+    return write_value(value)
 
 
 def other_folds(name: str, grid: Grid[Any], quick: bool) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedrank.files import write_whole
 from fedrank.papers.figures import drawings
 from fedrank.papers.items import ON, QUICK, UNLEARNED, Item, Paper, changed, other_folds, papers
-from fedrank.report.claims import FAILS, HOLDS, OPEN, UNTESTED, Verdict, judge_all
+from fedrank.report.claims import CANNOT, FAILS, HOLDS, OPEN, UNTESTED, Verdict, judge_all
 from fedrank.report.compose import conventions, warnings
 from fedrank.report.contrast import across
 from fedrank.report.findings import Findings, find, what_final_means
@@ -29,6 +29,7 @@ from fedrank.report.tables import (
     published_cells,
     published_tone,
     tested_over,
+    told_verdict,
     with_interval,
 )
 from fedrank.run.runs import Runs, load_runs
@@ -153,7 +154,7 @@ def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str
         parts.append(Section("What contradicts the paper, or what it does not say", tuple(seen)))
     if any(one.findings.claims for one in done):
         parts.append(Section("Findings, each on one data set", (findings_table(done),)))
-        parts.append(Section("The same in general", (general_table(done),)))
+        parts.append(Section("The same in general", tuple(general(done))))
     if any(one.published for one in done):
         parts.append(Section("Published and measured", (values_table(done),)))
     others = [[Cell(row.item), Cell(row.command)] for row in paper.other]
@@ -260,18 +261,26 @@ def in_general(done: Sequence[Done]) -> dict[tuple[str, str, str], Verdict]:
     return found
 
 
-def general_table(done: Sequence[Done]) -> Table:
+def general(done: Sequence[Done]) -> list[Part]:
     """Every claim over data sets: what holds on one of them need not hold on another."""
     labels = {one.item.name: one.item.label for one in done}
     rows = []
-    for (name, form, says), claim in in_general(done).items():
-        why = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
-        verdict = Cell(why, tone=TONES[claim.verdict])
+    found = in_general(done)
+    for (name, form, says), claim in found.items():
+        if claim.contrast.counted < 2:
+            continue
+        verdict = Cell(told_verdict(claim), tone=TONES[claim.verdict])
         rows.append(
             [Cell(says), Cell(f"{labels[name]}, {form}"), Cell(heading(claim.column)), verdict, *claim_cells(claim)]
         )
-    note = "A data set counts once, with its mean difference; t-test over data sets."
-    return Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4, [note])
+    parts: list[Part] = []
+    if rows:
+        note = "A data set counts once, with its mean difference; t-test over data sets."
+        parts.append(Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4, [note]))
+    if alone := len(found) - len(rows):
+        claims = "1 claim was" if alone == 1 else f"{alone} claims were"
+        parts.append(say(f"{claims} tested on one data set. What is so in general, {CANNOT}."))
+    return parts
 
 
 def values_table(done: Sequence[Done]) -> Table:

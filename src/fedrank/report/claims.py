@@ -16,6 +16,7 @@ HOLDS = "holds"
 FAILS = "does not hold"
 OPEN = "cannot be told"
 UNTESTED = "not tested here"
+CANNOT = "this design cannot tell"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     if found.repeats == 0 and not found.counted:
         return Verdict(claim, UNTESTED, level, why=found.why)
     if not found.tested:
-        why = f"this design cannot tell: {found.why}"
+        why = f"{CANNOT}: {found.why}"
         return Verdict(claim, OPEN, level, sought=sought, power=0.0, why=why)
     if within is not None:
         verdict = HOLDS if -within < low and high < within else FAILS if low > within or high < -within else OPEN

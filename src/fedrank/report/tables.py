@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.protect.promises import up
-from fedrank.report.claims import FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
+from fedrank.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
 from fedrank.report.findings import Findings
 from fedrank.report.readings import Threat, VariantRuns
 from fedrank.report.reproduced import OUTSIDE, WITHIN, Reproduced
@@ -206,7 +206,7 @@ def claims_table(findings: Findings) -> Table:
     """What the paper found, and whether it holds here."""
     rows = []
     for claim in findings.claims:
-        verdict = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
+        verdict = told_verdict(claim)
         texts = (heading(claim.column), with_interval(claim), effect_size(claim.contrast.effect, 1), tested_over(claim))
         cells = [Cell(claim.says), Cell(verdict, tone=TONES[claim.verdict]), *map(Cell, texts)]
         rows.append([*cells, Cell(str(claim.pairs)), Cell(power(claim))])
@@ -223,6 +223,13 @@ def claims_table(findings: Findings) -> Table:
 
 
 TONES = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
+
+
+def told_verdict(claim: Verdict) -> str:
+    """A verdict, and why it is not clearer; a design that could not have told anything says just that."""
+    if not claim.why or claim.why.startswith(CANNOT):
+        return claim.why or claim.verdict
+    return f"{claim.verdict}: {claim.why}"
 
 
 def with_interval(claim: Verdict) -> str:

@@ -90,8 +90,8 @@ def _mark_changed(tables: TomlTable, before: TomlTable, changes: Sequence[tuple[
     if "paper" not in tables or not other:
         return
     tables.pop("published", None)
-    if "title" not in keys:
-        told = ", ".join(f"{key}={_briefly(value)}" for key, value in other.items())
+    told = ", ".join(f"{key}={_briefly(value)}" for key, value in other.items() if key != "data.folds")
+    if told and "title" not in keys:  # which folds there are is no part of a run, and more may be added to those there
         tables["title"] = f"{tables.get('title', '')} (changed: {told})".strip()
 
 
