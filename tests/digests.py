@@ -175,6 +175,9 @@ def methods() -> dict[str, Callable[[], str]]:
             made = attack(**settings, **({"aggregator": rule} if name == "fang" else {}))
             federation = fr.Federation(aggregator=rule, attack=made)
             todo[f"attack {name} {type(rule).__name__}"] = partial(of_rounds, federation, mixed)
+    original = fr.attacks.Fang(fr.aggregators.Median(), partial="original")
+    federation = fr.Federation(aggregator=fr.aggregators.Median(), attack=original)
+    todo["attack fang Median, original"] = partial(of_rounds, federation, mixed)
     for place in (fr.places.OnClient(), fr.places.AtServer(), fr.places.SecureSum(sum="ideal"), fr.places.SecureSum()):
         for mechanism in (fr.mechanisms.Gaussian(0.1, 1.0, place), fr.mechanisms.Laplace(0.1, 1.0, place)):
             name = f"mechanism {type(mechanism).__name__} {type(place).__name__} {getattr(place, 'sum', '')}"

@@ -203,7 +203,7 @@ class TestIntents:
         assert clients.view.tolist() == [0, 0, 0]
 
     def test_wrong_counts_and_data_are_refused(self, judged_data):
-        with pytest.raises(ValueError, match=r"3 clients for 4 intents.*clients.count = 4"):
+        with pytest.raises(ValueError, match=r"3 clients for 4 intents.*clients.count = 4 or more"):
             Intents()(judged_data, 3, rng())
         with pytest.raises(ValueError, match="grades by intent of 6 documents, and there are 5"):
             replace(
@@ -212,6 +212,18 @@ class TestIntents:
             )  # fmt: skip
         with pytest.raises(ValueError, match=r'made up has no judgements by intent.*"synthetic-intents"'):
             Intents()(made_up_data(), 4, rng())
+
+    def test_more_clients_than_intents_get_a_shuffle_of_their_own(self, judged_data):
+        five, four = (Intents()(judged_data, count, rng(5)) for count in (5, 4))
+        assert five.view.tolist() == [0, 1, 2, 3, 4]
+        assert np.array_equal(five.grades[:4], four.grades)
+        rows = [self.JUDGED[:, q] for q in (slice(0, 4), slice(4, 6))]
+        for q, part in zip((slice(0, 4), slice(4, 6)), rows, strict=True):
+            assert five.grades[4, q].tolist() in part.tolist(), "one of the query's intents"
+        mixed = Intents(mixed=True)(judged_data, 5, rng(5))
+        assert np.array_equal(mixed.grades[:5], five.grades)
+        assert mixed.view.tolist() == [5] * 5
+        assert mixed.judged.tolist() == [0, 1, 2, 3, 4]
 
     def test_intents_stay_with_their_documents(self, judged_data):
         second = judged_data.select([1])

@@ -59,7 +59,8 @@ class Own:
 class Intents:
     """Clients mean different things by the same query: each sees the grades of one intent (thesis 4.3, type 1).
 
-    The intents of every query are shuffled over the clients, so that no client has the easy ones.
+    The intents of every query are shuffled over the clients, so that no client has the easy ones. Where there are more
+    clients than intents, the next ones get a shuffle of their own, and so on.
     """
 
     mixed: bool = False  # everybody sees a document as relevant that is so for any intent: the IID counterpart
@@ -69,14 +70,15 @@ class Intents:
         everything = np.arange(data.queries, dtype=np.int32)
         pool = np.zeros(count, dtype=np.int32)
         union = judged.max(axis=0, keepdims=True)
-        if self.mixed and count != len(judged):
+        if self.mixed and count < len(judged):
             return Split((everything,), pool, grades=union)
-        if count != len(judged):
+        if count < len(judged):
             raise ValueError(
-                f"{count} clients for {len(judged)} intents, one client each; use clients.count = {len(judged)}, "
-                "or mixed = true, which lets any number of clients see all intents as one"
+                f"{count} clients for {len(judged)} intents, of which some would be nobody's; use clients.count = "
+                f"{len(judged)} or more, or mixed = true, which lets any number of clients see all intents as one"
             )
-        grades = shuffle_intents(judged, data.offsets, rng)
+        shuffled = [shuffle_intents(judged, data.offsets, rng) for _ in range(math.ceil(count / len(judged)))]
+        grades = np.concatenate(shuffled)[:count]
         own = np.arange(count, dtype=np.int32)
         if self.mixed:  # learn from the union, be judged by the intents: so the two settings can be compared
             return Split((everything,), pool, grades=np.concatenate([grades, union]), view=pool + count, judged=own)

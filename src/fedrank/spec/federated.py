@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fedrank.data.catalog import CATALOG
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.arrival import ArrivalRule, FedAsync
-from fedrank.federate.federation import Federation
+from fedrank.federate.federation import Federation, unweighted
 from fedrank.federate.fitting import people_clashes
 from fedrank.federate.partition import Iid, Intents, Partition, Shared, Users
 from fedrank.federate.steps import Add
@@ -149,7 +149,7 @@ class FederatedExperiment(Experiment):
 
     @classmethod
     def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
-        """An attack knows the rule and the ranker that it attacks; updates that arrive meet a rule.
+        """An attack knows the rule and the ranker that it attacks; updates that arrive meet a rule; SCAFFOLD's is plain.
 
         A mechanism for people knows how many an organisation has.
         """
@@ -159,6 +159,8 @@ class FederatedExperiment(Experiment):
             values["mechanism"] = dataclasses.replace(mechanism, people=values["clients"].people)
         if values.get("kind") == "async" and "arrival" not in tables:
             values["arrival"] = FedAsync()
+        if has(values.get("local"), "alike"):
+            values["aggregator"] = unweighted(values.get("aggregator", Mean()))
         attack, given = values.get("attack"), tables.get("attack")
         if attack is None or "learner" not in values:
             return
