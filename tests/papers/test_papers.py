@@ -117,13 +117,22 @@ def test_claims_compare_two_different_variants_in_a_measure_that_runs_have(paper
         assert item.quick.about.claims, "no claim is left in the quick form"
 
 
+@pytest.mark.parametrize("name", ["fig-5-2", "fig-5-3", "fig-5-5"])
+def test_neural_forms_ask_the_same_of_another_ranker(name: str) -> None:
+    linear, neural = (read_spec(f"thesis/{each}").tables for each in (name, f"{name}-neural"))
+    assert neural.pop("learner") == linear.pop("learner") | {"ranker": {"name": "mlp"}}
+    assert neural.pop("title") == f"{linear.pop('title')}, neural ranker"
+    del linear["paper"], neural["paper"]
+    assert neural == linear
+
+
 @pytest.mark.parametrize("name", sorted(paper_figures.FIGURES))
 def test_pictures_against_a_number_fit_the_names_of_variants(name: str) -> None:
     pattern = paper_figures.FIGURES[name].pattern
     names = read_spec(name).names
     [paper] = [paper for paper in papers() if paper.key == name.partition("/")[0]]
-    if paper.unlearn is not None and paper.unlearn.experiment == name.partition("/")[2]:
-        names = [row["variant"] for row in paper.unlearn.published]
+    if paper.unlearn is not None and (rest := name.partition("/")[2]) in paper.unlearn.experiments:
+        names = [row["variant"] for row in paper.unlearn.published[rest]]
     found = [fits.group("x") for variant in names if (fits := re.fullmatch(pattern, variant))]
     assert len(set(found)) >= 2
 
@@ -229,11 +238,17 @@ def test_a_narrower_grid_leaves_out_claims_about_the_rest(tmp_path: Path) -> Non
         ask(name, ["vary.clients.user=informational"], False, tmp_path)
 
 
-def test_the_plan_of_unlearning_names_variants_and_methods_that_exist() -> None:
+SETS = ["table-6-2", "table-6-2-mslr-web10k", "table-6-2-yahoo", "table-6-2-istella-s"]
+
+
+@pytest.mark.parametrize("experiment", SETS)
+def test_the_plan_of_unlearning_names_variants_and_methods_that_exist(experiment: str) -> None:
     [paper] = [paper for paper in papers() if paper.key == "thesis"]
     plan = paper.unlearn
     assert plan is not None
-    asked = read_spec(f"thesis/{plan.experiment}")
+    assert plan.experiments == list(plan.published) == SETS
+    asked = read_spec(f"thesis/{experiment}")
+    assert asked.base.data.name == experiment.removeprefix("table-6-2-").replace("table-6-2", "mq2007")
     made = set()
     for variant in asked.variants:
         for method in plan.methods.get(variant.given, []):
@@ -241,7 +256,8 @@ def test_the_plan_of_unlearning_names_variants_and_methods_that_exist() -> None:
             made.add(",".join([variant.name, method["name"], *settings]))
     assert set(plan.methods) <= set(asked.about.variants)
     told = {row[role] for row in plan.claims for role in ("higher", "lower")}
-    assert told | {row["variant"] for row in plan.published} <= made
+    assert told | {row["variant"] for row in plan.published[experiment]} <= made
+    assert len(plan.published[experiment]) == 3 + 36 - 2 * (experiment == "table-6-2-istella-s")
 
 
 def test_table_6_2_trains_unlearns_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +421,12 @@ def test_the_page_of_claims_is_written_from_run_folders_alone(runs: Path, tmp_pa
 
 @pytest.mark.parametrize(
     "changes",
-    [["rounds=7"], ["seeds=[1, 2]", 'vary.clients.user=["perfect"]'], ["data.name=mslr-sample", "learner.rate=0.5"], []],
+    [
+        ["rounds=7"],
+        ["seeds=[1, 2]", 'vary.clients.user=["perfect"]'],
+        ["data.name=mslr-sample", "learner.rate=0.5"],
+        [],
+    ],
 )
 def test_a_command_asks_for_the_same_runs(changes: list[str]) -> None:
     grid = read_spec("thesis/mq2008-fpdgd", changes)

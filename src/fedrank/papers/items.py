@@ -58,14 +58,14 @@ class Other:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """What is unlearned when the runs of an experiment are finished, and what the paper found about that."""
+    """What is unlearned when the runs of some experiments are finished, and what the paper found about that."""
 
-    experiment: str  # its name within the paper
+    experiments: list[str]  # their names within the paper
     client: int  # who leaves
     title: str
     methods: dict[str, list[dict[str, Any]]]  # named variant -> unlearners
     claims: list[dict[str, Any]] = field(default_factory=list)  # as in a spec
-    published: list[dict[str, Any]] = field(default_factory=list)
+    published: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # experiment -> as in a spec
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: 
     """
     key, _, rest = name.partition("/")
     [plan] = [paper.unlearn for paper in papers() if paper.key == key]
-    if plan is None or plan.experiment != rest:
+    if plan is None or rest not in plan.experiments:
         return None
     from fedrank.run.unlearning import unlearn_runs
     from fedrank.unlearn.methods import Unlearner
@@ -320,7 +320,7 @@ def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: 
     tables = to_tables(grid.base) | {"title": f"{plan.title}{form}"}
     tables["claims"] = [row for row in plan.claims if {row["higher"], row["lower"]} <= made]
     if label == name and not other:  # published values are those of the whole form on the paper's own data
-        tables["published"] = [row for row in plan.published if row["variant"] in made]
+        tables["published"] = [row for row in plan.published.get(rest, ()) if row["variant"] in made]
     write_whole(folder / "experiment.toml", write_toml({key: value for key, value in tables.items() if value != []}))
     return folder
 
