@@ -294,6 +294,8 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
         found.append("attack: nobody attacks a real federation on purpose; leave it out, or try it with --local")
     if experiment.fine_tune:
         found.append("fine_tune: a site adapts the final model itself, with `fedrank deploy`; set it to 0")
+    if getattr(experiment.learner, "chance", "") == "shared":
+        found.append('learner.chance: "shared" draws clicks from the seed that is sent; use "independent"')
     if isinstance(experiment.learner, Pdgd) and getattr(experiment.mechanism, "unit", "") == "interaction":
         found.append("mechanism.unit: a site learns from the same search again and again; use client or person")
     found += [f"{line}: code from outside fedrank never runs at a site" for line in code_from_outside(experiment)]

@@ -480,7 +480,7 @@ class EsRandomisedResponse:
             raise ValueError(
                 'es-randomised-response prices rewards that are flipped; use the learner "evolution" with truth below 1'
             )
-        if learner.chance == "shared":
+        if getattr(learner, "chance", "") == "shared":
             why = 'with chance = "shared" the seed in a message also draws the clicks, so flipped rewards hide nothing'
             return [Promise(each, None, why) for each in OBSERVERS]
         if len(set(setting.interactions)) > 1:
