@@ -10,7 +10,7 @@ import pytest
 from fedrank.rank.measures import evaluate
 from fedrank.rank.model import Model
 from fedrank.rank.rankers import Linear
-from fedrank.trees.boosters import Lambdamart
+from fedrank.trees.boosters import Lambdamart, NothingToSplit
 from fedrank.trees.forestry import Forestry
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.mixtures import LinearMix, Stacked, scores_of, stacked
@@ -165,3 +165,16 @@ def test_a_stacked_model_is_grown_with_settings_that_are_found_on_the_part_held_
     assert len(one.final) <= 3
     plain, _ = merger(portions, [GOOD, NOISE], Lambdamart(), seed=4)
     assert "shrinkage=0.05" in plain.final.text
+
+
+def test_where_no_setting_can_split_the_merge_set_the_own_ones_stay():
+    def settings(booster, train, validation, seed, threads):
+        raise NothingToSplit("none of them")
+
+    merger = Stacking(booster=Lambdamart(trees=9, leaves=4, min_data_in_leaf=3))
+    portions = [Portion("one", DATA, None, None, DATA)]
+    (one,) = merger(portions, [GOOD, NOISE], Forestry(Lambdamart(), settings), seed=4)
+    (plain,) = merger(portions, [GOOD, NOISE], Lambdamart(), seed=4)
+    assert one.final.text == plain.final.text
+    assert one.notes["settings"].startswith("as given")
+    assert "settings" not in plain.notes

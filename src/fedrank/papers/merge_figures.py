@@ -25,6 +25,7 @@ from fedrank.trees.model_files import load_model
 from fedrank.trees.splits import Categories
 
 MOST = 12  # features of a picture, those that count most
+SETTINGS = ("rate", "leaves", "min_data_in_leaf", "min_sum_hessian")
 PARTS = ("train", "validation", "test", "merge")
 
 
@@ -52,9 +53,9 @@ def chosen_settings(findings: Findings) -> Iterator[Part]:
         clients = [portion["client"] for portion in run.portions or () if portion["client"] != "all"]
         for number, tuned in enumerate(run.tuned or ()):
             whose = clients[number] if number < len(clients) else f"merged, {number - len(clients) + 1}"
-            numbers = (f"{tuned['rate']:g}", *(f"{tuned[key]:,}" for key in ("leaves", "min_data_in_leaf")))
-            last = (f"{tuned['min_sum_hessian']:.1f}", f"{tuned['trees']:,}", f"{tuned['trials']:,}")
-            rows.append([*map(Cell, (run.variant, whose, *numbers, *last))])
+            settings = [f"{tuned[key]:.4g}" if key in tuned else "-" for key in SETTINGS]
+            counts = [f"{tuned[key]:,}" for key in ("trees", "trials")]
+            rows.append([*map(Cell, (run.variant, whose, *settings, *counts))])
     if rows:
         header = ["variant", "client", "rate", "leaves", "documents of a leaf", "hessian of a leaf", "trees", "tried"]
         yield Table(header, rows, 2, ["Fold 1, first seed. Tried: settings, by nDCG@10 of the validation queries."])

@@ -55,7 +55,10 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
     outcome = merge_grown(fold, portions, local, forestry, experiment.merge, experiment.measures, seed, threads, turn)
     save_merged(outcome, writer, fold)
     tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
-    finish_merge(outcome, writer, fold, nothing, card=forest_card(len(outcome.local)), tuned=tuned)
+    untuned = sum(best.trees == 0 for best in studies.best)
+    notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
+    card = forest_card(len(outcome.local))
+    finish_merge(outcome, writer, fold, nothing, card=card, tuned=tuned, notes=notes if untuned else [])
 
 
 def _held(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.rank.measures import Evaluator, evaluate
 from fedrank.rank.model import Scorer
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import Booster, Lambdamart
+from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit
 from fedrank.trees.forestry import Forestry, Settings
 from fedrank.trees.mixtures import LinearMix, Stacked, on_scale, same_features, scores_of, stacked, units_of
 from fedrank.trees.splits import Portion
@@ -126,9 +126,14 @@ class Stacking:
         _check(on)
         seen = stacked(models, on, self.inputs)
         train, validation = self._divided(seen, rng_for(seed, "stacking"))
-        grower = self.booster if settings is None else settings(self.booster, train, validation, seed, threads)
+        grower, notes = self.booster, {}
+        if settings is not None:
+            try:
+                grower = settings(self.booster, train, validation, seed, threads)
+            except NothingToSplit:  # the space was made for larger sets
+                notes = {"settings": "as given: with none that was tried could the merge set be split"}
         final = grower(train, validation, seed=seed, threads=threads)
-        notes = _notes("stacking", models, on, {"trees": len(final)})
+        notes |= _notes("stacking", models, on, {"trees": len(final)})
         if self.inputs == "features":
             return replace(final, notes=final.notes | notes)
         return Stacked(tuple(models), final, self.inputs, notes)
