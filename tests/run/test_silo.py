@@ -17,6 +17,7 @@ from fedrank.run.perform import perform
 from fedrank.run.runs import load_runs
 from fedrank.run.schedule import run_experiment
 from fedrank.run.writer import Task
+from fedrank.silo.training import LocalPlus
 from fedrank.spec.grid import read_tables
 from fedrank.trees.model_files import load_model
 
@@ -194,6 +195,42 @@ def test_some_of_the_silos_train_and_all_are_tested_on(
         notes = json.loads((done.folder / "run.json").read_text())["notes"]
         assert f"{3 - count} more silos take no part" in notes[count]
     assert tested[1] == tested[2]
+
+
+def test_runs_that_differ_in_training_only_share_their_lists(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silo_run._lists.cache_clear()
+    made: list[str] = []
+    lists = LocalPlus.lists
+
+    def counted(self: LocalPlus, *given: Any) -> Any:
+        made.append(type(self).__name__)
+        return lists(self, *given)
+
+    monkeypatch.setattr(LocalPlus, "lists", counted)
+    method = {"name": "cross-silo", **SKETCH}
+    asked = [method, {**method, "rate": 0.1, "steps": 5}, {**method, "name": "local-plus"}, {**method, "k": 5}]
+    for number, one in enumerate(asked):
+        assert perform(task(spec(collection, one, rounds=1), tmp_path / str(number))) == "finished"
+    assert made == ["LocalPlus"] * 2, "one for the first three, and one for another k"
+
+
+def test_a_run_may_say_what_questions_find_and_cost(collection: Path, tmp_path: Path) -> None:
+    method = {"name": "cross-silo", "noise": 0.0, "width": 1024, "depth": 9, "k": 6}
+    done = task(spec(collection, method, rounds=1, measure_sketches=True), tmp_path / "run")
+    assert perform(done) == "finished"
+    found = json.loads((done.folder / "sketches.json").read_text())
+    assert found["naive_cover"] == 1.0, "wide sketches without noise are exact"
+    assert 0.9 < found["cover"] <= 1.0
+    assert found["naive_megabytes"] == pytest.approx(40 * 9 * 1024 * 4 / 1e6)
+    assert min(found["milliseconds"], found["naive_milliseconds"], found["megabytes"]) > 0
+    assert (found["documents"], found["k"]) == (40, 6)
+    notes = json.loads((done.folder / "run.json").read_text())["notes"]
+    assert "of the best 6 of 40 documents" in notes[-1]
+    plain = task(spec(collection, "local", rounds=1, measure_sketches=True), tmp_path / "plain")
+    assert perform(plain) == "finished"
+    assert not (plain.folder / "sketches.json").exists(), "there are none"
 
 
 @pytest.mark.parametrize(

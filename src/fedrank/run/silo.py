@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from fedrank.data.collection import Collection, load_collection
 from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
+from fedrank.files import write_whole
 from fedrank.protect.promises import up
 from fedrank.rank.given import Given
 from fedrank.rank.measures import Evaluator
@@ -23,9 +26,11 @@ from fedrank.run.data import described
 from fedrank.run.federated import per_query
 from fedrank.run.folder import Card, Paid
 from fedrank.run.writer import NOISE, RunWriter
+from fedrank.seeds import rng_for
+from fedrank.silo.costs import measure_sketches
 from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.silos import Silo, SilosRule, make_silos
-from fedrank.silo.training import PARAMETERS, Lists, LocalPlus, own_bm25
+from fedrank.silo.training import PARAMETERS, SILO_METHODS, Lists, Local, LocalPlus, own_bm25
 from fedrank.spec.families import describe
 from fedrank.spec.silo import SiloExperiment
 from fedrank.types import Weights
@@ -41,6 +46,7 @@ NOT_COVERED = (
     "that a document exists, and how long it is",
     "the queries: every silo holds the key and can look up which words another asks for",
 )
+SKETCHES = "sketches.json"  # what questions find and cost, where a spec asks for it
 _RANKER = Linear()
 _BYTES = 4  # a weight on its way
 
@@ -54,14 +60,17 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     card = silo_card(experiment, silos)
     kept = writer.begin(lambda models: evaluator(_ranking_part(models), _RANKER), online=False)
     # What silos told each other was noised, and that is paid once: a resumed run goes on with the same lists.
-    lists = method.lists(silos, seed) if kept is None else _unpacked(kept)
+    lists = _made(experiment, seed) if kept is None else _unpacked(kept)
     members = len(lists.train)
     weights = method.first(members) if kept is None else kept["weights"]
     test = RankingData.join(lists.test)
     evaluator = Evaluator(test, experiment.measures)
     conventions = CONVENTIONS | ({} if card.mechanism is None else {"noise": NOISE})
+    notes = _notes(collection, silos, lists.added)
+    if experiment.measure_sketches and isinstance(method, LocalPlus) and method.counts == "sketch":
+        notes.append(_measured(method, silos, writer.folder / SKETCHES, seed))
     writer.know(
-        notes=_notes(collection, silos, lists.added),
+        notes=notes,
         conventions=conventions,
         data=described(collection.name, sum(data.queries for data in lists.train), test.queries, test),
         behind_final=1,
@@ -127,6 +136,24 @@ def silos_of(experiment: SiloExperiment, seed: int) -> list[Silo]:
     return _silos(experiment.data.source, SilosRule(**asdict(experiment.silos)), seed)
 
 
+def _made(experiment: SiloExperiment, seed: int) -> Lists:
+    """What every silo trains on; runs that differ only in how they train on it share it, and so its noise."""
+    method = experiment.method
+    kind = next((kind for kind in (LocalPlus, Local) if isinstance(method, kind)), None)
+    if kind is None or type(method) not in SILO_METHODS.values():
+        return method.lists(silos_of(experiment, seed), seed)
+    settings = {each.name: getattr(method, each.name) for each in fields(kind) if each.name not in _OF_TRAINING}
+    return _lists(kind(**settings), experiment.data.source, SilosRule(**asdict(experiment.silos)), seed)
+
+
+@lru_cache(maxsize=6)
+def _lists(method: Local, name: str, rule: SilosRule, seed: int) -> Lists:
+    return method.lists(_silos(name, rule, seed), seed)
+
+
+_OF_TRAINING = ("rate", "batch", "steps")
+
+
 @lru_cache(maxsize=4)
 def _silos(name: str, rule: SilosRule, seed: int) -> list[Silo]:
     return make_silos(_collection(name), rule, Tokeniser(), seed)
@@ -165,6 +192,22 @@ def _notes(collection: Collection, silos: list[Silo], added: NDArray[np.int64]) 
     if collection.unknown:
         notes.append(f"{collection.unknown:,} judgements name a query or a document that is not there; left out")
     return notes
+
+
+def _measured(method: LocalPlus, silos: list[Silo], path: Path, seed: int) -> str:
+    """Measure the sketches of the first silo's bodies by what the others ask, write it down, and say it."""
+    members = [silo for silo in silos if silo.train]
+    asked = [term for silo in members[1:] for query in silo.train for term in query.terms]
+    rule = replace(method.rule, k=max(method.most(members)))
+    key = rng_for(seed, "key of the silos").bytes(32)
+    found = measure_sketches(members[0].fields["body"], asked, method.sketcher, rule, key)
+    write_whole(path, json.dumps(asdict(found), indent=2))
+    return (
+        f"a question about one of {found.terms} terms finds {found.cover:.2f} of the best {found.k} of "
+        f"{found.documents:,} documents in {found.milliseconds:.3g} ms and {found.megabytes:.3g} MB; asking the "
+        f"sketches of all finds {found.naive_cover:.2f} in {found.naive_milliseconds:.3g} ms and "
+        f"{found.naive_megabytes:.3g} MB"
+    )
 
 
 def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -> Card:

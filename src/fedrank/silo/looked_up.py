@@ -20,7 +20,7 @@ from fedrank.seeds import rng_for
 from fedrank.silo.features import FIELDS, Real
 from fedrank.silo.hashing import Hashing
 from fedrank.silo.partners import Counts, Found, Places, SiloSketch, places
-from fedrank.silo.rtk import ReverseTopK
+from fedrank.silo.rtk import NONE, ReverseTopK
 from fedrank.silo.sketch import Sketcher
 from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
@@ -45,11 +45,30 @@ def _laplace(scale: float, many: int, source: Source) -> Real:
     return rounded_laplace(scale * (1 + 1e-6) / step).draw(many, source).astype(np.float64) * step
 
 
+def _secure(source: Source | None) -> Source:
+    from fedrank.protect.noise import SecureSource
+
+    return source or SecureSource()
+
+
+def _middle(signed: Real, kind: str) -> Real:
+    """[documents]: the median of each row, or its smallest value, of what is not NaN; every row has something."""
+    ordered = np.sort(signed, axis=1)  # NaN comes last
+    rows, known = np.arange(len(signed)), (~np.isnan(signed)).sum(axis=1)
+    if kind == "count-min":
+        smallest: Real = ordered[:, 0]
+        return smallest
+    middle: Real = (ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2
+    return middle
+
+
 def true_rows(term: str, rows: int, depth: int, seed: int) -> NDArray[np.int64]:
     """Which z1 of z rows ask for the term itself, ascending; the others ask for words that nobody wants to know of.
 
     A term keeps its rows: drawn anew for every question, those that come again would be the true ones.
     """
+    if rows == depth:
+        return np.arange(depth)
     return np.sort(rng_for(seed, "rows that ask", term).permutation(depth)[:rows])
 
 
@@ -101,24 +120,30 @@ class Questioned:
         end = np.where(signs < 0, top.rule.ends - 1, 0)
         documents, values = top.documents[end, row, cells], top.values[end, row, cells]  # [z1, slots]
         there = documents >= 0
-        here, place = np.unique(documents[there], return_inverse=True)
-        told = np.full((len(here), len(row)), np.nan)
-        told[place, np.nonzero(there)[0]] = values[there]
-        missing = np.isnan(told)
+        place = np.zeros(len(top.present), np.int64)
+        place[documents[there]] = 1
+        here = np.flatnonzero(place)
+        place[here] = np.arange(len(here))
+        told, missing = np.zeros((len(here), len(row))), np.ones((len(here), len(row)), bool)
+        at = place[documents[there]], np.nonzero(there)[0]
+        told[at], missing[at] = values[there], False
         if self.epsilon is not None:
-            from fedrank.protect.noise import SecureSource
-
-            told = published_answers(told, self.epsilon, self.source or SecureSource())
+            told = published_answers(told, self.epsilon, self._source)
         signed = told * signs
-        if top.rule.missing != "absent":
+        if top.rule.missing == "absent":
+            signed[missing] = np.nan
+        else:
             lost = top.lost[end, row, cells]
-            unknown = (lost == np.iinfo(np.int32).min) | (top.rule.missing == "zero")
+            unknown = (lost == NONE) | (top.rule.missing == "zero")
             signed = np.where(missing, np.where(unknown, 0.0, lost * signs), signed)
-        middle = np.nanmin if top.kind == "count-min" else np.nanmedian
-        counts = middle(signed, axis=1) if len(here) else np.empty(0)
+        counts = _middle(signed, top.kind)
         chosen = (counts > 0) & ((~missing).sum(axis=1) >= top.fewest(len(row)))
         best = np.flatnonzero(chosen)[np.argsort(-counts[chosen], kind="stable")[: top.rule.k]]
         return here[best], counts[best]
+
+    @cached_property
+    def _source(self) -> Source:
+        return _secure(self.source)
 
     def _rows(self, term: str) -> NDArray[np.int64]:
         return true_rows(term, self.rows, self.sketch.sketcher.depth, self.seed)
@@ -187,9 +212,11 @@ class LookedUp:
         return best, told[best]
 
     def _noised(self, counts: Real) -> Real:
-        from fedrank.protect.noise import SecureSource
+        return noised_counts(counts, self.epsilon, self.sketcher.exact_lengths, self._source)
 
-        return noised_counts(counts, self.epsilon, self.sketcher.exact_lengths, self.source or SecureSource())
+    @cached_property
+    def _source(self) -> Source:
+        return _secure(self.source)
 
     def _lengths_of(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         return self.fields[name].lengths[rows] if name in self.fields else np.zeros(len(rows), np.int64)

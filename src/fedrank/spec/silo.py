@@ -71,6 +71,7 @@ class SiloExperiment(Experiment):
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     kind: Literal["silo"] = "silo"
     evaluate_every: Positive = 1  # rounds
+    measure_sketches: bool = False  # also how much of the best documents a question finds, its time and its space
 
     sections = ("data", "silos", "privacy")
 
