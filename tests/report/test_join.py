@@ -97,7 +97,7 @@ def test_other_seeds_stand_in_one_table_without_a_test(tmp_path: Path) -> None:
             write_run(tmp_path, name, seed=seed)
     (joined,) = join(find(load_runs(tmp_path)))
     assert np.isnan(joined.comparisons["ndcg@10"]["two/only"].p)
-    assert any("no test, no repeat of both variants" in note for note in joined.notes)
+    assert any("against the baseline, no repeat of both variants is finished" in note for note in joined.notes)
 
 
 def test_the_command_writes_one_report_and_its_figures(tmp_path: Path) -> None:

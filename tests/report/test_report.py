@@ -123,7 +123,10 @@ def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> Non
     online = found.comparisons["online"]["aggregator.name=krum"]
     assert not online.contrast.tested
     assert online.verdict == ""
-    assert any("krum against the baseline in online: no test, it is known of runs" in note for note in found.notes)
+    assert any(
+        "No test of online, online_sum: krum against the baseline, they are known of runs" in note
+        for note in found.notes
+    )
 
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:

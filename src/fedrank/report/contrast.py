@@ -253,7 +253,7 @@ def by_folds(finals: NDArray[np.float64], folds: NDArray[np.int64]) -> Contrast:
     names, place = np.unique(folds, return_inverse=True)
     count, runs, mean = len(names), len(finals), float(finals.mean())
     if count < FEWEST:
-        why = f"it is known of runs, not of queries, and {_few(count, 'fold')} cannot stand for other queries"
+        why = f"they are known of runs, not of queries, and {_few(count, 'fold')} cannot stand for other queries"
         return Contrast(mean, unit="folds", counted=count, repeats=runs, why=why)
     each = np.bincount(place)
     means = np.bincount(place, finals) / each

@@ -236,7 +236,8 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None) ->
         notes=(),
         nothing=nothing,
     )
-    comparisons = {column: compare(findings, column, notes) for column in findings.columns} if chosen else {}
+    comparisons = {column: compare(findings, column) for column in findings.columns} if chosen else {}
+    notes += untested(findings, comparisons)
     published = _published(findings, notes)
     notes += _better_alone(findings)
     return replace(
@@ -391,23 +392,31 @@ def _baseline(
     return variants[0], "the first variant, because no baseline was named"
 
 
-def compare(findings: Findings, column: str, notes: list[str]) -> dict[str, Comparison]:
-    """Every variant against the baseline in one column; `notes` gets what to keep in mind."""
+def compare(findings: Findings, column: str) -> dict[str, Comparison]:
+    """Every variant against the baseline in one column."""
     base = findings.baseline
     assert base is not None
     others = [variant for variant in findings.variants if variant is not base and _has(variant, column)]
     if not others or not _has(base, column):
         return {}
     single = findings.kind == "trees"  # forests are grown with little luck, so one of them can stand for itself
-    found = {variant.name: contrast(variant, base, column, single) for variant in others}
-    untested: dict[str, list[str]] = {}
-    for variant in others:
-        if why := found[variant.name].why:
-            untested.setdefault(why, []).append(variant.label)
-    for why, labels in untested.items():
-        which = f"{len(labels)} variants" if len(labels) > 4 else "; ".join(labels)
-        notes.append(f"{which} against the baseline in {column}: no test, {why}.")
-    return _corrected(found)
+    return _corrected({variant.name: contrast(variant, base, column, single) for variant in others})
+
+
+def untested(findings: Findings, comparisons: Mapping[str, Mapping[str, Comparison]]) -> list[str]:
+    """What could not be tested, and why."""
+    labels = {variant.name: variant.label for variant in findings.variants}
+    reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for column, found in comparisons.items():
+        for name, comparison in found.items():
+            if comparison.contrast.why:
+                which, columns = reasons.setdefault(comparison.contrast.why, ({}, {}))
+                which[labels[name]] = columns[column] = None
+    return [
+        f"No test of {', '.join(columns)}: "
+        f"{f'{len(which)} variants' if len(which) > MOST_NAMED else '; '.join(which)} against the baseline, {why}."
+        for why, (which, columns) in reasons.items()
+    ]
 
 
 def _has(variant: VariantRuns, column: str) -> bool:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.report.findings import Findings, compare, nothing_beside, other_data
+from fedrank.report.findings import Findings, compare, nothing_beside, other_data, untested
 from fedrank.report.readings import Repeat, VariantRuns
 from fedrank.run.runs import Runs
 from fedrank.spec.grid import NOTHING
@@ -97,7 +97,8 @@ def _joined(parts: Sequence[Findings], baseline: str | None) -> Findings:
         for entry in part.published
         if entry.column in findings.columns
     )
-    compared = {column: compare(findings, column, notes) for column in findings.columns}
+    compared = {column: compare(findings, column) for column in findings.columns}
+    notes += untested(findings, compared)
     # What holds of a comparison within one experiment has been said already where it holds of all.
     notes += [
         f"{name}: {note}" for name, part in zip(names, parts, strict=True) for note in part.notes if note not in notes
