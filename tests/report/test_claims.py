@@ -98,7 +98,7 @@ def test_what_cannot_be_told_says_which_power_it_had_and_what_would_tell() -> No
     found = judge(stated(0.02, 0.02))
     limit = float(stats.t.isf(0.025, FREEDOM))
     power = float(stats.nct.sf(limit, FREEDOM, 0.01 / 0.02) + stats.nct.cdf(-limit, FREEDOM, 0.01 / 0.02))
-    assert found.power == pytest.approx(power, abs=1e-6)
+    assert found.power == pytest.approx(power, abs=1e-4)
     assert f"power {power:.2f} for 0.01, the smallest of interest" in found.why
     wanted = math.ceil(2 * (0.02 / (0.02 / (1.959964 + 0.841621))) ** 2)
     assert f"about {wanted} repeats instead of 2 would show it" in found.why
@@ -111,7 +111,7 @@ def test_what_cannot_be_told_says_which_power_it_had_and_what_would_tell() -> No
 
 def test_repeats_do_not_help_where_queries_are_too_few() -> None:
     found = judge(stated(0.02, 0.02, floor=0.019))
-    assert "more repeats would not show it, 13 queries are all that the data set has" in found.why
+    assert "more repeats would not show it: the data set has no more than 13 queries" in found.why
 
 
 def test_a_design_that_cannot_tell_says_so() -> None:

