@@ -314,11 +314,13 @@ def _arrival_problems(spec: Any) -> list[str]:
     if spec.mechanism is None or spec.arrival is None:
         return found
     place = getattr(spec.mechanism, "place", None)
-    if not isinstance(place, OnClient) and not (isinstance(place, SecureSum) and spec.arrival.gathers):
+    gathered = isinstance(place, SecureSum) and spec.arrival.gathers
+    published = getattr(spec.mechanism, "shares", None) is not None  # which promises nothing
+    if not (isinstance(place, OnClient) or gathered or published):
         found.append(
             "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
             'laplace noise with place = { name = "client" }, or a secure sum with arrival = { name = "fedbuff", wait = '
-            "true }"
+            "true }; for comparison alone, fpdgd-paper with shares"
         )
     if not spec.arrival.receive:
         found.append(
