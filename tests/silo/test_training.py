@@ -276,6 +276,10 @@ def test_the_share_of_others_documents_says_how_many_a_query_finds(silos: list[S
     same = LocalPlus(counts="exact", k=8).lists(silos, 1)
     assert lists.added.tolist() == same.added.tolist()
     assert LocalPlus(k_share=1e-9).most(silos) == [1, 1, 1], "never none"
+    told = LocalPlus(counts="exact", k_share=0.0).lists(silos, 1)
+    assert told.added.tolist() == [0, 0, 0], "but of 0 none: silos tell how many documents hold a word, no more"
+    np.testing.assert_array_equal(told.test[0].features, same.test[0].features)
+    assert not np.array_equal(told.train[0].features, Local().lists(silos, 1).train[0].features)
     assert round(0.00137 * 3 * 36_400) == 150
 
 
@@ -396,7 +400,7 @@ def test_lists_feed_other_learners(silos: list[Silo]) -> None:
         {"batch": 0},
         {"steps": 0},
         {"k": 0},
-        {"k_share": 0.0},
+        {"k_share": -0.1},
         {"k_share": 1.1},
         {"alpha": 0.5},
         {"width": 0},

@@ -137,7 +137,7 @@ class SketchAudit:
         return Share(int(right), of)
 
     def _partner(self, method: LocalPlus, silo: Silo, key: bytes) -> Partner:
-        return method.partner(silo, key, max(method.most(self._everybody)), self.seed, self.source)
+        return method.partner(silo, key, max(1, *method.most(self._everybody)), self.seed, self.source)
 
     def _swapped(self, sketcher: Sketcher, tell: Tell) -> Finding:
         """Who knows all of a document but one word, and which two it may be, sees its whole sketch: which one is it?"""

@@ -198,7 +198,7 @@ def _measured(method: LocalPlus, silos: list[Silo], path: Path, seed: int) -> st
     """Measure the sketches of the first silo's bodies by what the others ask, write it down, and say it."""
     members = [silo for silo in silos if silo.train]
     asked = [term for silo in members[1:] for query in silo.train for term in query.terms]
-    rule = replace(method.rule, k=max(method.most(members)))
+    rule = replace(method.rule, k=max(1, *method.most(members)))
     key = rng_for(seed, "key of the silos").bytes(32)
     found = measure_sketches(members[0].fields["body"], asked, method.sketcher, rule, key)
     write_whole(path, json.dumps(asdict(found), indent=2))

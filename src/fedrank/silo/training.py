@@ -130,7 +130,7 @@ class LocalPlus(Local):
     beta: float = 0.1  # a document must be found in this share of the rows
     k: int = 150  # documents that a term finds in a silo, and a query in all others together
     grades: Guess = "like-own"  # of found documents: in the shares of a silo's own best ones; or all 1, as the paper
-    k_share: float | None = None  # instead of k: this share of all others' documents; 150 are .00137 in the paper
+    k_share: float | None = None  # instead of k: a share of all others' documents; .00137 in the paper; 0: their words
     scaling: Scaling = "own"  # found documents are measured by a list's own, as test lists are; or all "together"
     noise_in: Literal["sketch", "lookup", "paper"] = "sketch"  # drawn once; for each answer; as published (no privacy)
     epsilon: float = 0.5  # of an answer, where noise is not in the sketch
@@ -140,8 +140,8 @@ class LocalPlus(Local):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.sketcher, self.rule  # which refuse settings that make no sense
-        if self.k_share is not None and not 0 < self.k_share <= 1:
-            raise ValueError(f"k_share = {self.k_share} is no share of documents; use more than 0, such as 0.00137")
+        if self.k_share is not None and not 0 <= self.k_share <= 1:
+            raise ValueError(f"k_share = {self.k_share} is no share of documents; use 0 .. 1, such as 0.00137")
         if not (isfinite(self.epsilon) and self.epsilon > 0):
             raise ValueError(f"epsilon = {self.epsilon} allows no answer; use a number above 0, such as 0.5")
         if self.true_rows is not None and not 1 <= self.true_rows <= self.depth:
@@ -167,9 +167,12 @@ class LocalPlus(Local):
         return TopKRule(self.alpha, self.beta, self.k)
 
     def most(self, silos: Sequence[Silo]) -> list[int]:
-        """[silos]: documents that a query of each finds in all others together."""
-        if self.k_share is None:
-            return [self.k] * len(silos)
+        """[silos]: documents that a query of each finds in all others together.
+
+        None of a share of 0: then silos tell each other only how many documents hold a word.
+        """
+        if not self.k_share:
+            return [self.k if self.k_share is None else 0] * len(silos)
         everybody = sum(silo.documents for silo in silos)
         return [max(1, round(self.k_share * (everybody - silo.documents))) for silo in silos]
 
@@ -188,7 +191,7 @@ class LocalPlus(Local):
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
         key = rng_for(seed, "key of the silos").bytes(32)
         members = _taking_part(silos)
-        k = max(self.most(members))
+        k = max(1, *self.most(members))
         lists = self.lists_with(silos, [self.partner(silo, key, k, seed, source) for silo in members])
         if self.counts == "exact":
             return lists
