@@ -421,8 +421,8 @@ def unlearned_table(findings: Findings) -> Table | None:
     header = [*names, "repeats", "parent", "unlearned", "95% of its mean", "steps, of retraining"]
     header.append("within the spread of retrained")
     note = (
-        f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting, and a "
-        "wide spread is easily kept."
+        f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting, and "
+        "a wide spread is easily kept."
     )
     return Table(header, rows, len(names), [note])
 
