@@ -65,7 +65,10 @@ def small(one: Any, folder: Path) -> Any:
     one = dataclasses.replace(one, evaluate_every=1)
     if one.kind == "trees":
         one = dataclasses.replace(one, booster=dataclasses.replace(one.booster, trees=2), tune=min(one.tune, 2))
-        if one.data.name == "synthetic-istella-x":  # of half a million documents
+        if one.data.name in (
+            "synthetic-istella-x",
+            "synthetic-istella-x-large",
+        ):  # of half a million documents and more
             file = folder / "short.txt"
             if not file.exists():
                 from fedrank.data.letor import letor_lines
@@ -144,6 +147,7 @@ def methods() -> dict[str, Callable[[], str]]:
         "lambdarank mlp": fr.learners.LambdaRank(ranker=fr.rankers.Mlp(hidden=7)),
         "evolution": fr.learners.Evolution(truth=0.7),
         "evolution relu": fr.learners.Evolution(ranker=fr.rankers.Relu()),
+        "evolution shared": fr.learners.Evolution(ranker=fr.rankers.Relu(), chance="shared"),
     }
     locals_ = {
         "prox": (fr.learners.Pdgd(), fr.local_steps.FedProx(0.1)),
@@ -171,13 +175,16 @@ def methods() -> dict[str, Callable[[], str]]:
             made = attack(**settings, **({"aggregator": rule} if name == "fang" else {}))
             federation = fr.Federation(aggregator=rule, attack=made)
             todo[f"attack {name} {type(rule).__name__}"] = partial(of_rounds, federation, mixed)
+    original = fr.attacks.Fang(fr.aggregators.Median(), partial="original")
+    federation = fr.Federation(aggregator=fr.aggregators.Median(), attack=original)
+    todo["attack fang Median, original"] = partial(of_rounds, federation, mixed)
     for place in (fr.places.OnClient(), fr.places.AtServer(), fr.places.SecureSum(sum="ideal"), fr.places.SecureSum()):
         for mechanism in (fr.mechanisms.Gaussian(0.1, 1.0, place), fr.mechanisms.Laplace(0.1, 1.0, place)):
             name = f"mechanism {type(mechanism).__name__} {type(place).__name__} {getattr(place, 'sum', '')}"
             todo[name.strip()] = partial(of_rounds, fr.Federation(mechanism=mechanism), mixed)
     for name, unlearner in UNLEARNERS.items():
         todo[f"unlearn {name}"] = partial(of_unlearning, unlearner())
-    for name in ("synthetic-mq2007", "synthetic-mslr", "synthetic-categories"):
+    for name in ("synthetic-mq2007", "synthetic-mslr", "synthetic-categories", "synthetic-intents"):
         todo[f"data {name}"] = partial(of_data, name)
     return todo
 

@@ -25,6 +25,7 @@ CASES = {
     "pdgd-mlp": (lambda: fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=8)), 5),
     "lambdarank": (lambda: fr.learners.LambdaRank(), 5),
     "evolution": (lambda: LEARNERS["evolution"](), 4),
+    "evolution-shared": (lambda: fr.learners.Evolution(chance="shared"), 4),
     "logged-clicks": (lambda: fr.learners.LoggedClicks(), 5),
 }
 

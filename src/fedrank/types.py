@@ -40,6 +40,7 @@ Trait = Literal[
     "logged",  # learner: learns from lists that were shown and clicked before, and shows nobody another
     "shared part",  # local method: a part of the model stays with its client
     "common",  # local method: the server sends something along with the model
+    "alike",  # local method: the server counts every client the same, however much it did
     "plain messages",  # local method: reads gradients from messages, which must arrive as they were sent
     "whole model",  # attack: aims by all of the model, also by what a local method leaves with clients
     "adds up",  # mechanism: protects nothing but the sum

@@ -48,6 +48,7 @@ WITH_KNOWLEDGE = [
     Fang(MultiKrum(attackers=0.3)),
     Fang(TrimmedMean()),
     Fang(Median(), stretch="update"),
+    Fang(Median(), partial="original"),
     Fang(),
     InnerProduct(),
     MinMax(),
@@ -254,6 +255,29 @@ def test_fang_draws_from_the_intervals_of_the_paper(knowledge):
         assert (crafted[:, j] >= low).all()
         assert (crafted[:, j] <= high).all()
         assert len(set(crafted[:, j].tolist())) == 4
+
+
+@pytest.mark.parametrize("rule", [TrimmedMean(), Median(), Mean()], ids=str)
+def test_fang_guesses_as_the_original_does(rule):
+    arrived = some(n=12, parameters=30, weights=True)
+    crafted = Fang(rule, "partial", partial="original")(arrived, first(4, 12), rng()).updates[:4]
+    for j in range(30):
+        low, high = oracle.fang_guess(arrived.updates[:4, j].astype(float).tolist())
+        assert (crafted[:, j] >= low - 1e-6).all()
+        assert (crafted[:, j] <= high + 1e-6).all()
+        assert len(set(crafted[:, j].tolist())) == 4
+    for draw, expected in [(0.0, [1 - 3 * 1, -4 + 3 * 2]), (1.0, [1 - 4 * 1, -4 + 4 * 2])]:
+        rows = [[0, -6], [2, -2], [7, 7]]  # means 1 and -4, deviations 1 and 2
+        after = Fang(rule, partial="original")(arrive(rows), np.array([True, True, False]), Constant(draw))
+        assert after.updates.tolist() == [expected, expected, [7, 7]]
+
+
+def test_fang_with_all_knowledge_need_not_guess():
+    arrived = some(n=12, parameters=5)
+    one, other = (Fang(Median(), "full", partial=by)(arrived, first(4, 12), rng()) for by in ("thesis", "original"))
+    assert np.array_equal(one.updates, other.updates)
+    alone = Fang(Median(), partial="original")(arrived, first(1, 12), rng())
+    assert np.array_equal(alone.updates, arrived.updates), "one attacker sees no deviation"
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -493,6 +517,7 @@ def test_a_few_attackers_lift_documents_in_a_federation(ranker):
         (lambda: MinMax("unit", "some"), 'no knowledge \'some\'; use "full" or "partial"'),
         (lambda: MinSum("length"), 'no perturbation \'length\'; use "unit" or "sign" or "std"'),
         (lambda: Fang(stretch="twice"), 'no stretch \'twice\'; use "model" or "update"'),
+        (lambda: Fang(partial="paper"), 'no partial \'paper\'; use "thesis" or "original"'),
         (lambda: Fang(spread=1.0), "spread = 1.0 makes no near copies"),
         (lambda: SignFlip(0.0), "scale = 0.0 attacks nobody"),
         (lambda: Noise(math.inf), "scale = inf attacks nobody"),

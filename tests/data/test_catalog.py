@@ -249,7 +249,7 @@ def test_bad_judgements_are_named(root: Path) -> None:
     intents(root / "clueweb09-intents", {2: "8 2 d1 1"})
     with pytest.raises(ValueError, match=r"intent2.qrel.xz judges none of the documents"):
         load("clueweb09-intents", cache=False)
-    with pytest.raises(ValueError, match="mq2008 has no judgements by intent"):
+    with pytest.raises(ValueError, match="mq2008 has no files of judgements by intent"):
         intent_grades("mq2008")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedrank.data.catalog import CATALOG
+from fedrank.data.catalog import CATALOG, load
 from fedrank.data.ranking import RankingData
 from fedrank.data.synthetic import synthetic
 
@@ -89,3 +89,11 @@ def test_a_seed_repeats_itself_and_differs_from_others() -> None:
 def test_the_catalog_has_it() -> None:
     entry = CATALOG["synthetic-istella-x"]
     assert (entry.features, entry.grades, entry.queries) == (60, 5, 250)
+
+
+def test_the_large_one_is_the_same_shape(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr("fedrank.data.synthetic.synthetic", lambda *given: asked.append(given) or synthetic("mslr", 10))
+    load("synthetic-istella-x-large")
+    load("synthetic-mq2007-large")
+    assert asked == [("istella-x", 1_750), ("mq2007", 10_000)]

@@ -60,6 +60,12 @@ def test_rewards_are_few_bytes(tmp_path):
     assert leaves(view)["rewards"].covered
 
 
+def test_a_plan_whose_seeds_tell_clicks_is_refused():
+    learner = {"name": "evolution", "chance": "shared"}
+    with pytest.raises(SpecError, match=r'learner.chance: "shared" draws clicks from the seed that is sent'):
+        made_plan(mechanism=None, learner=learner, server="adam")
+
+
 def test_what_is_not_covered_is_named(tmp_path):
     data = SiteData(letor=str(letor_file(tmp_path / "t.txt")), test_share=0.25)
     settings = site_settings(replace(OPEN, measures=("ndcg@10",), history=True), data)

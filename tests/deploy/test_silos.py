@@ -350,6 +350,11 @@ def test_a_budget_that_is_spent_pays_for_no_second_sketch(tmp_path):
     ("old", "new", "said"),
     [
         ("noise = 1.0", "noise = 0.0", "method.noise: 0 would tell"),
+        ("noise = 1.0", 'noise_in = "paper"', 'method.noise_in: between sites it is "sketch"'),
+        ("noise = 1.0", 'scaling = "together"', 'method.scaling: between sites it is "own"'),
+        ("noise = 1.0", "k_share = 0.1", "method.k_share: is done in a simulation only"),
+        ("noise = 1.0", "steps = 5", "method.steps: is done in a simulation only"),
+        ("count = 2", "count = 2\nof = 3", "silos.of: belongs to a simulation"),
         ("noise = 1.0", 'combine = "mean"', "method.combine"),
         ("noise = 1.0", 'counts = "exact"', "method.counts"),
         ("count = 2", 'count = 2\nsplit = "topics"', "silos.split: belongs to a simulation"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedrank.federate.round as round_module
-from fedrank.federate.aggregate import Apart
+from fedrank.federate.aggregate import Apart, Mean, Median
 from fedrank.federate.clients import make_clients
 from fedrank.federate.federation import Federation
 from fedrank.federate.local import FedPer, FedProx, Scaffold
@@ -161,6 +161,16 @@ def test_scaffold_round_by_round():
         state, memory = outcome.state, outcome.memory
     assert np.abs(state.common).max() > 0.01
     assert outcome.bytes_down == 2 * outcome.bytes_up == 4 * 5 * 8
+
+
+def test_the_server_of_scaffold_counts_all_clients_alike():
+    clients = make_clients(made_up_data(), 3, interactions=[1, 2, 9])
+    state, memory = first_state(SCAFFOLD, clients, 1)
+    updates = Pdgd()(state.weights, clients, Chance(1, 1)).updates
+    moved = federated_round(SCAFFOLD, state, clients, 1, memory).weights - state.weights
+    assert moved == pytest.approx(updates.astype(float).mean(axis=0), abs=1e-7)
+    assert replace(SCAFFOLD, aggregator=Mean(weighted=True)).aggregator == Mean(weighted=False)
+    assert replace(SCAFFOLD, aggregator=Median()).aggregator == Median()
 
 
 def test_scaffold_corrections_cancel_when_all_take_as_many_steps():

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fedrank.data import catalog
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
-from fedrank.federate import partition as partition_module
 from fedrank.federate.clients import make_clients
 from fedrank.federate.federation import Federation
 from fedrank.federate.partition import (
@@ -184,12 +183,9 @@ class TestIntents:
             assert np.bincount(view) / 4000 == pytest.approx([0.25] * 4, abs=0.03)
 
     @pytest.fixture
-    def judged_data(self, monkeypatch):
-        rows = np.concatenate([self.JUDGED.max(axis=0, keepdims=True), self.JUDGED])
-        monkeypatch.setattr(catalog, "intent_grades", lambda name: rows.copy())
-        partition_module._judgements.cache_clear()
-        yield RankingData(SIX.features, rows[0], SIX.offsets, SIX.query_ids, name="intent-change", top_grade=1)
-        partition_module._judgements.cache_clear()
+    def judged_data(self):
+        union = self.JUDGED.max(axis=0)
+        return RankingData(SIX.features, union, SIX.offsets, SIX.query_ids, top_grade=1, intents=self.JUDGED)
 
     def test_clients_see_their_intent(self, judged_data):
         clients = make_clients(judged_data, 4, partition=Intents(), seed=5)
@@ -207,14 +203,34 @@ class TestIntents:
         assert clients.view.tolist() == [0, 0, 0]
 
     def test_wrong_counts_and_data_are_refused(self, judged_data):
-        with pytest.raises(ValueError, match=r"3 clients for 4 intents.*clients.count = 4"):
+        with pytest.raises(ValueError, match=r"3 clients for 4 intents.*clients.count = 4 or more"):
             Intents()(judged_data, 3, rng())
-        with pytest.raises(ValueError, match="4 documents do not match the 6 judged ones of intent-change"):
-            Intents()(judged_data.select([0]), 4, rng())
-        with pytest.raises(ValueError, match="6 documents do not match"):
-            Intents()(RankingData(SIX.features, SIX.grades, SIX.offsets, SIX.query_ids, "intent-change"), 4, rng())
-        with pytest.raises(ValueError, match=r'made up has no judgements by intent.*"clueweb09-intents"'):
+        with pytest.raises(ValueError, match="grades by intent of 6 documents, and there are 5"):
+            replace(
+                judged_data,
+                features=SIX.features[:5], grades=SIX.grades[:5], offsets=np.array([0, 5]), query_ids=SIX.query_ids[:1],
+            )  # fmt: skip
+        with pytest.raises(ValueError, match=r'made up has no judgements by intent.*"synthetic-intents"'):
             Intents()(made_up_data(), 4, rng())
+
+    def test_more_clients_than_intents_get_a_shuffle_of_their_own(self, judged_data):
+        five, four = (Intents()(judged_data, count, rng(5)) for count in (5, 4))
+        assert five.view.tolist() == [0, 1, 2, 3, 4]
+        assert np.array_equal(five.grades[:4], four.grades)
+        rows = [self.JUDGED[:, q] for q in (slice(0, 4), slice(4, 6))]
+        for q, part in zip((slice(0, 4), slice(4, 6)), rows, strict=True):
+            assert five.grades[4, q].tolist() in part.tolist(), "one of the query's intents"
+        mixed = Intents(mixed=True)(judged_data, 5, rng(5))
+        assert np.array_equal(mixed.grades[:5], five.grades)
+        assert mixed.view.tolist() == [5] * 5
+        assert mixed.judged.tolist() == [0, 1, 2, 3, 4]
+
+    def test_intents_stay_with_their_documents(self, judged_data):
+        second = judged_data.select([1])
+        assert second.intents.tolist() == self.JUDGED[:, 4:].tolist()
+        joined = RankingData.join([second, judged_data])
+        assert joined.intents.tolist() == np.concatenate([self.JUDGED[:, 4:], self.JUDGED], axis=1).tolist()
+        assert not len(RankingData.join([second, replace(SIX, top_grade=1)]).intents), "not all have them"
 
     @needs_data
     def test_real_topics(self):
@@ -343,10 +359,9 @@ class TestShared:
         clients = make_clients(data, 3, partition=Shared(Labels(), 0.2))
         assert clients.data.documents == clients.grades.shape[1] > data.documents
 
-    def test_shared_queries_show_their_own_grades_to_everybody(self, monkeypatch):
-        judged = np.concatenate([SIX.grades[None] > 0, TestIntents.JUDGED]).astype(np.int8)
-        monkeypatch.setattr(partition_module, "_intents_of", lambda data: judged[1:])
-        data = RankingData(SIX.features, judged[0], SIX.offsets, SIX.query_ids, top_grade=1)
+    def test_shared_queries_show_their_own_grades_to_everybody(self):
+        judged, intents = (SIX.grades > 0).astype(np.int8), TestIntents.JUDGED
+        data = RankingData(SIX.features, judged, SIX.offsets, SIX.query_ids, top_grade=1, intents=intents)
         split = Shared(Intents(), 0.5)(data, 4, rng())
         (query,) = split.shared
         rows = slice(split.data.offsets[query], split.data.offsets[query + 1])

@@ -83,3 +83,34 @@ def gradient(messages, size, deviation):
     """1 / (2 σ² N) Σ (f+ - f-) e."""
     total = sum((plus - minus) * deviation * noise_from(np.uint64(seed), size) for seed, plus, minus in messages)
     return total / (2 * deviation**2 * len(messages))
+
+
+def shared_client_round(start, hidden, deviation, data, clients, c, noise_key):
+    """(seed, mean reward of +, of -), noise, mean true reward: as facebookresearch/foltr-es draws it, by NumPy itself.
+
+    The generator of queries and clicks is reseeded with the very seed from which the noise comes.
+    """
+    seed = int(stream(noise_key, clients.ids[c])) % 2**32
+    drawn = np.random.RandomState(seed).normal(size=len(start))
+    if hidden:  # first layer [units, features], its bias, output
+        inner = len(start) - 2 * abs(hidden)
+        drawn[:inner] = drawn[:inner].reshape(abs(hidden), -1).T.ravel()
+    random_state = np.random.RandomState(seed)
+    pool = clients.queries[clients.pools[clients.pool[c]] : clients.pools[clients.pool[c] + 1]]
+    click, stop = clients.click[clients.user[c]], clients.stop[clients.user[c]]
+    half = math.ceil(clients.interactions[c] / 2)
+    sides = ([], [])
+    for interaction in range(clients.interactions[c]):
+        side = 0 if interaction < half else 1
+        weights = (start + (1, -1)[side] * deviation * drawn).astype(np.float32).astype(float)
+        query = pool[random_state.randint(0, len(pool))]
+        rows = np.arange(data.offsets[query], data.offsets[query + 1])
+        grades = clients.grades[clients.view[c], rows]
+        shown = ranking([score_of(weights, hidden, data.features[row].astype(float)) for row in rows])[:10]
+        clicked = []
+        for document in shown:
+            clicked.append(random_state.uniform() < click[grades[document]])
+            if clicked[-1] and random_state.uniform() < stop[grades[document]]:
+                break
+        sides[side].append(reward_of(clicked, "max-rr"))
+    return (seed, np.mean(sides[0]), np.mean(sides[1])), drawn, np.mean(sides[0] + sides[1])

@@ -31,7 +31,7 @@ def value(
     if name == "ndcg-linear":
         return dcg(shown, k) / dcg(best, k)
     if name == "map":
-        return sum(i / rank for i, rank in enumerate(relevant, start=1)) / len(relevant)
+        return sum(i / rank for i, rank in enumerate(relevant, start=1) if rank <= k) / len(relevant)
     if name == "mrr":
         return 1 / relevant[0] if relevant[0] <= k else 0.0
     if name == "p":

@@ -61,6 +61,15 @@ def fang_interval(mean, values):
     return (smallest / 2, smallest) if smallest > 0 else (2 * smallest, smallest)
 
 
+def fang_guess(values):
+    """Fang et al., section 4.3, partial knowledge: where one parameter is drawn from, by the attackers' own values."""
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+    if mean < 0:
+        return mean + 3 * deviation, mean + 4 * deviation
+    return mean - 4 * deviation, mean - 3 * deviation
+
+
 def push(rows, perturbation):
     columns = list(zip(*rows, strict=True))
     mean = [sum(column) / len(column) for column in columns]

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from math import sqrt
-
-from scipy.integrate import quad
-from scipy.special import gamma
 
 
 def sign_flip_p(a: list[float], b: list[float]) -> float:
@@ -18,19 +14,6 @@ def sign_flip_p(a: list[float], b: list[float]) -> float:
         total += 1
         extreme += abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= observed - 1e-12
     return extreme / total
-
-
-def paired_t_p(a: list[float], b: list[float]) -> float:
-    """Two-tailed p of the paired t-test, by integrating the density of Student's t."""
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    n = len(differences)
-    mean = sum(differences) / n
-    variance = sum((d - mean) ** 2 for d in differences) / (n - 1)
-    t = mean / sqrt(variance / n)
-    free = n - 1
-    scale = gamma((free + 1) / 2) / (sqrt(free * 3.141592653589793) * gamma(free / 2))
-    inside, _ = quad(lambda x: scale * (1 + x * x / free) ** (-(free + 1) / 2), -abs(t), abs(t))
-    return 1 - inside
 
 
 def holm_rejects(p: list[float], level: float) -> list[bool]:

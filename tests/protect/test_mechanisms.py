@@ -192,6 +192,19 @@ def test_fpdgd_noise_adds_up_to_laplace_noise_and_is_almost_nothing_alone():
     assert np.abs(few.sum(axis=0)).mean() == pytest.approx(2.5, rel=0.08)
 
 
+def test_fpdgd_noise_may_be_shared_among_messages_that_come_one_by_one():
+    """A hundred messages, each a round of its own, have the noise of one round of a hundred, and none is promised."""
+    alone, drawn = FpdgdPaper(1.2, shares=100), source()
+    sent = [alone.protect(arrivals(np.zeros((1, 2000))), 1, drawn).updates.astype(np.float64) for _ in range(100)]
+    assert np.abs(np.sum(sent, axis=0)).mean() == pytest.approx(2.5, rel=0.1)
+    assert (np.abs(sent[0]) < 1e-6).mean() > 0.6
+    rows = alone.promises(setting(learner=Pdgd(clip_weights=1.5)))
+    assert all(row.event is None for row in rows)
+    assert "as many messages as shares" in rows[-1].because
+    with pytest.raises(ValueError, match="shares = 0 is no number"):
+        FpdgdPaper(1.2, shares=0)
+
+
 def test_fpdgd_noise_is_made_for_those_who_take_part():
     sent = FpdgdPaper(1.2).protect(arrivals(np.zeros((10, 4000)), np.full(10, 4)), 10, source())
     assert sent.sizes.tolist() == [4] * 10
@@ -386,6 +399,11 @@ def test_foltr_es_costs_four_rewards_a_message(truth, message, pure, approximate
 def test_foltr_es_promises_nothing_where_sizes_show():
     rows = EsRandomisedResponse().promises(setting(learner=Evolution(truth=0.5), interactions=(4, 6)))
     assert all(row.event is None for row in rows)
+
+
+def test_foltr_es_promises_nothing_where_the_seed_tells_the_clicks():
+    rows = EsRandomisedResponse().promises(setting(learner=Evolution(truth=0.5, chance="shared")))
+    assert all(row.event is None and "the seed in a message also draws the clicks" in row.because for row in rows)
 
 
 @pytest.mark.parametrize("learner", [Evolution(), Pdgd()])

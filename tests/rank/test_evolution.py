@@ -27,7 +27,7 @@ from fedrank.rank.measures import ranking
 from fedrank.rank.rankers import Linear, Relu
 from fedrank.rank.users import User
 from fedrank.seeds import Chance
-from fedrank.types import Messages
+from fedrank.types import Messages, OwnChance
 from tests.made_up import made_up_data
 from tests.oracles import evolution as oracle
 
@@ -65,6 +65,48 @@ def test_messages_updates_and_measures_equal_the_oracle(ranker, reward, truth):
     assert Mean(weighted=False)(messages) == pytest.approx(oracle.gradient(sent, len(start), 0.3), rel=1e-5, abs=1e-6)
     assert arrived.sent.dtype.itemsize == 8 + 4 + 4
     assert len(set(arrived.sent["plus"].tolist())) > 1
+
+
+@pytest.mark.parametrize("ranker", [Linear(), Relu(units=4)])
+def test_shared_chance_equals_the_published_way_of_drawing(ranker):
+    data = made_up_data(queries=70, features=7)
+    clients = make_clients(
+        data, 60, user=["perfect", "navigational", "informational"], interactions=[2, 5, 4], partition=Own(), seed=3
+    )
+    learner = Evolution(ranker=ranker, deviation=0.3, chance="shared")
+    start = np.random.default_rng(2).standard_normal(ranker.size(7)).astype(np.float32).astype(float)
+    arrived = learner(start, clients, Chance(5, 9))
+    for c, message in enumerate(arrived.sent):
+        (seed, plus, minus), noise, true = oracle.shared_client_round(
+            start, ranker.hidden, 0.3, data, clients, c, Chance(5, 9).key("noise")
+        )
+        assert message["seed"] == seed
+        assert (message["plus"], message["minus"]) == pytest.approx((plus, minus), rel=1e-6)
+        assert arrived.observed.reward[c] == pytest.approx(true)
+        assert arrived.updates[c] == pytest.approx((plus - minus) * noise / (2 * 0.3), rel=1e-5, abs=1e-6)
+    assert len(set(arrived.sent["plus"].tolist())) > 1
+    assert np.array_equal(learner.read(arrived.sent, len(start)), arrived.updates)
+
+
+def test_shared_chance_lets_noise_and_clicks_hang_together_and_independent_does_not():
+    """Every list has one document, so nothing can be learned: a mean update that is not 0 comes from chance alone."""
+    data = RankingData(
+        np.zeros((32, 6), np.float32), np.zeros(32, np.int8), np.arange(33), np.arange(32).astype(str), top_grade=2
+    )
+    clients = make_clients(data, 20_000, user="informational", interactions=4)
+
+    def farthest(chance):
+        updates = Evolution(deviation=1.0, chance=chance)(np.zeros(6), clients, Chance(1, 1)).updates
+        return np.abs(updates.mean(axis=0) / updates.std(axis=0) * math.sqrt(len(updates))).max()
+
+    assert farthest("independent") < 4
+    assert farthest("shared") > 10
+
+
+def test_shared_chance_is_for_simulations_only():
+    own = OwnChance(Chance(1, 1), 0)
+    with pytest.raises(ValueError, match=r'here people search; use chance = "independent"'):
+        Evolution(chance="shared").from_impressions(np.zeros(5, np.float32), [], own)
 
 
 def test_a_user_drawn_at_every_interaction():
@@ -251,6 +293,7 @@ def test_scores_that_are_not_numbers_name_round_and_client():
         ({"truth": 1.1}, "lies outnumber"),
         ({"truth": 0.5, "reward": "dcg"}, "chooses among 11"),
         ({"reward": "ndcg"}, "no reward 'ndcg'"),
+        ({"chance": "one"}, "no chance 'one'"),
     ],
 )
 def test_useless_settings_are_refused(settings, message):
@@ -317,7 +360,8 @@ from tests.made_up import made_up_data
 data = made_up_data(queries=6, features=6, longest=14)
 clients = make_clients(data, 3, user=["perfect", "informational"], interactions=[2, 3])
 with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
-    for learner in (Evolution(truth=0.5), Evolution(ranker=Relu(units=3), reward="dcg")):
+    learners = Evolution(truth=0.5), Evolution(ranker=Relu(units=3), reward="dcg"), Evolution(chance="shared")
+    for learner in learners:
         size = learner.ranker.size(6)
         arrived = learner(np.linspace(-1, 1, size), clients, Chance(1, 1))
         for values in (arrived.updates, arrived.observed.reward, arrived.observed.online):

@@ -27,7 +27,7 @@ from fedrank.rank.measures import (
 from fedrank.rank.rankers import Linear
 from tests.oracles import measures as oracle
 
-ALL = ["ndcg@10", "ndcg", "ndcg-linear@3", "ndcg-linear", "map", "mrr@2", "mrr", "err@5", "err", "p@1", "p@7"]
+ALL = ["ndcg@10", "ndcg", "ndcg-linear@3", "ndcg-linear", "map", "map@3", "mrr@2", "mrr", "err@5", "err", "p@1", "p@7"]
 INFINITY = float("inf")
 
 
@@ -69,6 +69,9 @@ def test_text_survives(text: str) -> None:
 def test_parses_to_fields() -> None:
     assert measure("ndcg-linear@5/zero") == Measure("ndcg-linear", 5, "zero")
     assert measure("map") == Measure("map", None, "skip")
+    assert measure("ndcg@10/zero by Union") == Measure("ndcg", 10, "zero", "union")
+    assert str(measure("ndcg@10/zero by union")) == "ndcg@10/zero by union"
+    assert measure("ndcg@10 by intents").about.endswith("then the mean over its intents")
 
 
 @pytest.mark.parametrize(("text", "canonical"), [(" nDCG@10 ", "ndcg@10"), ("mrr/skip", "mrr"), ("p@05", "p@5")])
@@ -82,12 +85,14 @@ def test_prints_canonical_text(text: str, canonical: str) -> None:
         ("ndgc@10", "no measure 'ndgc'; did you mean \"ndcg\"\\?; write name\\[@cutoff\\]"),
         ("ndcg@10/zeros", "no choice 'zeros'; did you mean \"zero\"\\?"),
         ("ndcg@", "cannot read the measure 'ndcg@'; write"),
+        ("ndcg@10 by unions", "no labels 'unions'; did you mean \"union\""),
+        ("ndcg@10 by", "cannot read the measure 'ndcg@10 by'; write"),
         ("ndcg@ten", "cannot read"),
         ("ndcg@10/zero/one", "cannot read"),
         ("ndcg/", "no choice ''"),
         ("", "no measure ''"),
         ("ndcg@0", "looks at no rank"),
-        ("map@10", 'write "map"'),
+        ("map@0", "looks at no rank"),
         ("p", 'write "p@10"'),
     ],
 )
@@ -112,6 +117,8 @@ def test_all_measures_are_tested() -> None:
         ("ndcg-linear@10", [1, 0, 2], (1 + 2 / 2) / (2 + 1 / math.log2(3))),
         ("ndcg-linear@1", [1, 0, 2], 1 / 2),
         ("map", [0, 1, 2, 0, 1], (1 / 2 + 2 / 3 + 3 / 5) / 3),
+        ("map@3", [0, 1, 2, 0, 1], (1 / 2 + 2 / 3) / 3),  # of three relevant documents, though one lies below
+        ("map@1", [2, 1], 1 / 2),
         ("mrr", [0, 0, 3, 1], 1 / 3),
         ("mrr@2", [0, 0, 3, 1], 0),
         ("mrr@3", [0, 0, 3, 1], 1 / 3),
@@ -351,6 +358,7 @@ def test_against_ir_measures() -> None:
     ir_measures = pytest.importorskip("ir_measures")
     theirs = {
         "map": ir_measures.AP,
+        "map@10": ir_measures.AP @ 10,
         "mrr": ir_measures.RR,
         "mrr@3": ir_measures.RR @ 3,
         "p@5": ir_measures.P @ 5,
@@ -434,3 +442,25 @@ def test_max_rr() -> None:
     np.testing.assert_array_equal(max_rr(clicks), [[0, 1 / 3, 0], [1 / 10, 0, 0]])
     assert max_rr([True, False]) == 1
     assert max_rr(np.zeros((2, 0), bool)).tolist() == [0, 0]
+
+
+def test_labels_of_intents_and_of_their_union_by_hand():
+    features = np.arange(6, 0, -1, dtype=np.float32)[:, None]  # ranked as they stand
+    intents = np.array([[0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1]], np.int8)  # the first is nowhere in the second query
+    data = RankingData(features, np.ones(6, np.int8), np.array([0, 3, 6]), np.array(["a", "b"]), intents=intents)
+    evaluator = Evaluator(data, ["mrr by intents", "mrr", "mrr by union", "p@2/zero by intents"])
+    assert evaluator.per_query(np.ones(1), Linear()).tolist() == [
+        [0.75, 1 / 3],  # the mean of 1/2 and 1; the only intent that has something relevant
+        [1.0, 1.0],
+        [1.0, 1 / 3],
+        [0.5, 0.0],  # 1 of 2 by either intent; 0 by both
+    ]
+    two = evaluator.per_query(np.array([[1.0], [-1.0]]), Linear())
+    assert two.shape == (4, 2, 2)
+    assert np.array_equal(two[:, 0], evaluator.per_query(np.ones(1), Linear()))
+
+
+def test_labels_of_intents_need_intents():
+    data = RankingData(np.ones((2, 1), np.float32), np.ones(2, np.int8), np.array([0, 2]), np.array(["a"]), "flat")
+    with pytest.raises(ValueError, match="flat has no judgements by intent for 'mrr by union'"):
+        Evaluator(data, ["mrr", "mrr by union"])

@@ -29,7 +29,7 @@ def notes(tmp_path_factory):
         },
     }
     run_experiment(read_tables(tables), "test", folder)
-    [found] = find(load_runs(folder), by_query=False)
+    [found] = find(load_runs(folder))
     return [note for note in found.notes if "do not federate" in note]
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from scipy import stats
 
 from fedrank.report import figures
 from fedrank.report.compose import brief
 from fedrank.report.findings import find
 from fedrank.report.readings import running_mean
+from fedrank.report.statistics import holm
 from fedrank.report.tables import amount, final_table
 from fedrank.report.terminal import show
 from fedrank.report.write import write_report
@@ -102,7 +102,7 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
     assert write_report(runs, tmp_path / "b.html").read_bytes() == first
 
 
-def test_comparisons_agree_with_scipy(tmp_path: Path) -> None:
+def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> None:
     runs = two_variants(tmp_path)
     (found,) = find(runs)
     assert found.baseline is not None
@@ -113,21 +113,31 @@ def test_comparisons_agree_with_scipy(tmp_path: Path) -> None:
     by = {(run.settings["aggregator.name"], run.repeat): run for run in runs}
     krum = [by["krum", repeat].final("ndcg@10") for repeat in repeats]
     mean = [by["mean", repeat].final("ndcg@10") for repeat in repeats]
-    assert ours.paired.pairs == 6
-    assert ours.paired.p == pytest.approx(stats.ttest_rel(krum, mean).pvalue)
-    assert ours.paired.difference == pytest.approx(np.mean(krum) - np.mean(mean))
+    assert ours.contrast.repeats == 6
+    assert ours.contrast.difference == pytest.approx(np.mean(krum) - np.mean(mean))
     assert ours.verdict == "worse"
-    assert ours.queries == 2 * 29  # one of thirty is skipped
-    assert ours.p_queries == 1 / 10_001
-    assert found.comparisons["online"]["aggregator.name=krum"].queries == 0
+    assert (ours.contrast.unit, ours.contrast.counted) == (
+        "queries",
+        29,
+    )  # both folds have the same ids; one is skipped
+    online = found.comparisons["online"]["aggregator.name=krum"]
+    assert not online.contrast.tested
+    assert online.verdict == ""
+    assert any(
+        "No test of online, online_sum: krum against the baseline, they are known of runs" in note
+        for note in found.notes
+    )
 
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
     write_grid(tmp_path, {"clients.count": [1, 2, 3]}, [0.45, 0.446, 0.447])
     (found,) = find(load_runs(tmp_path))
     for comparison in found.comparisons["mrr@10"].values():
-        assert comparison.p == pytest.approx(min(1.0, 2 * comparison.paired.p))
-        assert comparison.p_queries_corrected == pytest.approx(min(1.0, 2 * comparison.p_queries))
+        assert comparison.comparisons == 2
+    raw = [comparison.contrast.p for comparison in found.comparisons["mrr@10"].values()]
+    corrected = [comparison.p for comparison in found.comparisons["mrr@10"].values()]
+    assert corrected == pytest.approx(holm(raw))
+    assert "2 comparisons in a column (Holm)" in " ".join(final_table(found).notes)
 
 
 def test_only_shared_repeats_are_paired_and_that_is_said(tmp_path: Path) -> None:
@@ -135,19 +145,20 @@ def test_only_shared_repeats_are_paired_and_that_is_said(tmp_path: Path) -> None
     write_run(tmp_path, variant="clients.count=2", settings={"clients.count": 2}, seed=4, level=0.9)
     (found,) = find(load_runs(tmp_path))
     comparison = found.comparisons["ndcg@10"]["clients.count=2"]
-    assert comparison.paired.pairs == 3
-    assert abs(comparison.paired.difference) < 0.1
+    assert comparison.contrast.repeats == 3
+    assert abs(comparison.contrast.difference) < 0.1
     assert any("different numbers of finished repeats" in note for note in found.notes)
-    assert any("only 3 pairs" in note for note in found.notes)
 
 
 def test_published_values_and_their_verdicts(tmp_path: Path) -> None:
     (found,) = find(two_variants(tmp_path))
     quality, online = found.published
     assert quality.variant.label == "mean"
-    assert quality.verdict == "within the spread of our repeats"
+    assert quality.verdict == "within"
+    assert abs(quality.z) < 2.2
     assert online.column == "online_sum"  # a mean nDCG cannot be 787
     assert online.verdict == "outside"
+    assert online.z < -100
     assert any("no counterpart" in note and "absent" in note for note in found.notes)
 
 
@@ -262,9 +273,11 @@ def test_csv_holds_the_numbers(tmp_path: Path) -> None:
     assert float(krum["sd"]) == pytest.approx(np.std(values, ddof=1))
     assert krum["repeats"] == "6"
     assert krum["baseline"] == "aggregator.name=mean"
-    assert float(krum["p_t"]) < 0.05
+    assert float(krum["p_holm"]) < 0.05
+    assert (krum["unit"], krum["counted"], krum["comparisons"]) == ("queries", "29", "1")
     mean = next(row for row in rows if row["aggregator.name"] == "mean" and row["column"] == "ndcg@10")
-    assert (mean["p_t"], mean["published"]) == ("", "0.45")
+    assert (mean["p"], mean["published"]) == ("", "0.45")
+    assert float(mean["published_z"]) == pytest.approx(find(runs)[0].published[0].z, rel=1e-4)
 
 
 def test_markdown_has_tables(tmp_path: Path) -> None:
@@ -287,7 +300,7 @@ def test_the_terminal_shows_the_same_table(tmp_path: Path) -> None:
 def test_many_variants_are_split_by_a_setting(tmp_path: Path) -> None:
     vary = {"aggregator.name": ["mean", "krum", "median"], "clients.malicious": [0, 1, 2, 3, 4]}
     write_grid(tmp_path, vary, [0.45], folds=(1,), seeds=(1,))
-    (found,) = find(load_runs(tmp_path), by_query=False)
+    (found,) = find(load_runs(tmp_path))
     panels = figures.split(found)
     assert [title for title, _ in panels] == ["aggregator = mean", "aggregator = krum", "aggregator = median"]
     assert [label for label, _ in panels[1][1]] == [f"clients.malicious = {i}" for i in range(5)]
@@ -297,7 +310,7 @@ def test_many_variants_are_split_by_a_setting(tmp_path: Path) -> None:
 def test_many_named_variants_are_split_in_order(tmp_path: Path) -> None:
     for i in range(20):
         write_run(tmp_path, variant=f"idea-{i}", queries=2)
-    (found,) = find(load_runs(tmp_path), by_query=False)
+    (found,) = find(load_runs(tmp_path))
     panels = figures.split(found)
     assert all(len(lines) <= figures.TOGETHER for _, lines in panels)
     assert [variant.name for _, lines in panels for _, variant in lines] == [f"idea-{i}" for i in range(20)]
@@ -328,4 +341,4 @@ def test_different_test_queries_are_pointed_out(tmp_path: Path) -> None:
         write_run(tmp_path, variant="b", seed=seed, queries=12)
     (found,) = find(load_runs(tmp_path))
     assert any("different queries" in note for note in found.notes)
-    assert np.isnan(found.comparisons["ndcg@10"]["b"].p_queries)
+    assert np.isnan(found.comparisons["ndcg@10"]["b"].p)

@@ -4,20 +4,12 @@ from math import isnan, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedrank.report.statistics import (
-    bonferroni,
-    cohens_d,
-    pair,
-    paired_t,
-    power_note,
-    randomisation_test,
-    summarise,
-)
-from tests.oracles.statistics import paired_t_p, sign_flip_p
+from fedrank.report.statistics import holm, power_of, randomisation_test, summarise
+from tests.oracles.statistics import holm_rejects, sign_flip_p
 
 A = [0.41, 0.44, 0.39, 0.47, 0.45, 0.43]
 B = [0.40, 0.41, 0.40, 0.44, 0.43, 0.41]
@@ -48,66 +40,17 @@ def test_interval_agrees_with_scipy() -> None:
     assert (found.low, found.high) == pytest.approx((low, high))
 
 
-def test_paired_t_agrees_with_scipy_and_with_the_integral() -> None:
-    found = paired_t(A, B)
-    assert found.p == pytest.approx(stats.ttest_rel(A, B).pvalue)
-    assert found.p == pytest.approx(paired_t_p(A, B), abs=1e-9)
-    assert found.difference == pytest.approx((0.01 + 0.03 - 0.01 + 0.03 + 0.02 + 0.02) / 6)
-    assert found.pairs == 6
-    assert found.note == ""
+@pytest.mark.parametrize("freedom", [1.28, 3, 12.5, 400])
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.8])
+def test_power_agrees_with_scipy(freedom: float, shift: float) -> None:
+    limit = stats.t.isf(0.025, freedom)
+    expected = stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift)
+    assert power_of(shift * 0.02, 0.02, freedom) == pytest.approx(expected, abs=1e-4)
+    assert power_of(-shift * 0.02, 0.02, freedom) == pytest.approx(expected, abs=1e-4)
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=8))
-def test_paired_t_agrees_with_scipy_everywhere(pairs: list[tuple[float, float]]) -> None:
-    a, b = zip(*pairs, strict=True)
-    differences = np.subtract(a, b)
-    assume(differences.std() >= 1e-6)
-    assert paired_t(a, b).p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=1e-9)
-    assert paired_t(b, a).p == pytest.approx(paired_t(a, b).p)
-
-
-def test_degenerate_pairs_are_defined() -> None:
-    equal = paired_t([0.4, 0.5], [0.4, 0.5])
-    assert (equal.p, equal.difference, equal.effect) == (1.0, 0.0, 0.0)
-    constant = paired_t([0.4, 0.5, 0.7], [0.3, 0.4, 0.6])
-    assert (constant.p, constant.effect) == (0.0, float("inf"))
-    assert "same difference" in constant.note
-    copies = paired_t([0.5, 0.5, 0.5], [0.4, 0.4, 0.4])  # of a forest that draws nothing by chance
-    assert isnan(copies.p)
-    assert "all repeats are the same" in copies.note
-    one = paired_t([0.4], [0.3])
-    assert isnan(one.p)
-    assert one.difference == pytest.approx(0.1)
-    assert "one pair" in one.note
-    none = paired_t([], [])
-    assert isnan(none.p)
-    assert "no repeat in common" in none.note
-
-
-def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError, match="cannot be paired"):
-        paired_t([1.0, 2.0, 3.0], [1.0])
-
-
-def test_effect_by_hand() -> None:
-    # differences 1, 2, 3: mean 2, sd 1
-    assert cohens_d([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx(2.0)
-    assert cohens_d([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx(-2.0)
-
-
-def test_few_pairs_are_pointed_out() -> None:
-    assert "only 4 pairs" in paired_t(A[:4], B[:4]).note
-    assert power_note(5) == ""
-
-
-def test_pairs_share_their_key() -> None:
-    nan = float("nan")
-    a = {(1, 1): 0.1, (1, 2): 0.2, (2, 1): 0.3, (2, 2): nan}
-    b = {(2, 1): 0.6, (1, 1): 0.4, (3, 1): 0.9, (2, 2): 0.5}
-    first, second = pair(a, b)
-    assert first.tolist() == [0.1, 0.3]
-    assert second.tolist() == [0.4, 0.6]
+def test_power_without_any_spread() -> None:
+    assert (power_of(0.1, 0.0, 4), power_of(0.0, 0.0, 4)) == (1.0, 0.05)
 
 
 def test_randomisation_comes_close_to_counting_everything() -> None:
@@ -163,8 +106,12 @@ def test_many_queries_go_through_in_parts() -> None:
 
 
 def test_corrections_by_hand() -> None:
-    p = [0.01, 0.04, 0.03]
-    assert bonferroni(p) == pytest.approx([0.03, 0.12, 0.09])
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 x .01; 2 x .03; 1 x .04, and not below
     nan = float("nan")
-    assert bonferroni([0.3, nan, 0.6])[0] == pytest.approx(0.6)
-    assert bonferroni([0.3, nan, 0.6])[2] == 1.0
+    assert holm([0.3, nan, 0.6]) == pytest.approx([0.6, nan, 0.6], nan_ok=True)
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_corrected_p_decides_as_holm_does(p: list[float]) -> None:
+    assert [value <= 0.05 for value in holm(p)] == holm_rejects(p, 0.05)

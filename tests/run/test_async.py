@@ -112,12 +112,13 @@ def test_a_log_can_be_federated_in_step_by_chance(log, tmp_path):
 
 def test_the_figure_of_the_paper_runs(log, tmp_path):
     changes = [f"data.log={log}", "seeds=[1]", "data.users=5", "clients.count=5"]
-    changes += ["variants.released-async-IID.clients.count=1"]  # which it has, and which five would not change
+    # Which they have, and which five would not change.
+    changes += [f"variants.released-{how}-IID.clients.count=1" for how in ("sync", "async")]
     asked = read_experiment("aol4foltr/fig-5", changes)
     results = run_experiment(asked, "fig-5", tmp_path)
     assert not results.failed
     runs = load_runs(tmp_path / "fig-5")
-    assert [run.status for run in runs] == ["finished"] * 6
+    assert [run.status for run in runs] == ["finished"] * 12
     asked_of = {variant.name: variant.experiment for variant in asked.variants}
     pooled = clients_of(asked_of["released-async-IID"], 1, 1)
     assert pooled.queries.tolist() == list(range(120)), "one client, everything in order of time"
@@ -149,6 +150,7 @@ def test_single_runs_say_which_arrival(log):
 
 
 GAUSSIAN = {"name": "gaussian", "clip": 1.0, "noise": 20.0}
+FPDGD = {"name": "fpdgd-paper", "epsilon": 4.5}
 LOGGED = {"name": "pdgd", "lists": "logged", "batch": True, "clip_gradients": 1.0}
 
 
@@ -272,6 +274,10 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
         ({"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}}, "mechanism: there is no round whose sum"),
         ({"mechanism": GAUSSIAN | {"place": {"name": "server"}}}, "mechanism: there is no round whose sum"),
         (
+            {"mechanism": FPDGD, "learner": {"name": "pdgd", "clip_weights": 1.5}},
+            "for comparison alone, fpdgd-paper with shares",
+        ),
+        (
             {"mechanism": GAUSSIAN | {"place": {"name": "server"}}, "arrival": WAITING},
             "mechanism: there is no round whose sum",
         ),
@@ -312,6 +318,15 @@ def test_what_does_not_go_together(log, changes, said):
     with pytest.raises(ValueError) as problem:
         read_tables(tables(log, **changes))
     assert said in str(problem.value)
+
+
+def test_published_noise_comes_one_by_one_where_its_shares_are_named_and_promises_nothing(log, tmp_path):
+    changes = {"learner": {"name": "pdgd", "clip_weights": 1.5}, "mechanism": FPDGD | {"shares": 5}}
+    task = only(read_tables(tables(log, **changes)), tmp_path)
+    assert perform(task) == "finished"
+    card = json.loads((task.folder / "privacy.json").read_text())
+    assert card["promises"]
+    assert all(row["epsilon"] is None for row in card["promises"])
 
 
 def test_a_search_that_is_taken_up_once_is_paid_once(log):

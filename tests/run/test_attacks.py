@@ -343,7 +343,7 @@ def attacked(out, name, quality, rule="mean", attack=None, malicious=0, settings
 
 
 def table_of(out):
-    [found] = find(load_runs(out), by_query=False)
+    [found] = find(load_runs(out))
     table = robustness_table(found)
     return None if table is None else (table.header, [[str(cell) for cell in row] for row in table.rows])
 
@@ -381,10 +381,10 @@ def test_the_table_is_not_shown_when_nobody_attacks(tmp_path):
 def test_only_an_attack_that_nobody_makes_is_worth_a_note(tmp_path):
     write_experiment(tmp_path)
     attacked(tmp_path, "mean", 0.5)
-    [found] = find(load_runs(tmp_path), by_query=False)
+    [found] = find(load_runs(tmp_path))
     assert not any("malicious" in note for note in found.notes)
     attacked(tmp_path, "attacked", 0.5, attack=FLIP, malicious=1)
-    [found] = find(load_runs(tmp_path), by_query=False)
+    [found] = find(load_runs(tmp_path))
     assert not any("malicious" in note for note in found.notes)
 
 

@@ -34,6 +34,8 @@ def said(grid):
         ("global", [None]),
         ({"name": "local-plus", "noise": 0.0}, [None, None, None]),
         ({"name": "local-plus", "counts": "exact"}, [None, None, None]),
+        ({"name": "local-plus", "noise_in": "paper"}, [None, None, None]),
+        ({"name": "local-plus", "noise_in": "lookup"}, [0.5, None, None]),
         ("local-plus", [6.6, None, None]),
         ("cross-silo", [6.6, None, None, None]),
     ],

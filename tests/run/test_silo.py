@@ -18,6 +18,7 @@ from fedrank.run.runs import load_runs
 from fedrank.run.schedule import run_experiment
 from fedrank.run.writer import Task
 from fedrank.silo.features import FEATURE_NAMES, RANGES
+from fedrank.silo.training import LocalPlus
 from fedrank.spec.grid import read_tables
 from fedrank.trees.engine_rules import engine_scores
 from fedrank.trees.export import ENGINES, export, plain_scores, probes, take_apart
@@ -190,6 +191,98 @@ def test_the_card_claims_what_noise_pays_for(collection: Path, tmp_path: Path) -
         assert not cards[key]["promises"]
     assert "nothing can be claimed" in cards["plain"]["summary"]
     assert "tell each other nothing" in cards["alone"]["summary"]
+
+
+def test_the_card_of_answers_counts_every_number_that_is_told(collection: Path, tmp_path: Path) -> None:
+    """The silo that is asked most tells, for each term of the others, a count and how many documents hold it; for a
+    term of a test query the latter."""
+    asked = spec(collection, {"name": "cross-silo", "noise_in": "lookup", **SKETCH}, rounds=1)
+    done = task(asked, tmp_path / "run")
+    assert perform(done) == "finished"
+    silos = silo_run.silos_of(asked.base, 1)
+    told = [2 * sum(len(q.terms) for q in silo.train) + sum(len(q.terms) for q in silo.test) for silo in silos]
+    card = json.loads((done.folder / "privacy.json").read_text())
+    (promise,) = card["promises"]
+    assert promise["times"] == sum(told) - min(told)
+    assert promise["epsilon"] == pytest.approx(0.5 * promise["times"])
+    assert card["mechanism"]["name"] == "lookup"
+    assert "Every answer is noised" in card["summary"]
+
+
+def test_the_card_says_that_published_noise_hides_nothing(collection: Path, tmp_path: Path) -> None:
+    method = {"name": "local-plus", "noise_in": "paper", "true_rows": 3, **SKETCH}
+    done = task(spec(collection, method, rounds=1), tmp_path / "run")
+    assert perform(done) == "finished"
+    card = json.loads((done.folder / "privacy.json").read_text())
+    assert not card["promises"]
+    assert "which hides nothing. Nothing can be claimed." in card["summary"]
+    done = task(spec(collection, method, privacy={"budget": 2.0}), tmp_path / "other")
+    assert perform(done) == "failed"
+    assert (
+        "published noise, which hides nothing" in json.loads((done.folder / "run.json").read_text())["error"]["message"]
+    )
+
+
+def test_some_of_the_silos_train_and_all_are_tested_on(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", -1.0)
+    tested = {}
+    for count in (1, 2):
+        done = task(spec(collection, "local", silos={"count": count, "of": 3}), tmp_path / str(count))
+        calls = iter(range(100))
+        assert perform(done, stop=lambda calls=calls: next(calls) == 1) == "interrupted"  # type: ignore[misc]
+        assert perform(done) == "finished", "lists are read back as they were kept"
+        tested[count] = [row["query"] for row in rows(done.folder / "queries.csv")]
+        assert len(rows(done.folder / "clients.csv")) == count
+        notes = json.loads((done.folder / "run.json").read_text())["notes"]
+        assert f"{3 - count} more silos take no part" in notes[count]
+    assert tested[1] == tested[2]
+
+
+def test_runs_that_differ_in_training_only_share_their_lists(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silo_run._lists.cache_clear()
+    made: list[str] = []
+    lists = LocalPlus.lists
+
+    def counted(self: LocalPlus, *given: Any) -> Any:
+        made.append(type(self).__name__)
+        return lists(self, *given)
+
+    monkeypatch.setattr(LocalPlus, "lists", counted)
+    method = {"name": "cross-silo", **SKETCH}
+    asked = [method, {**method, "rate": 0.1, "steps": 5}, {**method, "name": "local-plus"}, {**method, "k": 5}]
+    for number, one in enumerate(asked):
+        assert perform(task(spec(collection, one, rounds=1), tmp_path / str(number))) == "finished"
+    assert made == ["LocalPlus"] * 2, "one for the first three, and one for another k"
+
+
+def test_a_run_may_say_what_questions_find_and_cost(collection: Path, tmp_path: Path) -> None:
+    method = {"name": "cross-silo", "noise": 0.0, "width": 1024, "depth": 9, "k": 6}
+    done = task(spec(collection, method, rounds=1, measure_sketches=True), tmp_path / "run")
+    assert perform(done) == "finished"
+    found = json.loads((done.folder / "sketches.json").read_text())
+    assert found["naive_cover"] == 1.0, "wide sketches without noise are exact"
+    assert 0.9 < found["cover"] <= 1.0
+    assert found["naive_megabytes"] == pytest.approx(40 * 9 * 1024 * 4 / 1e6)
+    assert min(found["milliseconds"], found["naive_milliseconds"], found["megabytes"]) > 0
+    assert (found["documents"], found["k"]) == (40, 6)
+    notes = json.loads((done.folder / "run.json").read_text())["notes"]
+    assert "of the best 6 of 40 documents" in notes[-1]
+    plain = task(spec(collection, "local", rounds=1, measure_sketches=True), tmp_path / "plain")
+    assert perform(plain) == "finished"
+    assert not (plain.folder / "sketches.json").exists(), "there are none"
+
+
+@pytest.mark.parametrize(
+    ("silos", "says"),
+    [({"count": 1}, "nobody to ask"), ({"count": 3, "of": 2}, "2 parts for 3 silos")],
+)
+def test_numbers_of_silos_that_make_no_sense_are_refused(silos: Any, says: str, collection: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        spec(collection, "local", silos=silos)
 
 
 @pytest.mark.parametrize(

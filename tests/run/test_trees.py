@@ -75,6 +75,56 @@ def columns(path: Path) -> dict[str, list[str]]:
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(rows[0])}
 
 
+def test_forests_of_fixed_sizes_are_judged_next_to_the_best_one(tmp_path, files):
+    sizes = {"sizes": [2, 7, 20], "booster": {"patience": 0}}
+    task, usual = (
+        task_of(tmp_path / "sizes", files, **sizes),
+        task_of(tmp_path / "usual", files, booster=sizes["booster"]),
+    )
+    assert perform(task) == perform(usual) == "finished"
+    names = [f"{name} of {size} trees" for size in (2, 7, 20) for name in ("ndcg@10", "map")]
+    rounds, before = columns(task.folder / "rounds.csv"), columns(usual.folder / "rounds.csv")
+    assert {name: values for name, values in rounds.items() if name not in names} == before
+    test = load_fold(task.experiment.data, 1).test
+    steps = list(task.experiment.booster.grow(load_fold(task.experiment.data, 1).train, None, 5))
+    queries = columns(task.folder / "queries.csv")
+    for size in (2, 7, 20):
+        scores = np.zeros(test.documents)
+        for step in steps[:size]:
+            step.grown.add(test.features, scores)
+        for name, expected in zip(("ndcg@10", "map"), evaluate(["ndcg@10", "map"], scores, test), strict=True):
+            column = f"{name} of {size} trees"
+            assert float(rounds[column][-1]) == pytest.approx(expected)
+            assert not any(rounds[column][:-1])
+            each = [float(value) for value in queries[column] if value]
+            assert np.mean(each) == pytest.approx(expected)
+            nothing = columns(task.folder / "nothing.csv")
+            assert nothing[column] == nothing[name]
+
+
+def test_a_forest_that_stopped_early_has_no_value_beyond(tmp_path, files):
+    task = task_of(tmp_path / "run", files, sizes=[2, 20], booster={"patience": 2})
+    perform(task)
+    rounds, facts = columns(task.folder / "rounds.csv"), json.loads((task.folder / "run.json").read_text())
+    assert rounds["map of 2 trees"][-1]
+    assert not rounds["map of 20 trees"][-1]
+    assert any("nothing is known of 20; set booster.patience = 0" in note for note in facts["notes"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [([5, 30], "at most 20 trees cannot be cut to 30"), ([5, 5], "5 stands there twice"), ([0], "sizes")],
+)
+def test_sizes_must_be_those_of_a_forest(files, sizes, said):
+    with pytest.raises(SpecError, match=said):
+        task_of(Path("run"), files, sizes=sizes)
+
+
+def test_merged_models_have_no_sizes(files):
+    with pytest.raises(SpecError, match="sizes: merged models have no order"):
+        task_of(Path("run"), files, sizes=[5], split="topics", merge="alone")
+
+
 def test_a_finished_run_says_everything(tmp_path, files):
     task = task_of(tmp_path / "run", files)
     news = []
@@ -235,14 +285,62 @@ def test_an_interrupted_merge_ends_as_an_undisturbed_one(tmp_path, files, merge,
     assert not (parts.folder / "checkpoint.npz").exists()
 
 
+def test_a_split_run_says_who_holds_what_and_whether_stacking_can_be_tested(tmp_path, files):
+    for merge, text in (
+        ("alone", None),
+        ("stacking", "a merge set has 12 queries; from 150 on stacking can be tested"),
+    ):
+        task = merging(tmp_path / merge, files, merge=merge, split={"name": "dealt", "apart": 0.5, "merge_queries": 12})
+        assert perform(task) == "finished"
+        facts = json.loads((task.folder / "run.json").read_text())
+        assert facts.get("not_testable") == text
+        assert (f"not testable: {text}" in facts["notes"]) == (text is not None)
+    fold = load_fold(task.experiment.data, 1)
+    portions = task.experiment.split(fold, rng_for(5, "split"))
+    everybody, first, second = facts["portions"]
+    assert everybody["test"] == {
+        "queries": 20, "documents": fold.test.documents, "relevant": int((fold.test.grades > 0).sum())
+    }  # fmt: skip
+    assert [row["client"] for row in (everybody, first, second)] == ["all", "client 1", "client 2"]
+    for row, portion in zip((first, second), portions, strict=True):
+        assert row["merge"]["queries"] == 12
+        assert row["train"]["queries"] == portion.train.queries
+        assert row["merge"]["relevant"] == (portion.merge.grades > 0).sum()
+
+
+def test_enough_queries_make_stacking_testable(tmp_path, files):
+    large = tmp_path / "large.txt"
+    large.write_text("".join(letor_lines(made_up_data(420, longest=8, seed=3))))
+    split = {"name": "dealt", "apart": 0.9, "merge_queries": 150}
+    task = merging(tmp_path / "run", files | {"train": str(large)}, merge="stacking", split=split)
+    assert perform(task) == "finished"
+    assert "not_testable" not in json.loads((task.folder / "run.json").read_text())
+
+
+def test_a_stacked_model_is_tuned_like_any_other(tmp_path, files):
+    large = tmp_path / "large.txt"
+    large.write_text("".join(letor_lines(made_up_data(600, longest=60, seed=3))))
+    split = {"name": "dealt", "apart": 0.5}
+    merge = {"name": "stacking", "booster": {"name": "lambdamart", "trees": 3}}
+    task = merging(tmp_path / "run", files | {"train": str(large)}, merge=merge, split=split, tune=2)
+    assert perform(task) == "finished", (task.folder / "run.json").read_text()
+    tuned = json.loads((task.folder / "run.json").read_text())["tuned"]
+    assert len(tuned) == 4  # two local models, two on top of them
+    stacked = load_model(task.folder / "clients/2/merged").final
+    assert f"shrinkage={tuned[3]['rate']:g}" in stacked.text
+    assert len(stacked) == tuned[3]["trees"]
+
+
 def test_every_forest_is_tuned_by_its_own_validation_queries(tmp_path, files):
     large = tmp_path / "large.txt"  # the space was made for large data: leaves of a small set are too light
     large.write_text("".join(letor_lines(made_up_data(300, longest=60, seed=3))))
     first, again = (merging(tmp_path / name, files | {"train": str(large)}, tune=2) for name in ("first", "again"))
     assert perform(first) == "finished", (first.folder / "run.json").read_text()
     tuned = json.loads((first.folder / "run.json").read_text())["tuned"]
-    assert [set(each) for each in tuned] == [{"trials", "rate", "leaves", "min_data_in_leaf", "min_sum_hessian"}] * 3
-    settings = {key: value for key, value in tuned[0].items() if key != "trials"}
+    assert [set(each) for each in tuned] == [
+        {"trials", "trees", "rate", "leaves", "min_data_in_leaf", "min_sum_hessian"}
+    ] * 3
+    settings = {key: value for key, value in tuned[0].items() if key not in ("trials", "trees")}
     portion = first.experiment.split(load_fold(first.experiment.data, 1), rng_for(5, "split"))[0]
     alone = dataclasses.replace(first.experiment.booster, **settings)(portion.train, portion.validation, seed=5)
     assert load_model(first.folder / "clients/1/local").trees == alone.trees

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,6 +248,112 @@ def test_sketches_cost_bytes(silos: list[Silo]) -> None:
     assert 0 < lists.bytes - terms * 5 * 5 - counters <= terms * 6 * 8
 
 
+def test_found_documents_are_measured_by_the_own_ones_of_a_list(silos: list[Silo]) -> None:
+    """A document of a training list has the features that it would have in a test list: nobody else changes them."""
+    partners = exact(silos, 20)[1:]
+    own = replace(silos[0], test=silos[0].train)  # the same lists, once to train on and once to be tested on
+    lists = silo_lists(own, partners, 20, 2)
+    together = silo_lists(own, partners, 20, 2, scaling="together")
+    assert lists.added > 0
+    changed = 0
+    for place, query in enumerate(own.train):
+        kept = len(query.candidates)
+        here = slice(lists.train.offsets[place], lists.train.offsets[place] + kept)
+        there = slice(lists.test.offsets[place], lists.test.offsets[place + 1])
+        np.testing.assert_array_equal(lists.train.features[here], lists.test.features[there])
+        changed += not np.array_equal(together.train.features[here], lists.test.features[there])
+    assert changed, "scaled together with found documents, own ones move"
+    assert lists.train.features.min() == 0
+    assert lists.train.features.max() == 1
+    assert lists.train.normalised == lists.test.normalised == "query"
+
+
+def test_the_share_of_others_documents_says_how_many_a_query_finds(silos: list[Silo]) -> None:
+    """40 documents each: a tenth of the others' 80 are 8, and of the paper's 3 x 36,400 documents 150 are .00137."""
+    method = LocalPlus(counts="exact", k_share=0.1)
+    assert method.most(silos) == [8, 8, 8]
+    lists = method.lists(silos, 1)
+    same = LocalPlus(counts="exact", k=8).lists(silos, 1)
+    assert lists.added.tolist() == same.added.tolist()
+    assert LocalPlus(k_share=1e-9).most(silos) == [1, 1, 1], "never none"
+    told = LocalPlus(counts="exact", k_share=0.0).lists(silos, 1)
+    assert told.added.tolist() == [0, 0, 0], "but of 0 none: silos tell how many documents hold a word, no more"
+    np.testing.assert_array_equal(told.test[0].features, same.test[0].features)
+    assert not np.array_equal(told.train[0].features, Local().lists(silos, 1).train[0].features)
+    assert round(0.00137 * 3 * 36_400) == 150
+
+
+@pytest.mark.parametrize("name", ["local", "global"])
+def test_steps_are_those_of_a_model_however_many_documents_there_are(name: str, silos: list[Silo]) -> None:
+    method = SILO_METHODS[name](batch=8, steps=10)  # type: ignore[call-arg]
+    lists, taken = method.lists(silos, 1), []
+
+    def counted(*given: Any) -> Any:
+        taken.append(given[-1])
+        return sgd(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedrank.silo.training.sgd", counted)
+        method.step(method.first(3), lists, 1, 1)
+    assert taken == ([10, 10, 10] if name == "local" else [3, 3, 4])
+    assert method.trained_on(lists) == (240 if name == "local" else 80)
+    assert Local().trained_on(lists) == sum(data.documents for data in lists.train)
+
+
+def test_steps_begin_another_pass_where_one_is_not_enough() -> None:
+    """Two rows, batches of one, three steps: one pass, and the first row of another."""
+    rows, targets = np.array([[1.0], [2.0]], np.float32), np.array([1.0, 0.0])
+    rng = np.random.default_rng(3)
+    order = [*rng.permutation(2), *rng.permutation(2)][:3]
+    weights = [0.0, 0.0]
+    for row in order:
+        x = float(rows[row, 0])
+        error = 1 / (1 + exp(-(weights[0] * x + weights[1]))) - targets[row]
+        weights = [weights[0] - 0.5 * error * x, weights[1] - 0.5 * error]
+    after = sgd(np.zeros(2), rows, targets, 0.5, 1, np.random.default_rng(3), 3)
+    assert after.tolist() == pytest.approx(weights)
+    assert sgd(np.ones(2), rows, targets, 0.5, 1, np.random.default_rng(3), 0).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"noise_in": "paper"},
+        {"noise_in": "lookup"},
+        {"true_rows": 3, "noise": 0.0},
+        {"find": "published", "noise": 0.0},
+    ],
+)
+def test_published_ways_to_ask_can_be_trained_with(settings: dict[str, Any], silos: list[Silo]) -> None:
+    method = CrossSilo(width=128, depth=5, k=6, **settings)
+    lists = method.lists(silos, 1)
+    plain = CrossSilo(width=128, depth=5, k=6, noise=0.0).lists(silos, 1)
+    assert lists.added.min() > 0
+    assert lists.looked_up == plain.looked_up
+    features = np.concatenate([data.features for data in lists.train])
+    assert np.isfinite(features).all()
+    assert not np.array_equal(features, np.concatenate([data.features for data in plain.train]))
+    numbers = 1 if settings.get("noise_in") == "lookup" or "find" in settings else 5
+    counters = 0 if settings.get("noise_in") == "lookup" else 3 * 2 * 5 * 4096 * 4
+    assert lists.bytes == lists.looked_up * 5 * 5 + lists.answers * (4 + 4 * numbers) + counters
+
+
+def test_those_who_take_no_part_are_tested_on_and_teach_nothing() -> None:
+    some, all_of_them = (make_silos(COLLECTION, rule, Tokeniser(), 1) for rule in (SilosRule(2, of=3), SilosRule(3)))
+    assert [len(silo.train) > 0 for silo in some] == [True, True, False]
+    for one, other in zip(some, all_of_them, strict=True):
+        assert [query.id for query in one.test] == [query.id for query in other.test]
+        assert one.documents == other.documents
+    for method in (Local(), CrossSilo(counts="exact", k=6)):
+        lists = method.lists(some, 1)
+        assert (len(lists.train), len(lists.test), len(lists.added)) == (2, 3, 2)
+        outside = Local().lists(all_of_them, 1).test[2]
+        np.testing.assert_array_equal(lists.test[2].features, outside.features)
+    alone = make_silos(COLLECTION, SilosRule(1, of=3), Tokeniser(), 1)
+    one, other = (method.lists(alone, 1).train[0] for method in (Local(), CrossSilo(counts="exact", k=6)))
+    np.testing.assert_array_equal(one.features, other.features)
+
+
 @pytest.mark.parametrize("name", SILO_METHODS)
 def test_every_method_learns(name: str, silos: list[Silo]) -> None:
     method = SILO_METHODS[name]()
@@ -287,8 +394,26 @@ def test_lists_feed_other_learners(silos: list[Silo]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rate": 0.0}, {"batch": 0}, {"k": 0}, {"alpha": 0.5}, {"width": 0}, {"noise": -1.0}, {"noise": 1e-9}]
+    "wrong",
+    [
+        {"rate": 0.0},
+        {"batch": 0},
+        {"steps": 0},
+        {"k": 0},
+        {"k_share": -0.1},
+        {"k_share": 1.1},
+        {"alpha": 0.5},
+        {"width": 0},
+        {"noise": -1.0},
+        {"noise": 1e-9},
+        {"epsilon": 0.0},
+        {"true_rows": 0},
+        {"true_rows": 31},
+        {"true_rows": 3, "noise_in": "lookup"},
+        {"counts": "exact", "noise_in": "paper"},
+        {"counts": "exact", "true_rows": 3},
+    ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        CrossSilo(**wrong)  # type: ignore[arg-type]
+        CrossSilo(**wrong)

@@ -61,6 +61,76 @@ def test_lambdamart_is_lightgbms_own():
     np.testing.assert_array_equal(booster(TRAIN, seed=1).score(TRAIN), theirs.predict(TRAIN.features))
 
 
+def lambdas(grades, scores, norm, truncation):
+    """Gradients and hessians of one query, pair by pair: as Burges (2010) has them, or as LightGBM normalises them."""
+    order = np.argsort(-scores, kind="stable")
+    discount = 1 / np.log2(np.arange(len(grades)) + 2)
+    ideal = np.sum(np.sort(2.0**grades - 1)[::-1][:truncation] * discount[:truncation])
+    gradient, hessian, total = np.zeros(len(grades)), np.zeros(len(grades)), 0.0
+    for first in range(min(truncation, len(grades))):
+        for second in range(first + 1, len(grades)):
+            pair = sorted(order[[first, second]], key=lambda document: -grades[document])
+            gain = 2.0 ** grades[pair[0]] - 2.0 ** grades[pair[1]]
+            weight = gain * abs(discount[first] - discount[second]) / ideal
+            apart = scores[pair[0]] - scores[pair[1]]
+            if norm and scores.max() != scores.min():
+                weight /= 0.01 + abs(apart)
+            wrong = 1 / (1 + np.exp(apart))
+            gradient[pair] += np.array([-1, 1]) * weight * wrong
+            hessian[pair] += weight * wrong * (1 - wrong)
+            total += 2 * weight * wrong
+    scale = np.log2(1 + total) / total if norm and total > 0 else 1.0
+    return gradient * scale, hessian * scale
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("truncation", [1, 3, 30])
+def test_pairs_weigh_as_the_settings_say(norm, truncation):
+    rng = np.random.default_rng(3)
+    grades, scores = rng.integers(0, 4, size=(5, 6)), rng.normal(size=(5, 6))
+    features = np.tile(np.arange(6.0), 5)[:, None]  # the first documents of all queries look alike, and so on
+    booster = Lambdamart(
+        trees=1, min_data_in_leaf=1, min_sum_hessian=0.0, rate=1.0, lambda_norm=norm, lambda_truncation=truncation
+    )
+    settings = booster.engine(1, 1)
+    rows = lightgbm.Dataset(
+        features, grades.ravel().astype(float), group=[6] * 5, init_score=scores.ravel(), params=settings
+    )
+    grown = lightgbm.Booster(settings, rows)
+    grown.update()
+    gradients, hessians = np.array(
+        [lambdas(*each, norm, truncation) for each in zip(grades, scores, strict=True)]
+    ).transpose(1, 0, 2)
+    leaf = grown.predict(features, pred_leaf=True).ravel()
+    assert len(set(leaf)) > 2
+    for one in set(leaf):
+        inside = leaf == one
+        expected = -gradients.ravel()[inside].sum() / hessians.ravel()[inside].sum()
+        # LightGBM looks the logistic function up in a table.
+        np.testing.assert_allclose(grown.predict(features[inside]), expected, rtol=1e-3)
+
+
+def test_truncation_must_leave_pairs():
+    with pytest.raises(ValueError, match="lambda_truncation = 0 leaves no pair"):
+        Lambdamart(lambda_truncation=0)
+
+
+def test_a_shortlist_may_stop_by_short_lists():
+    whole, short = Shortlist(**SMALL, negatives=3), Shortlist(**SMALL, negatives=3, cut_validation=True)
+    lists = short.stops_by(VALIDATION)
+    for query, (begin, end) in enumerate(pairwise(VALIDATION.offsets)):
+        grades = VALIDATION.grades[begin:end]
+        seen = np.cumsum(grades < 1)
+        kept = (grades > 0) | (seen <= 3)
+        mine = slice(lists.offsets[query], lists.offsets[query + 1])
+        np.testing.assert_array_equal(lists.features[mine], VALIDATION.features[begin:end][kept])
+        np.testing.assert_array_equal(lists.grades[mine], grades[kept])
+    assert whole.stops_by(VALIDATION) is VALIDATION
+    model, curve = short(TRAIN, None, 1), [step.validation for step in short.grow(TRAIN, VALIDATION, 1)]
+    assert [step.validation for step in whole.grow(TRAIN, VALIDATION, 1)] != curve
+    assert evaluate(["ndcg@10"], model.score(lists), lists)[0] == pytest.approx(curve[-1])
+
+
 @pytest.mark.parametrize(("keep", "every", "least"), [(0.3, 1, 1), (0.3, 4, 1), (0.01, 2, 3)])
 def test_selgb_is_lightgbm_on_the_hardest_negatives_slowly(keep, every, least):
     booster = Selgb(**SMALL, keep=keep, every=every, least=least)

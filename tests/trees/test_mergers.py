@@ -10,9 +10,12 @@ import pytest
 from fedrank.rank.measures import evaluate
 from fedrank.rank.model import Model
 from fedrank.rank.rankers import Linear
+from fedrank.trees.boosters import Lambdamart, NothingToSplit
+from fedrank.trees.forestry import Forestry
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.mixtures import LinearMix, Stacked, scores_of, stacked
 from fedrank.trees.model_files import load_model
+from fedrank.trees.splits import Portion
 from tests.made_up import made_up_data
 
 DATA = made_up_data(60, features=5, seed=7)
@@ -142,3 +145,36 @@ class TestStacking:
         text.write_text(text.read_text()[:-200])
         with pytest.raises(ValueError, match=r"model-final.*(cut short|damaged)"):
             load_model(tmp_path)
+
+
+def test_a_stacked_model_is_grown_with_settings_that_are_found_on_the_part_held_out():
+    asked = []
+
+    def settings(booster, train, validation, seed, threads):
+        asked.append((train.queries, validation.queries, train.features.shape[1], seed))
+        return replace(booster, trees=3, rate=0.5)
+
+    portions = [Portion("one", DATA, None, None, DATA)] * 2
+    merger = Stacking(booster=Lambdamart(trees=9, leaves=4, min_data_in_leaf=3))
+    one, _ = merger(portions, [GOOD, NOISE], Forestry(Lambdamart(), settings), seed=4)
+    assert len(asked) == 2  # for every client's own
+    [(train, held_out, features, seed)] = set(asked)
+    assert (train + held_out, features, seed) == (DATA.queries, 5 + 2, 4)
+    assert held_out == round(0.2 * np.sum(np.maximum.reduceat(DATA.grades, DATA.offsets[:-1]) > 0))
+    assert "shrinkage=0.5" in one.final.text
+    assert len(one.final) <= 3
+    plain, _ = merger(portions, [GOOD, NOISE], Lambdamart(), seed=4)
+    assert "shrinkage=0.05" in plain.final.text
+
+
+def test_where_no_setting_can_split_the_merge_set_the_own_ones_stay():
+    def settings(booster, train, validation, seed, threads):
+        raise NothingToSplit("none of them")
+
+    merger = Stacking(booster=Lambdamart(trees=9, leaves=4, min_data_in_leaf=3))
+    portions = [Portion("one", DATA, None, None, DATA)]
+    (one,) = merger(portions, [GOOD, NOISE], Forestry(Lambdamart(), settings), seed=4)
+    (plain,) = merger(portions, [GOOD, NOISE], Lambdamart(), seed=4)
+    assert one.final.text == plain.final.text
+    assert one.notes["settings"].startswith("as given")
+    assert "settings" not in plain.notes

@@ -128,6 +128,34 @@ def test_merge_sets_from_validation_hold_queries_of_others_only():
         assert not any(query.startswith(f"v{portion.name}") for query in ids(portion.merge))
 
 
+@pytest.mark.parametrize("split", [Topics(apart=0.5, merge_queries=7), Dealt(apart=0.5, merge_queries=7)])
+def test_merge_sets_from_queries_set_apart_hold_what_nobody_learns_from(split):
+    train = made_up_data(queries=60, seed=3)
+    fold = fold_of(train, made_up_data(queries=20, seed=4))
+    portions = split(fold, np.random.default_rng(0))
+    learned = [query for portion in portions for query in ids(portion.train)]
+    assert len(learned) == len(set(learned)) == 30
+    assert [portion.merge.queries for portion in portions] == [7, 7]
+    for portion in portions:
+        assert not set(ids(portion.merge)) & set(learned)
+        assert set(ids(portion.merge)) <= set(train.query_ids.tolist())
+    # They are of the others' kind, so that no two clients share one.
+    assert not set(ids(portions[0].merge)) & set(ids(portions[1].merge))
+    more = replace(split, merge_queries=9)(fold, np.random.default_rng(0))
+    for few, many in zip(portions, more, strict=True):
+        assert set(ids(few.merge)) < set(ids(many.merge))  # a curve over sizes adds queries to those there were
+        assert ids(few.train) == ids(many.train)
+
+
+def test_a_merge_set_has_no_more_queries_than_asked():
+    train = judged({f"{c} {i}": [(c, 1), (c, 0)] for c in (1, 2) for i in range(8)})
+    validation = judged({f"v{c} {i}": [(c, 1), (c, 0)] for c in (1, 2) for i in range(5)})
+    asked = Categories("feature:2", rest="none", clients=2, merge="validation", merge_queries=3)
+    assert [one.merge.queries for one in asked(fold_of(train, validation), np.random.default_rng(0))] == [3, 3]
+    asked = replace(asked, merge_queries=100)
+    assert [one.merge.queries for one in asked(fold_of(train, validation), np.random.default_rng(0))] == [5, 5]
+
+
 def test_categories_come_from_a_file_of_queries_or_of_documents(tmp_path):
     by_query, by_document = tmp_path / "queries.tsv", tmp_path / "documents.tsv"
     by_query.write_text("".join(f"{query}\t{'news' if query == 'other' else 'life'}\n" for query in BY_HAND.query_ids))
@@ -270,6 +298,8 @@ def test_a_faulty_file_of_categories_is_refused(tmp_path, text, message):
         (Categories, {"categories": ("a", "a")}, "a category stands twice in .*; name each once"),
         (Topics, {"clients": 1}, "clients = 1 is no split; use 2 or more"),
         (Dealt, {"clients": 1}, "clients = 1 is no split; use 2 or more"),
+        (Dealt, {"apart": 1.0}, "apart = 1.0 leaves nothing to learn from"),
+        (Topics, {"merge_queries": -1}, "merge_queries = -1 is no number of queries"),
     ],
 )
 def test_settings_that_make_no_split_are_refused(split, wrong, message):

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("lightgbm")
 optuna = pytest.importorskip("optuna")
 
-from fedrank.trees.boosters import Lambdamart, Selgb  # noqa: E402
-from fedrank.trees.tuning import RATES, tune  # noqa: E402
+from fedrank.trees.boosters import Lambdamart, NothingToSplit, Selgb  # noqa: E402
+from fedrank.trees.tuning import RATES, Studies, tune  # noqa: E402
 from tests.made_up import made_up_data  # noqa: E402
 
 TRAIN = made_up_data(queries=60, longest=60)
@@ -87,3 +87,13 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match="pip install 'lightgbm>="):
         tune(BOOSTER, TRAIN, VALIDATION, 1, tmp_path / "study.db", 1)
+
+
+def test_a_forest_that_cannot_be_grown_takes_a_study_like_any_other(tmp_path):
+    studies = Studies(1, tmp_path)
+    with pytest.raises(NothingToSplit):
+        studies(BOOSTER, made_up_data(queries=2, longest=4), VALIDATION, 1)
+    studies(BOOSTER, made_up_data(400, longest=60), VALIDATION, 1)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["study-1.db", "study-2.db"]
+    assert [best.trees > 0 for best in studies.best] == [False, True]
+    assert studies.best[0].settings == {}

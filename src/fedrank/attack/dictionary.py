@@ -17,7 +17,8 @@ from fedrank.protect.accounting import GaussianEvent, PureEvent, delta_of
 from fedrank.protect.noise import SecureSource
 from fedrank.seeds import rng_for
 from fedrank.silo.hashing import Cells, Hashing
-from fedrank.silo.protocol import choose_decoys, noised_counts, published_answers
+from fedrank.silo.looked_up import noised_counts, published_answers
+from fedrank.silo.protocol import choose_decoys
 from fedrank.silo.sketch import Sketcher, Sketches
 from fedrank.types import Source
 

@@ -28,7 +28,7 @@ from fedrank.attack.dictionary import identify_by_cells
 from fedrank.attack.infer import LEVEL, Tell, upper_bound
 from fedrank.protect.accounting import GaussianEvent, delta_of, epsilon
 from fedrank.seeds import rng_for
-from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
+from fedrank.silo.partners import Partner
 from fedrank.silo.silos import Silo
 from fedrank.silo.sketch import BLOCK, Sketcher
 from fedrank.silo.terms import TermCounts
@@ -67,6 +67,14 @@ class SketchAudit:
             plan.append(PlannedAttack(HELD, lambda tell: [self._held(method, tell)]))
             if method.counts == "exact":
                 plan.append(skipped(self.variant, SWAPPED, "counts are told as they are, and nothing is promised"))
+            elif method.noise_in == "paper":
+                plan.append(
+                    skipped(self.variant, SWAPPED, "one draw for all rows is published noise, which hides nothing")
+                )
+            elif method.noise_in == "lookup":
+                plan.append(
+                    skipped(self.variant, SWAPPED, "no sketch leaves a silo, and every answer has its own noise")
+                )
             elif not method.noise:
                 plan.append(skipped(self.variant, SWAPPED, "sketches have no noise, and nothing is promised"))
             else:
@@ -83,8 +91,8 @@ class SketchAudit:
     def _held(self, method: LocalPlus, tell: Tell) -> Finding:
         """Told two words, of which one stands in a document: which one?"""
         told = {"as it is": method}
-        if method.counts == "sketch" and method.noise:
-            told["without noise"] = replace(method, noise=0.0)
+        if method.counts == "sketch" and (method.noise or method.noise_in != "sketch"):
+            told["without noise"] = replace(method, noise=0.0, noise_in="sketch")
         shares = {
             name: self._looked_up(each, lambda share, part=part: tell((part + share) / len(told)))  # type: ignore[misc]
             for part, (name, each) in enumerate(told.items())
@@ -129,9 +137,7 @@ class SketchAudit:
         return Share(int(right), of)
 
     def _partner(self, method: LocalPlus, silo: Silo, key: bytes) -> Partner:
-        if method.counts == "exact":
-            return Exact(silo, method.k)
-        return Sketched(sketch_fields(silo.fields, method.sketcher, method.rule, key, self.source), key)
+        return method.partner(silo, key, max(1, *method.most(self._everybody)), self.seed, self.source)
 
     def _swapped(self, sketcher: Sketcher, tell: Tell) -> Finding:
         """Who knows all of a document but one word, and which two it may be, sees its whole sketch: which one is it?"""

@@ -83,17 +83,24 @@ def papers_run(
         raise typer.Exit(FAILED)
 
 
-@papers_app.command("report", epilog="Example:  fedrank papers report --runs runs --out papers.html")
+@papers_app.command(
+    "report",
+    epilog="Examples:  fedrank papers report --runs runs --out papers.html  ·  fedrank papers report --out claims.md",
+)
 def papers_report(
-    out: Annotated[Path, typer.Option(help="Web page to write; one for each paper lies beside it.")] = Path(
-        "papers.html"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Web page to write, with one for each paper beside it; or a .md file: all claims.")
+    ] = Path("papers.html"),
     runs: Runs = Path("runs"),
 ) -> None:
     """Published and measured side by side, and for each finding whether it holds, as far as that can be told."""
+    from fedrank.papers.claims_page import write_claims
     from fedrank.papers.page import write_papers_report
 
-    summary = write_papers_report(runs, out)
     console = new_console()
-    say(console, summary)
+    if out.suffix == ".md":
+        say(console, write_claims(runs, out))
+        say(console, f"Claims: {out}")
+        return
+    say(console, write_papers_report(runs, out))
     say(console, f"Report: {out}, and beside it a page on each paper")

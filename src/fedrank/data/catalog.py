@@ -66,6 +66,7 @@ class DataSet:
     missing: float | None = None  # value that stands for a missing one; read as 0
     feature_names: tuple[str, ...] = ()
     given: str = ""  # what ranks documents before anybody learns, as in `RankingData`
+    intents: int = 0  # of a query, each with its own judgements; 0: there are none
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,7 +154,7 @@ def load(name: str, fold: int = 1, normalise: str | None = None, cache: bool = T
             train, validation, test = _in_turn(_five_parts(_read(entry, _found(entry)["all"], how, cache)), fold)
         case "intents":
             judged = intent_grades(name, cache)
-            train = test = replace(_read(entry, _found(entry)["all"], how, cache), grades=judged[0])
+            train = test = replace(_read(entry, _found(entry)["all"], how, cache), grades=judged[0], intents=judged[1:])
             validation = None
             notes += [_SAME_QUERIES, *_disagreements(judged)]
         case "parts" | "files":
@@ -203,7 +204,7 @@ def intent_grades(name: str = "clueweb09-intents", cache: bool = True) -> NDArra
 
     entry = describe(name)
     if entry.layout != "intents":
-        raise ValueError(f"{name} has no judgements by intent; use clueweb09-intents or intent-change")
+        raise ValueError(f"{name} has no files of judgements by intent; use clueweb09-intents or intent-change")
     files = _found(entry)
     data = _read(entry, files["all"], "none", cache)
     topics = np.repeat(data.query_ids, np.diff(data.offsets)).tolist()
@@ -236,11 +237,14 @@ def _generated(entry: DataSet, how: str) -> RankingData:
     from fedrank.data.normalise import normalise
     from fedrank.data.synthetic import synthetic
     from fedrank.data.synthetic_categories import synthetic_categories
+    from fedrank.data.synthetic_intents import synthetic_intents
 
     if entry.name == "synthetic-categories":
         data = synthetic_categories(entry.queries)
+    elif entry.name == "synthetic-intents":
+        data = synthetic_intents(entry.queries)
     else:
-        data = synthetic(entry.name.removeprefix("synthetic-"), entry.queries)
+        data = synthetic(entry.name.removeprefix("synthetic-").removesuffix("-large"), entry.queries)
     return normalise(data, how) if how == "query" else data
 
 

@@ -36,6 +36,8 @@ class RankingData(Glance):
     draw: tuple[float, float] | None = None
     # [documents]: clicks corrected for what places hid, NaN where nothing is known of a place; otherwise empty.
     relevance: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    # Where queries have several intents, grades by each; otherwise empty. The union of them need not be `grades`.
+    intents: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))  # [intents, documents]
     # [2, features]: the smallest and largest values that "global" normalisation made 0 and 1; None: other, or not known
     ranges: NDArray[np.float32] | None = None
 
@@ -60,6 +62,10 @@ class RankingData(Glance):
             raise ValueError(f"{len(self.place)} places for {documents} documents; give each one, or none")
         if len(self.relevance) not in (0, documents):
             raise ValueError(f"relevance of {len(self.relevance)} of {documents} documents; give that of each, or none")
+        if len(self.intents) and self.intents.shape[1] != documents:
+            raise ValueError(
+                f"grades by intent of {self.intents.shape[1]} documents, and there are {documents}; give those of each"
+            )
         if len(self.drawn) not in (0, documents) or (len(self.drawn) > 0) != (self.draw is not None):
             raise ValueError(
                 f"{len(self.drawn)} scores of {documents} documents, drawn {self.draw}: give both, or none"
@@ -117,6 +123,7 @@ class RankingData(Glance):
             place=self.place[rows] if len(self.place) else self.place,
             relevance=self.relevance[rows] if len(self.relevance) else self.relevance,
             drawn=self.drawn[rows] if len(self.drawn) else self.drawn,
+            intents=self.intents[:, rows] if len(self.intents) else self.intents,
         )
 
     @staticmethod
@@ -146,6 +153,7 @@ class RankingData(Glance):
             relevance=_all_relevance(parts),
             drawn=np.empty(0, np.float32),  # of different logs, and maybe drawn in different ways
             draw=None,
+            intents=_all_intents(parts),
         )
 
 
@@ -166,3 +174,9 @@ def _all_relevance(parts: Sequence[RankingData]) -> NDArray[np.float32]:
     if any(len(part.relevance) != part.documents for part in parts):
         return np.empty(0, np.float32)
     return np.concatenate([part.relevance for part in parts])
+
+
+def _all_intents(parts: Sequence[RankingData]) -> NDArray[np.int8]:
+    if len({len(part.intents) for part in parts}) > 1 or not len(parts[0].intents):
+        return np.empty((0, 0), np.int8)
+    return np.concatenate([part.intents for part in parts], axis=1)

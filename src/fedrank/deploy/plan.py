@@ -294,6 +294,8 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
         found.append("attack: nobody attacks a real federation on purpose; leave it out, or try it with --local")
     if experiment.fine_tune:
         found.append("fine_tune: a site adapts the final model itself, with `fedrank deploy`; set it to 0")
+    if getattr(experiment.learner, "chance", "") == "shared":
+        found.append('learner.chance: "shared" draws clicks from the seed that is sent; use "independent"')
     if isinstance(experiment.learner, Pdgd) and getattr(experiment.mechanism, "unit", "") == "interaction":
         found.append("mechanism.unit: a site learns from the same search again and again; use client or person")
     found += [f"{line}: code from outside fedrank never runs at a site" for line in code_from_outside(experiment)]
@@ -325,18 +327,30 @@ def silo_problems(experiment: SiloExperiment, sites: int) -> list[str]:
     method, silos, usual = experiment.method, experiment.silos, SilosSpec()
     found = [
         f"silos.{name}: belongs to a simulation, and real sites have their own documents and queries; leave it out"
-        for name in ("split", "queries", "labels")
+        for name in ("split", "queries", "labels", "of")
         if getattr(silos, name) != getattr(usual, name)
     ]
     if silos.count != sites:
         found.append(f"silos.count: {silos.count} where {sites} take part; set silos.count = {sites}")
     if not isinstance(method, CrossSilo):
         return [*found, f'method: "{name_of(method)}" is not done between sites; use "cross-silo", or `fedrank run`']
-    wanted = {"combine": "round-robin", "counts": "sketch", "grades": "like-own"}
+    wanted = {
+        "combine": "round-robin",
+        "counts": "sketch",
+        "grades": "like-own",
+        "scaling": "own",
+        "noise_in": "sketch",
+        "find": "both-ends",
+    }
     found += [
         f'method.{name}: between sites it is "{value}"; write that, or use `fedrank run`'
         for name, value in wanted.items()
         if getattr(method, name) != value
+    ]
+    found += [
+        f"method.{name}: is done in a simulation only; leave it out, or use `fedrank run`"
+        for name in ("steps", "k_share", "true_rows")
+        if getattr(method, name) is not None
     ]
     if not method.noise > 0:
         found.append("method.noise: 0 would tell what documents hold, word by word; use 1.0, or more")

@@ -27,7 +27,7 @@ from fedrank.types import Aggregator, Change, Messages, Trait
 class Mean:
     """Average of the updates, each counted by its interactions (FedAvg; McMahan et al., AISTATS 2017)."""
 
-    weighted: bool = True  # by interactions; otherwise every client counts the same
+    weighted: bool = True  # by interactions; otherwise, and always with scaffold, every client counts the same
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"sum"})
 

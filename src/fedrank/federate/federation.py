@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class Federation:
     participation: float = 1.0  # share of clients that take part in a round, drawn anew each time
 
     def __post_init__(self) -> None:
+        if has(self.local, "alike"):
+            object.__setattr__(self, "aggregator", unweighted(self.aggregator))
         if found := clashes(self):
             raise ValueError("\n".join(found))
 
@@ -38,6 +40,11 @@ class Federation:
     def sent(self, parameters: int) -> int:
         """How many of a model's parameters travel."""
         return parameters - (abs(self.learner.ranker.hidden) if has(self.local, "shared part") else 0)
+
+
+def unweighted(aggregator: Aggregator) -> Aggregator:
+    """The same rule, or of the weighted mean the plain one."""
+    return replace(aggregator, weighted=False) if isinstance(aggregator, Mean) else aggregator
 
 
 def cohort_size(clients: int, participation: float) -> int:

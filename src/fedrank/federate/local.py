@@ -67,10 +67,11 @@ class Scaffold:
 
     Karimireddy et al., ICML 2020. A client keeps its control, the mean gradient of its last round. The server keeps the
     mean of all controls and sends it along with the model; it needs no control of anyone to keep it: a client's moves
-    by update / (steps x rate) - common.
+    by update / (steps x rate) - common. As in the paper, the server counts all clients alike, however often they
+    search: the aggregator "mean" is not weighted here.
     """
 
-    traits: ClassVar[frozenset[Trait]] = frozenset({"plain messages", "common"})
+    traits: ClassVar[frozenset[Trait]] = frozenset({"plain messages", "common", "alike"})
 
     def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
         return np.zeros((count, start.shape[-1]))

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -60,7 +59,8 @@ class Own:
 class Intents:
     """Clients mean different things by the same query: each sees the grades of one intent (thesis 4.3, type 1).
 
-    The intents of every query are shuffled over the clients, so that no client has the easy ones.
+    The intents of every query are shuffled over the clients, so that no client has the easy ones. Where there are more
+    clients than intents, the next ones get a shuffle of their own, and so on.
     """
 
     mixed: bool = False  # everybody sees a document as relevant that is so for any intent: the IID counterpart
@@ -70,14 +70,15 @@ class Intents:
         everything = np.arange(data.queries, dtype=np.int32)
         pool = np.zeros(count, dtype=np.int32)
         union = judged.max(axis=0, keepdims=True)
-        if self.mixed and count != len(judged):
+        if self.mixed and count < len(judged):
             return Split((everything,), pool, grades=union)
-        if count != len(judged):
+        if count < len(judged):
             raise ValueError(
-                f"{count} clients for {len(judged)} intents, one client each; use clients.count = {len(judged)}, "
-                "or mixed = true, which lets any number of clients see all intents as one"
+                f"{count} clients for {len(judged)} intents, of which some would be nobody's; use clients.count = "
+                f"{len(judged)} or more, or mixed = true, which lets any number of clients see all intents as one"
             )
-        grades = shuffle_intents(judged, data.offsets, rng)
+        shuffled = [shuffle_intents(judged, data.offsets, rng) for _ in range(math.ceil(count / len(judged)))]
+        grades = np.concatenate(shuffled)[:count]
         own = np.arange(count, dtype=np.int32)
         if self.mixed:  # learn from the union, be judged by the intents: so the two settings can be compared
             return Split((everything,), pool, grades=np.concatenate([grades, union]), view=pool + count, judged=own)
@@ -130,6 +131,7 @@ class Labels:
             who=data.who[query_of[row[begins]]] if len(data.who) else data.who,
             when=data.when[query_of[row[begins]]] if len(data.when) else data.when,
             place=data.place[row] if len(data.place) else data.place,
+            intents=data.intents[:, row] if len(data.intents) else data.intents,
         )
         if self.normalise_after:
             from fedrank.data.normalise import normalise
@@ -358,31 +360,15 @@ def _enough_queries(data: RankingData, count: int) -> None:
 
 
 def _intents_of(data: RankingData) -> NDArray[np.int8]:
-    """Grades by intent, [intents, documents]; documents must stand as the catalog has them."""
+    """Grades by intent, [intents, documents]."""
     from fedrank.data.catalog import CATALOG
 
-    known = [entry.name for entry in CATALOG.values() if entry.layout == "intents"]
-    if data.name not in known:
+    if not len(data.intents):
         raise ValueError(
             f"{data.name or 'this data set'} has no judgements by intent; use data.name = "
-            + " or ".join(f'"{name}"' for name in known)
+            + " or ".join(f'"{entry.name}"' for entry in CATALOG.values() if entry.intents)
         )
-    judged = _judgements(data.name)
-    if judged.shape[1] != data.documents or not np.array_equal(judged[0], data.grades):
-        raise ValueError(
-            f"{data.documents} documents do not match the {judged.shape[1]} judged ones of {data.name}; "
-            "use the training data as the catalog loads them, with all their queries in order"
-        )
-    return judged[1:]
-
-
-@lru_cache(maxsize=2)
-def _judgements(name: str) -> NDArray[np.int8]:
-    from fedrank.data import catalog
-
-    judged = catalog.intent_grades(name)
-    judged.flags.writeable = False  # it is handed out again
-    return judged
+    return data.intents
 
 
 def _classes(file: str, data: RankingData) -> tuple[list[str], NDArray[np.int64]]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedrank.kernels import robust as robust
     from fedrank.kernels import show as show
     from fedrank.kernels import sums as sums
+    from fedrank.kernels import twister as twister
 
 
 def __getattr__(name: str) -> Any:

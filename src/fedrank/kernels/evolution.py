@@ -10,6 +10,43 @@ from fedrank.kernels.elementary import discounts
 from fedrank.kernels.rankers import score
 from fedrank.kernels.records import Candidates, Clicking, Held, Seen
 from fedrank.kernels.show import SHOWN, best_first, read_and_click, shown_ndcg
+from fedrank.kernels.twister import SEEDS, STATE, next_below, next_normals, next_uniform, reseed
+
+_SEED_BITS = np.uint64(SEEDS - 1)
+
+
+@compiled()
+def noise_from(seed, shared, hidden, twister, noise):
+    """Fill `noise` with N(0, 1) draws, a function of the seed alone; `shared` as `RandomState(seed)` draws them.
+
+    Published code has a row of weights for each hidden unit; here there is one for each feature.
+    """
+    if not shared:
+        standard_normals(seed, noise)
+        return
+    reseed(twister, seed)
+    next_normals(twister, noise)
+    units = abs(hidden)
+    if units > 0:
+        features = len(noise) // units - 2
+        drawn = noise[: units * features].copy()
+        for u in range(units):
+            for f in range(features):
+                noise[f * units + u] = drawn[u * features + f]
+
+
+@compiled()
+def read_and_click_in_turn(grades, shown, count, click, stop, attention, twister, clicked):
+    """`read_and_click` with the next draws of a generator: one for each document read, and one after each click."""
+    left = False
+    for i in range(count):
+        clicked[i] = False
+        if left:
+            continue
+        grade = grades[shown[i]]
+        if next_uniform(twister) < click[grade] * attention[i]:
+            clicked[i] = True
+            left = next_uniform(twister) < stop[grade]
 
 
 @compiled()
@@ -68,15 +105,16 @@ def reported_reward(clicked, size, discount, clicked_dcg, truth, chance):
 
 @compiled()
 def evolution_clients(
-    starts, keys, deviation, clicked_dcg, truth, hidden, documents, longest, holdings, views, people, first, last,
-    updates, online, rewards, seeds, means,
+    starts, keys, shared, deviation, clicked_dcg, truth, hidden, documents, longest, holdings, views, people, first,
+    last, updates, online, rewards, seeds, means,
 ):  # fmt: skip
     """Clients first .. last - 1 play both signs of their noise; their rows of the last five arrays are filled.
 
     The first half of a client's interactions, rounded up, is played with start + e and the others with start - e. The
     message is seeds[c] and means[c] = (mean reported reward of +, of -) as float32; `updates` follow from it. `rewards`
     are true ones, before any randomised answer. `keys` are those of searches, of noise and of answers. `clicked_dcg`
-    chooses the reward.
+    chooses the reward. With `shared` a client's noise, and then its queries and clicks, are drawn from the beginning of
+    one stream, that of its seed.
     """
     table, held, seen, clicking = Candidates(*documents), Held(*holdings), Seen(*views), Clicking(*people)
     parameters = starts.shape[1]
@@ -92,13 +130,18 @@ def evolution_clients(
     shown = np.empty(SHOWN, dtype=np.int64)
     clicked = np.empty(SHOWN, dtype=np.bool_)
     discount = discounts(SHOWN)
+    twister = np.empty(STATE, dtype=np.int64)
 
     for c in range(first, last):
         start = starts[c if len(starts) > 1 else 0]
         client = stream(keys[0], held.ids[c])
         answers = stream(keys[2], held.ids[c])
         seeds[c] = stream(keys[1], held.ids[c])
-        standard_normals(seeds[c], noise)
+        if shared:
+            seeds[c] &= _SEED_BITS
+        noise_from(seeds[c], shared, hidden, twister, noise)
+        if shared:
+            reseed(twister, seeds[c])
         pool_start = held.pools[held.pool[c]]
         pool_size = held.pools[held.pool[c] + 1] - pool_start
         grades = seen.grades[seen.views[c]]
@@ -111,7 +154,8 @@ def evolution_clients(
             reported = 0.0
             for interaction in range(begin_at, end_at):
                 chance = stream(client, interaction)
-                query = held.queries[pool_start + np.int64(uniform(chance, 0) * pool_size)]
+                place = next_below(twister, pool_size) if shared else np.int64(uniform(chance, 0) * pool_size)
+                query = held.queries[pool_start + place]
                 who = clicking.user[c] if clicking.user[c] >= 0 else np.int64(uniform(chance, 1) * len(clicking.click))
                 begin, end = table.offsets[query], table.offsets[query + 1]
 
@@ -122,9 +166,11 @@ def evolution_clients(
                     continue
                 own = grades[begin:end]
                 quality += shown_ndcg(own, shown, size, seen.ideal[seen.views[c], query], discount)
-                read_and_click(
-                    own, shown, size, clicking.click[who], clicking.stop[who], clicking.attention[who], chance, clicked
-                )
+                click, stop, attention = clicking.click[who], clicking.stop[who], clicking.attention[who]
+                if shared:
+                    read_and_click_in_turn(own, shown, size, click, stop, attention, twister, clicked)
+                else:
+                    read_and_click(own, shown, size, click, stop, attention, chance, clicked)
                 rewards[c] += reward_of(clicked, size, discount, clicked_dcg)
                 reported += reported_reward(clicked, size, discount, clicked_dcg, truth, stream(answers, interaction))
             means[c, side] = reported / max(end_at - begin_at, 1)

@@ -51,8 +51,8 @@ def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progres
     attacks = audit_experiment(
         read_experiment("demo-privacy"), messages=MESSAGES, repeats=REPEATS, runs=RUNS, progress=progress
     )
-    [learned] = find(load_runs(out / "demo"), by_query=False)
-    [forgotten] = find(load_runs(out / "demo-unlearned"), by_query=False)
+    [learned] = find(load_runs(out / "demo"))
+    [forgotten] = find(load_runs(out / "demo-unlearned"))
     write_whole(report, story(learned, forgotten.variants[0], attacks, column))
     for line in lines(learned, forgotten.variants[0], attacks, column):
         tell(line)

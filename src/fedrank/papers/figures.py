@@ -13,11 +13,13 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from fedrank.papers.tree_figures import chosen, gain_by_length
+from fedrank.papers.merge_figures import category_shares, chosen_settings, held, looked_at
+from fedrank.papers.tree_figures import chosen, cut_lists, gain_by_length
 from fedrank.report.figures import COLOURS, INK, LOOK, QUIET, STYLES, as_svg, draw_line, legend, plain, wrapped
 from fedrank.report.findings import Findings
 from fedrank.report.readings import VariantRuns
-from fedrank.report.sections import Drawing
+from fedrank.report.sections import Drawing, Part
+from fedrank.report.silo_figures import sketch_costs
 from fedrank.report.tables import heading
 from fedrank.spec.toml import readable
 
@@ -37,6 +39,14 @@ class Against:
 
 FIGURES: dict[str, Against] = {
     "cs-f-ltr/fig-6": Against(r"(?P<line>silos|global)-(?P<x>\d)", "organisations"),
+    "cs-f-ltr/fig-6a": Against(r"epsilon-(?P<x>[\d.]+)", "ε of the published noise", log=True),
+    "cs-f-ltr/fig-6b": Against(r"(?P<line>cross-silo|global|local)-(?P<x>\d)", "parties that take part"),
+    "noniid-trees/merge-queries": Against(
+        r"(?P<line>stacking|features|linear)-(?P<x>\d+)", "queries of a merge set", log=True
+    ),
+    "noniid-trees/merge-queries-mq2007": Against(
+        r"(?P<line>stacking|features|linear)-(?P<x>\d+)", "queries of a merge set", log=True
+    ),
     "selgb/fig-1": Against(r"booster.negatives=(?P<x>\d+)", "negatives of a query", log=True),
     "selgb/fig-2": Against(r"booster.keep=(?P<x>[\d.]+)", "share of rows", log=True),
     "selgb/fig-3": Against(r"booster.keep=(?P<x>[\d.]+)", "share of negatives", log=True),
@@ -49,22 +59,41 @@ FIGURES: dict[str, Against] = {
         r"(?P<line>with(?:out)?-noise),clients.count=(?P<x>\d+),clients.user=(?P<panel>\w+)", "clients", log=True
     ),
     "thesis/fig-3-9": Against(r"B-(?P<x>\d)(?P<line>.*),clients.user=(?P<panel>\w+)", "interactions of a client"),
-    "thesis/fig-5-2": Against(r"(?P<line>.+)-(?P<x>\d),clients.user=(?P<panel>\w+)", "malicious clients of ten"),
-    "thesis/fig-5-3": Against(r"(?P<line>.+)-(?P<x>\d),clients.user=(?P<panel>\w+)", "malicious clients of ten"),
-    "thesis/fig-5-5": Against(r"(?P<line>.+)-(?P<x>\d),clients.user=(?P<panel>\w+)", "malicious clients of ten"),
-    "thesis/table-6-2": Against(
-        r"(?P<line>9H-1M(?:-\d+)?),clients.user=(?P<panel>\w+),fed-eraser,steps=(?P<x>\d)", "local steps n'"
-    ),
+    **{
+        f"thesis/{name}{ranker}": Against(
+            r"(?P<line>.+)-(?P<x>\d),clients.user=(?P<panel>\w+)", "malicious clients of ten"
+        )
+        for name in ("fig-5-2", "fig-5-3", "fig-5-5")
+        for ranker in ("", "-neural")
+    },
+    **{
+        f"thesis/table-6-2{data}": Against(
+            r"(?P<line>9H-1M(?:-\d+)?),clients.user=(?P<panel>\w+),fed-eraser,steps=(?P<x>\d)", "local steps n'"
+        )
+        for data in ("", "-mslr-web10k", "-yahoo", "-istella-s")
+    },
 }
 
 
-def drawings(name: str, findings: Findings) -> Iterator[Drawing]:
-    """The pictures of an experiment."""
+def drawings(name: str, findings: Findings) -> Iterator[Part]:
+    """The pictures of an experiment, and tables of what is no quality."""
+    if name == "cs-f-ltr/fig-4":
+        yield from sketch_costs(findings)
     with suppress(OSError, ValueError):  # data that are not here any more
         if name == "selgb/fig-6":
             yield from gain_by_length(findings, "selgb", "lambdamart-500")
         if name == "selgb/fig-7":
             yield from chosen(findings)
+        if name == "selgb/fig-1":
+            yield from cut_lists(findings)
+        if name == "noniid-trees/table-1":
+            yield from category_shares(findings)
+        if name == "noniid-trees/table-3":
+            yield from held(findings)
+        if name == "noniid-trees/table-4":
+            yield from chosen_settings(findings)
+        if name in ("noniid-trees/table-5", "noniid-trees/merge-queries", "noniid-trees/merge-queries-mq2007"):
+            yield from looked_at(findings)
     against = FIGURES.get(name)
     if against is not None:
         column = against.column or findings.main

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from fedrank.spec.experiment import to_tables
 from fedrank.spec.families import build
 from fedrank.spec.grid import Grid
 from fedrank.spec.source import QUICK_FORM, builtin_names, read_spec
-from fedrank.spec.toml import TomlTable, flat, write_toml
+from fedrank.spec.toml import TomlTable, flat, write_toml, write_value
 
 QUICK, ON, UNLEARNED = "-quick", "-on-", "-unlearned"  # parts of a label: thesis/table-6-2-quick-on-mq2008-unlearned
 SOON_READ = 200_000  # documents of a set that a quick form takes
@@ -41,6 +42,11 @@ class Remark:
     says: str
     evidence: str  # where it can be seen again
 
+    @property
+    def experiments(self) -> list[str]:
+        """Experiments that the evidence names: without their runs there is nothing to see."""
+        return [name for name in builtin_names() if re.search(rf"\b{re.escape(name)}(?![\w-])", self.evidence)]
+
 
 @dataclass(frozen=True)
 class Other:
@@ -52,14 +58,14 @@ class Other:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """What is unlearned when the runs of an experiment are finished, and what the paper found about that."""
+    """What is unlearned when the runs of some experiments are finished, and what the paper found about that."""
 
-    experiment: str  # its name within the paper
+    experiments: list[str]  # their names within the paper
     client: int  # who leaves
     title: str
     methods: dict[str, list[dict[str, Any]]]  # named variant -> unlearners
     claims: list[dict[str, Any]] = field(default_factory=list)  # as in a spec
-    published: list[dict[str, Any]] = field(default_factory=list)
+    published: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # experiment -> as in a spec
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,9 @@ def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Gri
     elsewhere = f"{ON}{data_of(grid)}" if data_of(grid) != data_of(usual) else ""
     if (quick or elsewhere) and not any(change.startswith("title=") for change in changes):
         form = f"({QUICK_FORM}, on {_called(grid)})" if quick else f"(on {_called(grid)})"
-        title = f"{grid.title.removesuffix(f' ({QUICK_FORM})')} {form}"
+        title = f"{usual.title.removesuffix(f' ({QUICK_FORM})')} {form}"
+        if others := changed(name, grid, quick):
+            title += f" (changed: {', '.join(others)})"
         changes.append(f"title={json.dumps(title, ensure_ascii=False)}")
     return read_spec(name, changes, quick=quick), name + QUICK * quick + re.sub(r"[^\w.+=,-]+", "-", elsewhere)
 
@@ -244,6 +252,30 @@ def changed(name: str, grid: Grid[Any], quick: bool) -> list[str]:
     return [key for key, value in mine.items() if not _FREE.fullmatch(key) and usual.get(key) != value]
 
 
+def command(name: str, grid: Grid[Any], quick: bool) -> str:
+    """The command that asks for these runs."""
+    usual, mine = (_settings(one) | flat({"vary": one.about.vary}) for one in (read_spec(name, quick=quick), grid))
+    sets = [
+        f"--set {shlex.quote(f'{key}={_typed(value)}')}"
+        for key, value in mine.items()
+        if key != "title" and usual.get(key) != value
+    ]
+    return " ".join(["fedrank papers run", name, *["--quick"] * quick, *sets])
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed; of a file only its name is told."""
+    if isinstance(value, str):
+        return Path(value).name if "/" in value else value
+    return write_value(value)
+
+
+def other_folds(name: str, grid: Grid[Any], quick: bool) -> bool:
+    """Whether an experiment has other folds than the one that comes with fedrank, and so another mean."""
+    usual, mine = (_settings(one).get("data.folds") for one in (read_spec(name, quick=quick), grid))
+    return usual != mine
+
+
 def _settings(grid: Grid[Any]) -> TomlTable:
     return flat(to_tables(grid.base) | {"variants": grid.about.variants})
 
@@ -270,7 +302,7 @@ def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: 
     """
     key, _, rest = name.partition("/")
     [plan] = [paper.unlearn for paper in papers() if paper.key == key]
-    if plan is None or plan.experiment != rest:
+    if plan is None or rest not in plan.experiments:
         return None
     from fedrank.run.unlearning import unlearn_runs
     from fedrank.unlearn.methods import Unlearner
@@ -288,7 +320,7 @@ def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: 
     tables = to_tables(grid.base) | {"title": f"{plan.title}{form}"}
     tables["claims"] = [row for row in plan.claims if {row["higher"], row["lower"]} <= made]
     if label == name and not other:  # published values are those of the whole form on the paper's own data
-        tables["published"] = [row for row in plan.published if row["variant"] in made]
+        tables["published"] = [row for row in plan.published.get(rest, ()) if row["variant"] in made]
     write_whole(folder / "experiment.toml", write_toml({key: value for key, value in tables.items() if value != []}))
     return folder
 

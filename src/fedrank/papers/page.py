@@ -10,13 +10,28 @@ from pathlib import Path
 
 from fedrank.files import write_whole
 from fedrank.papers.figures import drawings
-from fedrank.papers.items import ON, QUICK, UNLEARNED, Item, Paper, changed, papers
-from fedrank.report.claims import FAILS, HOLDS, OPEN, UNTESTED
+from fedrank.papers.items import ON, QUICK, UNLEARNED, Item, Paper, changed, other_folds, papers
+from fedrank.report.claims import CANNOT, FAILS, HOLDS, OPEN, UNTESTED, Verdict, judge_all
 from fedrank.report.compose import conventions, warnings
-from fedrank.report.findings import Findings, Reproduced, find, what_final_means
+from fedrank.report.contrast import across
+from fedrank.report.findings import Findings, find, what_final_means
 from fedrank.report.html import page
+from fedrank.report.reproduced import WITHIN, Reproduced
 from fedrank.report.sections import Cell, Part, Section, Span, Table, say
-from fedrank.report.tables import claims_table, final_table, heading, number, published_table, signed
+from fedrank.report.tables import (
+    PUBLISHED,
+    PUBLISHED_RULE,
+    TONES,
+    claims_table,
+    final_table,
+    heading,
+    power,
+    published_cells,
+    published_tone,
+    tested_over,
+    told_verdict,
+    with_interval,
+)
 from fedrank.run.runs import Runs, load_runs
 
 TITLE = "The papers, measured"
@@ -24,11 +39,10 @@ VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
 IN_WORDS = {
     HOLDS: ("holds", "hold"),
     FAILS: ("does not hold", "do not hold"),
-    OPEN: ("cannot be told from the repeats there are", "cannot be told from the repeats there are"),
+    OPEN: ("cannot be told from this design", "cannot be told from these designs"),
     UNTESTED: ("was not tested", "were not tested"),
 }
 NOTHING: Mapping[str, Runs] = {}
-TONES = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ def write_papers_report(folder: Path, out: Path) -> str:
     """Write the overview, and a page on each paper beside it; returns what they say in one sentence."""
     runs = load_runs(folder) if folder.is_dir() else Runs()
     known = papers()
-    done = match(known, find(runs, by_query=False) if len(runs.finished) else [])
+    done = match(known, find(runs) if len(runs.finished) else [])
     tried = unfinished(known, runs)
     for paper in known:
         write_whole(_beside(out, paper), paper_page(paper, done[paper.key], out.name, tried))
@@ -101,7 +115,8 @@ def match(known: Sequence[Paper], reported: Sequence[Findings]) -> dict[str, lis
                     form = ("quick" if quick else "whole") + (", unlearned" if unlearned else "")
                     other = [] if findings.grid is None else changed(item.name, findings.grid, bool(quick))
                     form += f", changed: {', '.join(other)}" if other else ""
-                    own = not (elsewhere or paper.other_data or other)
+                    folds = findings.grid is not None and other_folds(item.name, findings.grid, bool(quick))
+                    own = not (elsewhere or paper.other_data or other or folds)
                     shown = findings if own else replace(findings, published=())
                     done[paper.key].append(Done(item, form, shown, findings.published))
     return done
@@ -114,8 +129,8 @@ def summary(done: Sequence[Done]) -> str:
         return "Nothing has been tested yet: `fedrank papers run` does the experiments."
     counts = ", ".join(f"{n} {IN_WORDS[verdict][n > 1]}" for verdict in VERDICTS if (n := verdicts[verdict]))
     values = [entry for one in done for entry in one.findings.published]
-    met = sum(entry.verdict.startswith("within") for entry in values)
-    published = f" Of {len(values)} published values {met} lie within the spread of our repeats." if values else ""
+    met = sum(entry.verdict == WITHIN for entry in values)
+    published = f" Of {len(values)} published values {met} lie within the 95% interval around ours." if values else ""
     experiments = "1 experiment" if len(done) == 1 else f"{len(done)} experiments"
     return f"{sum(verdicts.values())} tests of claims in {experiments}: {counts}.{published}"
 
@@ -135,12 +150,11 @@ def overview_page(
 def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str, Runs] = NOTHING) -> str:
     """All on one paper: what contradicts it, its findings, its values, its figures."""
     parts: list[Part] = [say(Span(TITLE, link=back), tone="note"), say(summary(done), tone="lead")]
-    if paper.remarks:
-        rows = [[Cell(row.says), Cell(row.evidence)] for row in paper.remarks]
-        table = Table(["what we saw", "where to see it"], rows, 2)
-        parts.append(Section("What contradicts the paper, or what it does not say", (table,)))
+    if seen := remarks(paper, done):
+        parts.append(Section("What contradicts the paper, or what it does not say", tuple(seen)))
     if any(one.findings.claims for one in done):
-        parts.append(Section("Findings", (findings_table(done),)))
+        parts.append(Section("Findings, each on one data set", (findings_table(done),)))
+        parts.append(Section("The same in general", tuple(general(done))))
     if any(one.published for one in done):
         parts.append(Section("Published and measured", (values_table(done),)))
     others = [[Cell(row.item), Cell(row.command)] for row in paper.other]
@@ -163,7 +177,7 @@ def overview(paper: Paper, done: Sequence[Done], tried: Mapping[str, Runs] = NOT
             rows.append([*map(Cell, (item.label, item.name, "-", item.data, "0", "-")), verdict])
         for one in ours:
             values = one.findings.published
-            met = sum(entry.verdict.startswith("within") for entry in values)
+            met = sum(entry.verdict == WITHIN for entry in values)
             verdicts = Counter(claim.verdict for claim in one.findings.claims)
             text = "; ".join(f"{verdict}: {verdicts[verdict]}" for verdict in VERDICTS if verdicts[verdict])
             tone = "worse" if verdicts[FAILS] else "better" if verdicts[HOLDS] else "quiet"
@@ -194,16 +208,79 @@ def _why_not(item: Item, left: Runs) -> tuple[str, str, str]:
     return ("not run: its data are not here" if item.missing else "not run"), "quiet", item.missing
 
 
+def remarks(paper: Paper, done: Sequence[Done]) -> list[Part]:
+    """What we saw, next to the runs that show it; what others would show is only counted."""
+    here = {one.item.name for one in done}
+    shown = [row for row in paper.remarks if done and (not row.experiments or here & {*row.experiments})]
+    parts: list[Part] = []
+    if shown:
+        rows = [[Cell(row.says), Cell(row.evidence)] for row in shown]
+        parts.append(Table(["what we saw", "where to see it"], rows, 2))
+    if left := len(paper.remarks) - len(shown):
+        verb = "1 more remark rests" if left == 1 else f"{left} more remarks rest"
+        parts.append(say(f"{verb} on experiments that were not run here.", tone="note"))
+    return parts
+
+
 def findings_table(done: Sequence[Done]) -> Table:
     """Every claim with its verdict, in the order of the paper."""
     rows = []
     for one in done:
         for claim in one.findings.claims:
-            difference = signed(claim.column, claim.difference)
             where = f"{one.item.label}, {one.form}, {one.data}"
-            cells = (claim.says, where, heading(claim.column), difference, str(claim.pairs))
-            rows.append([*map(Cell, cells), Cell(claim.verdict, tone=TONES[claim.verdict], hint=claim.why)])
-    return Table(["finding", "tested in", "measure", "difference", "repeats", "verdict"], rows, 3)
+            verdict = Cell(claim.verdict, tone=TONES[claim.verdict], hint=claim.why)
+            rows.append([Cell(claim.says), Cell(where), Cell(heading(claim.column)), verdict, *claim_cells(claim)])
+    return Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4)
+
+
+CLAIM = ("difference", "tested over", "repeats", "power")
+
+
+def claim_cells(claim: Verdict) -> list[Cell]:
+    """Cells under the headings of CLAIM."""
+    return [Cell(text) for text in (with_interval(claim), tested_over(claim), str(claim.pairs), power(claim))]
+
+
+def in_general(done: Sequence[Done]) -> dict[tuple[str, str, str], Verdict]:
+    """Claims over all data sets that they were tested on, by experiment, form and words."""
+    groups: dict[tuple[str, str], dict[str, dict[str, Verdict]]] = {}
+    for one in done:
+        same = groups.setdefault((one.item.name, one.form), {})
+        for claim in one.findings.claims:
+            same.setdefault(claim.says, {})[one.data] = claim
+    found = {}
+    for (name, form), claims in groups.items():
+        stated = []
+        for each in claims.values():
+            tested = [claim for claim in each.values() if claim.pairs]
+            first = next(iter(each.values())).claim
+            over = across([claim.difference for claim in tested], sum(claim.pairs for claim in tested))
+            stated.append(replace(first, contrast=over))
+        for verdict in judge_all(stated):
+            found[name, form, verdict.says] = verdict
+    return found
+
+
+def general(done: Sequence[Done]) -> list[Part]:
+    """Every claim over data sets: what holds on one of them need not hold on another."""
+    labels = {one.item.name: one.item.label for one in done}
+    rows = []
+    found = in_general(done)
+    for (name, form, says), claim in found.items():
+        if claim.contrast.counted < 2:
+            continue
+        verdict = Cell(told_verdict(claim), tone=TONES[claim.verdict])
+        rows.append(
+            [Cell(says), Cell(f"{labels[name]}, {form}"), Cell(heading(claim.column)), verdict, *claim_cells(claim)]
+        )
+    parts: list[Part] = []
+    if rows:
+        note = "A data set counts once, with its mean difference; t-test over data sets."
+        parts.append(Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4, [note]))
+    if alone := len(found) - len(rows):
+        claims = "1 claim was" if alone == 1 else f"{alone} claims were"
+        parts.append(say(f"{claims} tested on one data set. What is so in general, {CANNOT}."))
+    return parts
 
 
 def values_table(done: Sequence[Done]) -> Table:
@@ -216,20 +293,16 @@ def values_table(done: Sequence[Done]) -> Table:
             meaning = next((run.conventions[entry.column] for run in runs if entry.column in run.conventions), "")
             sentence = " ".join([meaning or heading(entry.column), what_final_means(one.findings)[0]])
             mark = conventions.setdefault(sentence, f"({chr(ord('a') + len(conventions))})")
-            ours = entry.measured
-            verdict = (
-                entry.verdict if one.findings.published else "other data or settings: only the order can be compared"
-            )
-            tone = {"within": "better", "outside": "worse"}.get(verdict.split()[0], "quiet")
-            published = number(entry.column, entry.value)
-            published += "" if entry.spread is None else f" ± {number(entry.column, entry.spread)}"
-            texts = (f"{entry.source}: {entry.variant.label}", heading(entry.column), mark, published)
-            measured = (number(entry.column, ours.mean), number(entry.column, ours.sd), str(ours.n))
-            rows.append([*map(Cell, (*texts, *measured)), Cell(verdict, tone=tone)])
-    header = ["what", "measure", "convention", "published", "measured", "spread", "repeats", "verdict"]
+            published, measured, *rest = published_cells(entry)
+            verdict = entry.verdict
+            if not one.findings.published:
+                rest = ["-", rest[1], *["-"] * (len(rest) - 2)]
+                verdict = "other data or settings: only the order can be compared"
+            texts = (f"{entry.source}: {entry.variant.label}", heading(entry.column), mark, published, measured, *rest)
+            rows.append([*map(Cell, texts), Cell(verdict, tone=published_tone(verdict))])
+    header = ["what", "measure", "convention", *PUBLISHED, "verdict"]
     notes = [f"{mark} {sentence}" for sentence, mark in conventions.items()]
-    rule = published_table(done[0].findings).notes if done else []
-    return Table(header, rows, 3, [*notes, "Spread: standard deviation over our repeats (folds x seeds).", *rule])
+    return Table(header, rows, 3, [*notes, PUBLISHED_RULE])
 
 
 def _section(one: Done) -> Section:
@@ -250,7 +323,7 @@ def _beside(out: Path, paper: Paper) -> Path:
 
 
 _NOTE = (
-    "A published value is met if it lies within the spread of our repeats. Quick forms are far shorter than the "
+    "A published value is met if it lies within the 95% interval around ours. Quick forms are far shorter than the "
     "published experiments, mostly on made-up data: they show that an experiment works, and what does not hold there "
     "may hold in full."
 )

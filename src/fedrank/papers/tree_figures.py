@@ -1,4 +1,4 @@
-"""Pictures of the SelGB paper that need the data again: gain by length of the list, and which negatives are chosen."""
+"""What needs the data again in the SelGB paper: what is left of cut lists, gain by length, chosen negatives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,40 @@ from numpy.typing import NDArray
 from fedrank.data.ranking import RankingData
 from fedrank.report.figures import COLOURS, LOOK, QUIET, as_svg
 from fedrank.report.findings import Findings
-from fedrank.report.sections import Drawing
+from fedrank.report.sections import Cell, Drawing, Table
 from fedrank.run.data import load_fold
 from fedrank.run.runs import Run
+from fedrank.trees.boosters import Shortlist, shortened
 from fedrank.trees.selection import Selected, by_rank, selection_map
 
 STEP = 100  # documents between two lengths, as in the paper
 ENOUGH = 10  # choices from which on a document is as bright as can be, as in the paper
+
+
+def cut_lists(findings: Findings) -> Iterator[Table]:
+    """Table 1: what is left of the data where lists are cut to some number of negatives."""
+    rows = []
+    for variant in findings.variants:
+        run = next(run for run in findings.runs.finished if run.variant == variant.name)
+        booster, fold = run.spec.booster, load_fold(run.spec.data, run.fold)  # type: ignore[attr-defined]
+        if not isinstance(booster, Shortlist):
+            continue
+        parts = [
+            shortened(part, booster.kept(part)) for part in (fold.train, fold.validation, fold.test) if part is not None
+        ]
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        pairs, relevant = int(lengths.sum()), sum(int((part.grades > 0).sum()) for part in parts)
+        counts = (len(lengths), fold.train.features.shape[1], pairs, int(lengths.max()), round(lengths.mean()))
+        shares = [f"{count:,} ({100 * count / pairs:.2f} %)" for count in (relevant, pairs - relevant)]
+        rows.append([*map(Cell, (variant.label, *(f"{count:,}" for count in counts), *shares))])
+    header = ["lists", "queries", "features", "documents", "most of a query", "mean of a query", "relevant", "others"]
+    if rows:
+        yield Table(
+            header,
+            rows,
+            1,
+            ["All parts are cut here; a model is trained and stopped on cut lists, tested on whole ones."],
+        )
 
 
 def gain_by_length(findings: Findings, better: str, other: str) -> Iterator[Drawing]:

@@ -406,6 +406,7 @@ class FpdgdPaper:
     epsilon: float  # ε as the paper states it
     sensitivity: float = 3.0  # Δ
     variant: Literal["text", "code"] = "text"  # weights are clipped to Δ/2 (the text) or to Δ (the code)
+    shares: int | None = None  # N; None: as many as send in a round, which out of step is one
 
     traits: ClassVar[frozenset[Trait]] = frozenset()
     sees = "the server sees every client's weights, almost without noise"
@@ -415,6 +416,8 @@ class FpdgdPaper:
             raise ValueError(f"epsilon = {self.epsilon} is no amount of noise; use a positive number such as 1.2")
         if not 0 < self.sensitivity < math.inf:
             raise ValueError(f"sensitivity = {self.sensitivity} bounds nothing; use a positive number such as 3")
+        if self.shares is not None and self.shares < 1:
+            raise ValueError(f"shares = {self.shares} is no number of messages; use 1 or more, or leave it out")
 
     @property
     def clip_weights(self) -> float:
@@ -428,7 +431,9 @@ class FpdgdPaper:
         self, messages: Messages, cohort: float, source: Source, counts: NDArray[np.float64] | None = None
     ) -> Messages:
         rng = np.random.default_rng(source.seed())
-        up, down = rng.gamma(1 / cohort, self.sensitivity / self.epsilon, size=(2, *messages.updates.shape))
+        up, down = rng.gamma(
+            1 / (self.shares or cohort), self.sensitivity / self.epsilon, size=(2, *messages.updates.shape)
+        )
         return replace(messages, updates=(messages.updates + (up - down)).astype(np.float32))
 
     def promises(self, setting: Setting) -> list[Promise]:
@@ -443,6 +448,8 @@ class FpdgdPaper:
             why = "noise adds up to Laplace noise in an equally weighted mean only"
         elif getattr(setting.aggregator, "weighted", False) and len(set(setting.interactions)) > 1:
             why = "clients of different weight do not add up to Laplace noise"
+        elif self.shares is not None:
+            why = "noise adds up to Laplace noise only where as many messages as shares are one sum"
         else:
             # L2 clipping with noise on every coordinate: only √parameters times the stated ε holds in pure form.
             ratio = self.epsilon * 2 * self.clip_weights / self.sensitivity
@@ -480,6 +487,9 @@ class EsRandomisedResponse:
             raise ValueError(
                 'es-randomised-response prices rewards that are flipped; use the learner "evolution" with truth below 1'
             )
+        if getattr(learner, "chance", "") == "shared":
+            why = 'with chance = "shared" the seed in a message also draws the clicks, so flipped rewards hide nothing'
+            return [Promise(each, None, why) for each in OBSERVERS]
         if len(set(setting.interactions)) > 1:
             why = "how often a client searched shows in its mean rewards, and nothing hides that"
             return [Promise(each, None, why) for each in OBSERVERS]

@@ -42,6 +42,11 @@ class Evolution:
     N(0, deviation^2) noise. It sends the seed of e and two mean rewards, from which the server makes the update
     (f+ - f-) e / (2 deviation^2). The mean of updates estimates a gradient: combine it with the server step "adam".
 
+    chance = "shared" repeats a fault of the published code (github.com/facebookresearch/foltr-es): there a client
+    reseeds its generator with the seed of its noise, so that queries and clicks are made of the same random bits as the
+    noise. Clicks then seem to follow from the noise, the gradient is biased, and who has the seed can compute them.
+    It exists for comparison with published rewards, in simulation only.
+
     `truth` below 1 is randomised response: each reward is replaced by another one with probability 1 - truth. In
     simulation it is drawn from the run's seed; a deployment draws it from the operating system's secure source.
     """
@@ -50,6 +55,9 @@ class Evolution:
     deviation: float = 0.01  # σ of the noise, in units of a weight
     reward: Literal["max-rr", "dcg"] = "max-rr"  # 1 / rank of the first click, or DCG of all clicks; top 10
     truth: float = 1.0  # p: probability that a reward is reported truly; 1: always, no privacy
+    chance: Literal["independent", "shared"] = (
+        "independent"  # noise, queries and clicks: own streams, or one (published)
+    )
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"rewards"})
     message: ClassVar[np.dtype[Any]] = MESSAGE  # what travels
@@ -59,6 +67,8 @@ class Evolution:
             raise ValueError(f"deviation = {self.deviation} explores nothing; use a positive number such as 0.01")
         if self.reward not in ("max-rr", "dcg"):
             raise ValueError(f'no reward {self.reward!r}; use "max-rr" or "dcg"')
+        if self.chance not in ("independent", "shared"):
+            raise ValueError(f'no chance {self.chance!r}; use "independent", or "shared" as in the published code')
         _check_truth(self.truth)
         if self.truth < 1 and self.reward != "max-rr":
             raise ValueError(
@@ -84,9 +94,9 @@ class Evolution:
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             kernels.evolution.evolution_clients(
-                starts, keys, self.deviation, self.reward == "dcg", self.truth, self.ranker.hidden, loops.table,
-                crowd.data.longest, loops.held, loops.seen, loops.clicking, first, last, updates, online, rewards,
-                seeds, means,
+                starts, keys, self.chance == "shared", self.deviation, self.reward == "dcg", self.truth,
+                self.ranker.hidden, loops.table, crowd.data.longest, loops.held, loops.seen, loops.clicking, first,
+                last, updates, online, rewards, seeds, means,
             )  # fmt: skip
 
         updates, online = by_threads(some, start.shape[-1], crowd, threads)
@@ -97,6 +107,11 @@ class Evolution:
     def from_impressions(
         self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
     ) -> Learned:
+        if self.chance == "shared":
+            raise ValueError(
+                'chance = "shared" draws the searches and clicks of a simulation from the seed that is sent, and here '
+                'people search; use chance = "independent"'
+            )
         count = len(impressions)
         if count == 1:
             raise ValueError(_searches_once(own.id))
@@ -133,8 +148,9 @@ class Evolution:
         """[messages, parameters]: the updates that messages stand for, made from them alone; what a server does."""
         updates = np.empty((len(sent), parameters), dtype=np.float32)
         noise = np.empty(parameters)
+        shared, twister = self.chance == "shared", np.empty(kernels.twister.STATE, dtype=np.int64)
         for row, message in zip(updates, sent, strict=True):
-            kernels.chance.standard_normals(message["seed"], noise)
+            kernels.evolution.noise_from(message["seed"], shared, self.ranker.hidden, twister, noise)
             kernels.evolution.step_from(noise, message["plus"], message["minus"], self.deviation, row)
         return updates
 

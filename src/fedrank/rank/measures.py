@@ -1,8 +1,7 @@
 """How good a ranking is: measures by name, per query and on average, for many models at once.
 
     >>> import numpy as np
-    >>> from fedrank.names import nearest
-from fedrank.data.ranking import RankingData
+    >>> from fedrank.data.ranking import RankingData
     >>> data = RankingData(
     ...     np.zeros((3, 1), np.float32), np.array([2, 0, 1], np.int8), np.array([0, 3]), np.array(["cats"])
     ... )
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NoReturn
 
@@ -34,7 +33,7 @@ Values = NDArray[np.float64]
 MEASURES = {
     "ndcg": "normalised DCG: gain 2^grade - 1, discount 1 / log2(rank + 1), ideal over all candidates",
     "ndcg-linear": "normalised DCG with gain = grade, as several other tools compute it",
-    "map": "mean average precision over the full ranking; relevant is grade 1 or more",
+    "map": "mean average precision over all relevant documents, grade 1 or more, whatever the cutoff",
     "mrr": "reciprocal rank of the first relevant document",
     "err": "expected reciprocal rank of the document that satisfies: P = (2^grade - 1) / 2^top grade",
     "p": "precision: share of relevant documents among the first k",
@@ -46,6 +45,12 @@ EMPTY = {
     "one": "queries without a relevant document count as 1",
 }
 
+LABELS = {
+    "": "",
+    "intents": "by the grades of each intent of a query, then the mean over its intents",
+    "union": "by the union of the intents: relevant is what is so for any of them",
+}
+
 MODELS = 16  # in one matrix product
 DOCUMENTS = 4096  # in one matrix product, about: their scores stay in the cache
 EVERY_RANK = 2**62  # a cutoff that cuts nothing
@@ -53,31 +58,39 @@ EVERY_RANK = 2**62  # a cutoff that cuts nothing
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure, as text `name@cutoff/empty`: "ndcg@10", "map", "mrr@10/zero"."""
+    """One measure, as text `name@cutoff/empty by labels`: "ndcg@10", "map", "mrr@10/zero", "ndcg@10 by union"."""
 
     name: str  # one of MEASURES
     cutoff: int | None = None  # only the first so many ranks; None: all
     empty: str = "skip"  # what queries without a relevant document count as: one of EMPTY
+    by: str = ""  # whose labels, where queries have several intents: one of LABELS; empty: the grades of the data
 
     def __post_init__(self) -> None:
         if self.name not in MEASURES:
             raise ValueError(f"no measure '{self.name}'{nearest(self.name, MEASURES)}; {_SYNTAX}")
         if self.empty not in EMPTY:
             raise ValueError(f"no choice '{self.empty}'{nearest(self.empty, EMPTY)}; {_SYNTAX}")
+        if self.by not in LABELS:
+            raise ValueError(f"no labels '{self.by}'{nearest(self.by, LABELS)}; {_SYNTAX}")
         if self.cutoff is not None and self.cutoff < 1:
             raise ValueError(f"{self.name}@{self.cutoff} looks at no rank; use a cutoff of 1 or more")
-        if self.name == "map" and self.cutoff is not None:
-            raise ValueError(f'map@{self.cutoff}: map is taken over the full ranking; write "map"')
         if self.name == "p" and self.cutoff is None:
             raise ValueError('p needs a cutoff: a full ranking has the same precision in every order; write "p@10"')
 
     def __str__(self) -> str:
         cutoff = "" if self.cutoff is None else f"@{self.cutoff}"
-        return f"{self.name}{cutoff}" + ("" if self.empty == "skip" else f"/{self.empty}")
+        empty = "" if self.empty == "skip" else f"/{self.empty}"
+        return f"{self.name}{cutoff}{empty}" + (f" by {self.by}" if self.by else "")
+
+    @property
+    def about(self) -> str:
+        """What it means, in words."""
+        return "; ".join(part for part in (MEASURES[self.name], EMPTY[self.empty], LABELS[self.by]) if part)
 
 
 _SYNTAX = (
-    f'write name[@cutoff][/{"|".join(EMPTY)}], such as "ndcg@10" or "mrr@10/zero", with one of {", ".join(MEASURES)}'
+    f'write name[@cutoff][/{"|".join(EMPTY)}], such as "ndcg@10" or "mrr@10/zero", with one of {", ".join(MEASURES)}; '
+    'where queries have intents, also " by intents" or " by union"'
 )
 
 
@@ -85,17 +98,17 @@ def measure(text: str | Measure) -> Measure:
     """The measure that a text names.
 
     >>> measure("ndcg@10")
-    Measure(name='ndcg', cutoff=10, empty='skip')
+    Measure(name='ndcg', cutoff=10, empty='skip', by='')
     >>> str(measure("ndcg@10/zero"))
     'ndcg@10/zero'
     """
     if isinstance(text, Measure):
         return text
-    parts = re.fullmatch(r"([^@/]*)(?:@([0-9]+))?(?:/([^@/]*))?", text.strip().lower())
+    parts = re.fullmatch(r"([^@/ ]*)(?:@([0-9]+))?(?:/([^@/ ]*))?(?: by ([^@/ ]*))?", text.strip().lower())
     if parts is None:
         raise ValueError(f"cannot read the measure '{text}'; {_SYNTAX}")
-    name, cutoff, empty = parts.groups()
-    return Measure(name, None if cutoff is None else int(cutoff), "skip" if empty is None else empty)
+    name, cutoff, empty, by = parts.groups()
+    return Measure(name, None if cutoff is None else int(cutoff), "skip" if empty is None else empty, by or "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +135,12 @@ class Evaluator:
             raise ValueError(f"grades are {list(grades.shape)} for {self.data.documents} documents; give one for each")
         if grades.min() < 0 or grades.max() > 127:
             raise ValueError(f"grades run from {grades.min()} to {grades.max()}; measures need 0 (not relevant) to 127")
+        if any(each.by for each in parsed) and not len(self.data.intents):
+            [by, *_] = [str(each) for each in parsed if each.by]
+            raise ValueError(
+                f"{self.data.name or 'this data set'} has no judgements by intent for '{by}'; leave it out, or use "
+                "data that have some, such as synthetic-intents"
+            )
         object.__setattr__(self, "_parsed", parsed)
         # Own arrays: compiled code is made once for writable ones and once more for read-only (memory-mapped) ones.
         object.__setattr__(self, "_grades", np.array(grades, dtype=np.int8))
@@ -147,6 +166,35 @@ class Evaluator:
         return values if given.ndim == 2 else values[:, 0]
 
     def _values(self, score: Callable[[slice, slice], Scores], models: int) -> Values:
+        if not any(each.by for each in self._parsed):
+            return self._by_own_grades(score, models)
+        values = np.empty((len(self._parsed), models, self.data.queries))
+        known: dict[tuple[int, int], Scores] = {}
+
+        def once(some: slice, rows: slice) -> Scores:
+            place = some.start, rows.start
+            if place not in known:
+                known[place] = score(some, rows)
+            return known[place]
+
+        for places, evaluators in self._by_labels:
+            each = [evaluator._by_own_grades(once, models) for evaluator in evaluators]
+            values[places] = average(np.stack(each, axis=-1))
+        return values
+
+    @cached_property
+    def _by_labels(self) -> list[tuple[list[int], list[Evaluator]]]:
+        """Places of the measures that share their labels, and an evaluator for each of these labels."""
+        intents = self.data.intents
+        rows = {"": [self._grades], "intents": list(intents), "union": [intents.max(axis=0)]}
+        found = []
+        for by in dict.fromkeys(each.by for each in self._parsed):
+            places = [place for place, each in enumerate(self._parsed) if each.by == by]
+            measures = [replace(self._parsed[place], by="") for place in places]
+            found.append((places, [Evaluator(self.data, measures, grades) for grades in rows[by]]))
+        return found
+
+    def _by_own_grades(self, score: Callable[[slice, slice], Scores], models: int) -> Values:
         """Measure some models at a time, chunk by chunk; `score` gives [models, documents] for some and their rows."""
         from fedrank.kernels.measures import measure_lists
 

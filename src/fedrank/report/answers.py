@@ -12,7 +12,7 @@ import numpy as np
 from fedrank.progress import Progress, quiet
 from fedrank.protect.population import Account, forgotten, ledgers_below, spent_together
 from fedrank.protect.promises import down, up
-from fedrank.rank.measures import EMPTY, MEASURES, average, measure
+from fedrank.rank.measures import average, measure
 from fedrank.rank.propensity import IN_THE_CLEAR, SHARED
 from fedrank.report.sections import Cell, Part, Section, Span, Table, Tone, say
 from fedrank.report.statistics import randomisation_test
@@ -462,7 +462,7 @@ def about_quality(quality: Quality) -> list[Section]:
             shown,
             str(len(values) - skipped),
             str(skipped),
-            f"{MEASURES[parsed.name]}; {EMPTY[parsed.empty]}",
+            parsed.about,
         )
         rows.append([*map(Cell, cells)])
     return [Section("", (Table(["measure", "mean", "queries", "skipped", "meaning"], rows),))]

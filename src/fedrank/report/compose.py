@@ -65,7 +65,7 @@ def brief(runs: Runs, baseline: str | None = None) -> list[Section]:
     """What a terminal shows after a run: the final table of each experiment, and what must not be overlooked."""
     if not len(runs.finished):
         return [Section("", (say(f"No finished run among {len(runs)}."),))]
-    return [_brief(findings) for findings in find(runs, baseline, by_query=False)]
+    return [_brief(findings) for findings in find(runs, baseline)]
 
 
 def _brief(findings: Findings) -> Section:
@@ -170,8 +170,8 @@ def _against_nothing(findings: Findings) -> Section:
     about = say(
         "What users have without learning: ",
         Span(orders, "strong"),
-        ". The difference is that of the last models, mean over queries after that over seeds; p of a paired t-test "
-        "over queries, Bonferroni-corrected for the variants. It says nothing about what another seed would give.",
+        ". Differences are of final values, tested as all others are, and corrected for the variants (Holm). One model "
+        "may stand for itself here, since it is what users would get: then another seed may give something else.",
     )
     columns = [name for name in findings.measures if any(name in nothing.comparisons for nothing in findings.nothing)]
     tables = [Section(heading(column), (nothing_table(findings, column),)) for column in columns]
@@ -182,13 +182,13 @@ def _against_nothing(findings: Findings) -> Section:
 def _against_the_baseline(findings: Findings) -> Section:
     assert findings.baseline is not None
     first, *rest = findings.columns
-    count = len(findings.comparisons[first])
+    count = sum(found.contrast.tested for found in findings.comparisons[first].values())
     about = say(
         "Baseline: ",
         Span(findings.baseline.label, "strong"),
-        f" ({findings.baseline_why}). Both p-values are Bonferroni-corrected for {count} "
-        f"comparison{'s' if count != 1 else ''}; the difference is the variant minus the baseline, over the folds and "
-        "seeds that both finished.",
+        f" ({findings.baseline_why}). The difference is the variant minus the baseline, over the folds and seeds that "
+        f"both finished; p is corrected for the {count} comparison{'s' if count != 1 else ''} that could be tested "
+        "(Holm). All of it is about this data set.",
     )
     tables = [Section(heading(column), (comparison_table(findings, column),)) for column in findings.columns]
     parts: list[Part] = [about, tables[0]]

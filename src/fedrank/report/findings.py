@@ -10,29 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrank.files import read_text, told
 from fedrank.names import nearest
 from fedrank.rank.measures import average
 from fedrank.report.claims import Stated, Verdict, judge_all
+from fedrank.report.contrast import Contrast, contrast
 from fedrank.report.readings import Reading, Repeat, Threat, VariantRuns, read_run
-from fedrank.report.statistics import (
-    Paired,
-    Summary,
-    bonferroni,
-    pair,
-    paired_t,
-    randomisation_test,
-)
+from fedrank.report.reproduced import Reproduced, reproduced
+from fedrank.report.statistics import LEVEL, holm
 from fedrank.run.folder import LAST
 from fedrank.run.runs import DISCOUNT, Run, Runs
-from fedrank.spec.grid import NOTHING, About, Grid, read_tables
+from fedrank.spec.grid import NOTHING, About, Claim, Grid, Published, read_tables
 from fedrank.spec.kinds import KINDS
 from fedrank.spec.toml import parse_toml, readable
 from fedrank.types import has
 
-LEVEL = 0.05  # corrected p below which a difference is called significant
 MOST_NAMED = 4  # variants of one warning
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 
@@ -41,18 +34,23 @@ FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as
 class Comparison:
     """One variant against the baseline, or against doing nothing, in one column."""
 
-    paired: Paired  # over (fold, seed), or over queries
-    p: float  # Bonferroni over all comparisons of the column
-    queries: int = 0  # tested on
-    p_queries: float = math.nan  # randomisation test over queries, raw
-    p_queries_corrected: float = math.nan
+    contrast: Contrast
+    p: float  # corrected for all comparisons of the column (Holm)
+    comparisons: int  # that were tested
 
     @property
     def verdict(self) -> str:
         """Better or worse if significant, else empty."""
         if not self.p < LEVEL:
             return ""
-        return "better" if self.paired.difference > 0 else "worse"
+        return "better" if self.contrast.difference > 0 else "worse"
+
+
+def _corrected(contrasts: Mapping[str, Contrast]) -> dict[str, Comparison]:
+    """Comparisons of one column, corrected for how many were tested."""
+    corrected = holm([found.p for found in contrasts.values()])
+    tested = sum(found.tested for found in contrasts.values())
+    return {name: Comparison(found, p, tested) for (name, found), p in zip(contrasts.items(), corrected, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -66,27 +64,6 @@ class Nothing:
     def below(self, column: str) -> list[str]:
         """Variants that are significantly worse than doing nothing."""
         return [name for name, found in self.comparisons.get(column, {}).items() if found.verdict == "worse"]
-
-
-@dataclass(frozen=True)
-class Reproduced:
-    """A value from a paper next to ours."""
-
-    column: str
-    variant: VariantRuns
-    value: float
-    spread: float | None
-    source: str
-    measured: Summary
-
-    @property
-    def verdict(self) -> str:
-        ours = self.measured
-        if ours.n < 2:
-            return "cannot say: one repeat has no spread"
-        if ours.smallest <= self.value <= ours.largest or abs(self.value - ours.mean) <= 2 * ours.sd:
-            return "within the spread of our repeats"
-        return "outside"
 
 
 @dataclass(frozen=True)
@@ -170,11 +147,8 @@ class Findings:
         return Runs(tuple(run for run in self.runs if run.status != "finished"))
 
 
-def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list[Findings]:
-    """One entry for each experiment with a finished run; ValueError if there is none.
-
-    `by_query` adds the randomisation test over queries, which takes the longest.
-    """
+def find(runs: Runs, baseline: str | None = None) -> list[Findings]:
+    """One entry for each experiment with a finished run; ValueError if there is none."""
     readings: dict[Path, Reading] = {}
     each = []
     threats: dict[str, Threat | None] = {}
@@ -199,7 +173,7 @@ def find(runs: Runs, baseline: str | None = None, by_query: bool = True) -> list
     groups = [group for group in checked.group("folder").values() if len(group.finished)]
     if baseline is not None and baseline != NOTHING:
         _check_baseline(baseline, checked, groups)
-    return [_find(group, readings, baseline, by_query) for group in groups]
+    return [_find(group, readings, baseline) for group in groups]
 
 
 def _check_baseline(baseline: str, runs: Runs, groups: Sequence[Runs]) -> None:
@@ -239,7 +213,7 @@ def other_data(finished: Runs) -> list[str]:
     ]
 
 
-def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by_query: bool) -> Findings:
+def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None) -> Findings:
     first = runs.finished[0]
     grid, text, notes = _asked(first)
     labels = {name: label for label, name in _labels(runs).items()}
@@ -289,7 +263,8 @@ def _find(runs: Runs, readings: Mapping[Path, Reading], baseline: str | None, by
         notes=(),
         nothing=nothing,
     )
-    comparisons = {column: compare(findings, column, by_query, notes) for column in findings.columns} if chosen else {}
+    comparisons = {column: compare(findings, column) for column in findings.columns} if chosen else {}
+    notes += untested(findings, comparisons)
     published = _published(findings, notes)
     notes += _better_alone(findings)
     return replace(
@@ -387,33 +362,8 @@ def _same(one: Reading, other: Reading) -> bool:
 
 
 def _beside(nothing: VariantRuns, variants: Sequence[VariantRuns], column: str) -> dict[str, Comparison]:
-    """Every variant against doing nothing, by a paired t-test over queries: the given order has no luck to average."""
-    rows = [_gains(variant, nothing, column) for variant in variants]
-    tests = [paired_t(row, np.zeros_like(row)) for row in rows]
-    corrected = bonferroni([test.p for test in tests])
-    return {
-        variant.name: Comparison(test, p, test.pairs)
-        for variant, test, p in zip(variants, tests, corrected, strict=True)
-    }
-
-
-def _gains(variant: VariantRuns, nothing: VariantRuns, column: str) -> NDArray[np.float64]:
-    """What a variant gives every query beyond doing nothing, averaged over the seeds that have it.
-
-    Silos of another seed have other test queries, so that a query need not be in every repeat.
-    """
-    folds: dict[int, list[tuple[NDArray[np.str_], NDArray[np.float64]]]] = {}
-    for repeat, reading in variant.repeats.items():
-        without = nothing.repeats.get(repeat)
-        if without is not None and column in reading.queries and column in without.queries:
-            gains = reading.queries[column] - without.queries[column]
-            known = ~np.isnan(gains)
-            folds.setdefault(repeat[0], []).append((reading.query_ids[known], gains[known]))
-    means = [np.empty(0)]
-    for parts in folds.values():
-        _, place = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
-        means.append(np.bincount(place, np.concatenate([gains for _, gains in parts])) / np.bincount(place))
-    return np.concatenate(means)
+    """Every variant against doing nothing; one model may be judged by its queries, since it is what users would get."""
+    return _corrected({variant.name: contrast(variant, nothing, column, single=True) for variant in variants})
 
 
 def below_nothing(findings: Findings) -> list[str]:
@@ -428,8 +378,8 @@ def below_nothing(findings: Findings) -> list[str]:
                 continue
             found = each.comparisons[column]
             texts = [
-                f"{labels[name]} by {-found[name].paired.difference:.4f} (p {'<' if found[name].p < 0.001 else '='} "
-                f"{max(found[name].p, 0.001):.3f} over {found[name].queries:,} queries)"
+                f"{labels[name]} by {-found[name].contrast.difference:.4f} (p {'<' if found[name].p < 0.001 else '='} "
+                f"{max(found[name].p, 0.001):.3f} over {found[name].contrast.counted:,} {found[name].contrast.unit})"
                 for name in below[:MOST_NAMED]
             ]
             more = f", and {len(below) - MOST_NAMED} more" if len(below) > MOST_NAMED else ""
@@ -469,66 +419,36 @@ def _baseline(
     return variants[0], "the first variant, because no baseline was named"
 
 
-def compare(findings: Findings, column: str, by_query: bool, notes: list[str]) -> dict[str, Comparison]:
-    """Every variant against the baseline in one column; `notes` gets what to keep in mind."""
+def compare(findings: Findings, column: str) -> dict[str, Comparison]:
+    """Every variant against the baseline in one column."""
     base = findings.baseline
     assert base is not None
     others = [variant for variant in findings.variants if variant is not base and _has(variant, column)]
     if not others or not _has(base, column):
         return {}
-    tests = [paired_t(*pair(variant.values(column), base.values(column))) for variant in others]
-    corrected = bonferroni([test.p for test in tests])
-    raw, counts = [math.nan] * len(others), [0] * len(others)
-    if by_query and column in findings.measures:
-        rows = [_query_differences(variant, base, column, notes) for variant in others]
-        counts = [int(np.sum(~np.isnan(row))) for row in rows]
-        table = np.full((len(rows), max(len(row) for row in rows)), np.nan)
-        for i, row in enumerate(rows):
-            table[i, : len(row)] = row
-        raw = [float(p) for p in randomisation_test(table, np.zeros_like(table))]
-    corrected_queries = bonferroni(raw)
-    untested: dict[str, list[str]] = {}
-    for variant, test in zip(others, tests, strict=True):
-        if test.note.startswith("only"):
-            notes.append(f"Comparisons rest on {test.note}. Add seeds to be surer.")
-        elif test.note.startswith(("one pair", "no repeat", "all repeats")):
-            untested.setdefault(test.note, []).append(variant.label)
-    for note, labels in untested.items():
-        if len(labels) == len(others) and note.startswith("one pair"):
-            notes.append("One repeat is compared with one: there is no test. Add seeds or folds.")
-            continue
-        which = f"{len(labels)} variants" if len(labels) > 4 else "; ".join(labels)
-        notes.append(f"{which} against the baseline: {note}.")
-    return {
-        variant.name: Comparison(test, p, count, p_raw, p_corrected)
-        for variant, test, p, count, p_raw, p_corrected in zip(
-            others, tests, corrected, counts, raw, corrected_queries, strict=True
-        )
-    }
+    single = findings.kind == "trees"  # forests are grown with little luck, so one of them can stand for itself
+    return _corrected({variant.name: contrast(variant, base, column, single) for variant in others})
+
+
+def untested(findings: Findings, comparisons: Mapping[str, Mapping[str, Comparison]]) -> list[str]:
+    """What could not be tested, and why."""
+    labels = {variant.name: variant.label for variant in findings.variants}
+    reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for column, found in comparisons.items():
+        for name, comparison in found.items():
+            if comparison.contrast.why:
+                which, columns = reasons.setdefault(comparison.contrast.why, ({}, {}))
+                which[labels[name]] = columns[column] = None
+    return [
+        f"No test of {', '.join(columns)}: "
+        f"{f'{len(which)} variants' if len(which) > MOST_NAMED else '; '.join(which)} against the baseline, {why}."
+        for why, (which, columns) in reasons.items()
+    ]
 
 
 def _has(variant: VariantRuns, column: str) -> bool:
     """Whether there is anything to compare: a learner that shows nobody a list has no online quality."""
     return any(not math.isnan(value) for value in variant.values(column).values())
-
-
-def _query_differences(variant: VariantRuns, base: VariantRuns, column: str, notes: list[str]) -> NDArray[np.float64]:
-    """Difference for every query of every fold, averaged over the seeds that both have."""
-    shared = [repeat for repeat in variant.repeats if repeat in base.repeats]
-    parts = []
-    for fold in sorted({fold for fold, _ in shared}):
-        readings = [(variant.repeats[repeat], base.repeats[repeat]) for repeat in shared if repeat[0] == fold]
-        ids = readings[0][1].query_ids
-        if any(not np.array_equal(ids, reading.query_ids) for both in readings for reading in both):
-            notes.append(
-                f"{variant.label} and the baseline were tested on different queries: there is no test over queries, "
-                "and differences mix the effect of the data with that of the method."
-            )
-            return np.array([])
-        if any(column not in reading.queries for both in readings for reading in both):
-            continue
-        parts.append(np.mean([ours.queries[column] - theirs.queries[column] for ours, theirs in readings], axis=0))
-    return np.concatenate(parts) if parts else np.array([])
 
 
 def _better_alone(findings: Findings) -> list[str]:
@@ -540,7 +460,7 @@ def _better_alone(findings: Findings) -> list[str]:
     protected = [each for each in findings.variants if each.is_protected]
     column, found = findings.main, []
     for variant, alone in itertools.product(protected, apart):
-        test = paired_t(*pair(variant.values(column), alone.values(column)))
+        test = contrast(variant, alone, column)
         if test.p * len(protected) * len(apart) < LEVEL and test.difference < 0:
             ours, theirs = variant.summary(column).mean, alone.summary(column).mean
             found.append(
@@ -553,8 +473,7 @@ def _better_alone(findings: Findings) -> list[str]:
 def _published(findings: Findings, notes: list[str]) -> tuple[Reproduced, ...]:
     values = []
     for row in findings.about.published:
-        # A mean nDCG never exceeds 1: papers print the discounted sum.
-        column = "online_sum" if row.measure == "online" and row.value > 1 else row.measure
+        column = column_of(row)
         variant: VariantRuns | None = findings.baseline or findings.variants[0]
         if row.variant is not None:
             variant = next((each for each in findings.variants if row.variant in (each.name, each.label)), None)
@@ -562,8 +481,13 @@ def _published(findings: Findings, notes: list[str]) -> tuple[Reproduced, ...]:
             what = f"variant {row.variant!r}" if variant is None else f"measure {column!r}"
             notes.append(f"A published value of {row.value:g} has no counterpart: no finished run has the {what}.")
             continue
-        values.append(Reproduced(column, variant, row.value, row.spread, row.source, variant.summary(column)))
+        values.append(reproduced(row, column, variant))
     return tuple(values)
+
+
+def column_of(row: Published) -> str:
+    """The column that a published value is of. A mean nDCG never exceeds 1: papers print the discounted sum."""
+    return "online_sum" if row.measure == "online" and row.value > 1 else row.measure
 
 
 def _claims(findings: Findings) -> tuple[Verdict, ...]:
@@ -579,14 +503,33 @@ def _claims(findings: Findings) -> tuple[Verdict, ...]:
     for claim in findings.about.claims:
         column = claim.measure or findings.main
         higher, lower = spoken_of(claim.higher, claim.lower), spoken_of(claim.lower, claim.higher)
-        ours, theirs = ({} if variant is None else variant.values(column) for variant in (higher, lower))
-        queries = None
-        # Forests are grown with little luck, so one of them can be judged by its queries; other rankers are not.
-        if findings.kind == "trees" and higher is not None and lower is not None and column in findings.measures:
-            rows = _query_differences(higher, lower, column, [])
-            queries = rows[~np.isnan(rows)]
-        stated.append(Stated(claim.says, column, ours, theirs, claim.within, queries))
+        found = Contrast(why="no repeat of both variants is finished")
+        if higher is not None and lower is not None:
+            found = contrast(higher, lower, column, single=findings.kind == "trees")
+        if reason := next((run.not_testable for run in findings.runs.finished if _speaks_against(run, claim)), None):
+            found = Contrast(why=f"not testable: {reason}")
+        reported = claim.difference or _as_published(findings.about.published, claim.higher, claim.lower, column)
+        stated.append(Stated(claim.says, column, found, claim.within, reported, scale_of(findings, column)))
     return judge_all(stated)
+
+
+def _speaks_against(run: Run, claim: Claim) -> bool:
+    """Whether a run of one of the variants says of itself that it cannot be judged by."""
+    return run.not_testable is not None and run.variant in (claim.higher, claim.lower)
+
+
+def _as_published(rows: Sequence[Published], higher: str, lower: str, column: str) -> float | None:
+    """The difference of two published values; None where one of them is not there."""
+    values = {row.variant: row.value for row in rows if column_of(row) == column}
+    return values[higher] - values[lower] if {higher, lower} <= values.keys() else None
+
+
+def scale_of(findings: Findings, column: str) -> float:
+    """The highest value that a column can have."""
+    if column != "online_sum":
+        return 1.0
+    rounds = max((run.asked or run.round for run in findings.runs.finished), default=1)
+    return (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
 
 
 def _expected(grid: Grid[Any] | None) -> int | None:
@@ -606,18 +549,22 @@ def what_final_means(findings: Findings) -> list[str]:
             "without a relevant document count as 0.",
         ]
     sentences += [
-        "± is the sample standard deviation over repeats (folds x seeds); intervals are 95% confidence intervals of "
-        "the mean by Student's t, which take repeats as independent although repeats of one fold share their data.",
+        "± is the sample standard deviation over repeats (folds x seeds); intervals of a mean are 95% confidence "
+        "intervals by Student's t over repeats, which share their data: they tell how repeats vary, and no more.",
     ]
-    tests = [
-        "Differences from the baseline are paired over the (fold, seed) that both have: two-tailed Student's t-test, "
-        "p multiplied by the number of comparisons in the column (Bonferroni). The test over queries flips the signs "
-        "of per-query differences of the final models (averaged over seeds, queries of all folds) 10,000 times, "
-        "corrected in the same way. The effect is Cohen's d of the paired differences.",
-    ]
-    return sentences if findings.baseline is None else sentences + tests
+    tests = [RULE, "Effects are differences in standard deviations of what is counted (Cohen's d)."]
+    return sentences if findings.baseline is None and not findings.claims else sentences + tests
 
 
+RULE = (
+    "Two variants are compared by one rule, in tables as in claims. Where values are known by query: a paired "
+    "bootstrap over the test queries of the last models, then over seeds, around the difference of final values; "
+    "degrees of freedom by Satterthwaite. Where another seed has other test queries: the corrected t-test of Nadeau "
+    "and Bengio (2003) over splits. Where values are known of runs only, such as online quality: a t-test over at "
+    "least three folds, corrected for the queries they share. Seeds are luck, and are never counted as data. p is "
+    "corrected for the number of comparisons (Holm). All of this is about this data set; in general is tested over "
+    "data sets."
+)
 _FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."
 
 

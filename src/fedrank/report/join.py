@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.report.findings import Findings, compare, is_of, nothing_beside, other_data
+from fedrank.report.findings import Findings, compare, is_of, nothing_beside, other_data, untested
 from fedrank.report.readings import Repeat, VariantRuns
 from fedrank.run.runs import Runs
 from fedrank.spec.grid import NOTHING
@@ -18,7 +18,7 @@ from fedrank.spec.grid import NOTHING
 MOST_NAMED = 4  # experiments in a title
 
 
-def join(reported: Sequence[Findings], baseline: str | None = None, by_query: bool = True) -> list[Findings]:
+def join(reported: Sequence[Findings], baseline: str | None = None) -> list[Findings]:
     """The same findings, where those that can be compared are one. What they do not share is left out of it."""
     groups: list[list[Findings]] = []
     for findings in reported:
@@ -27,7 +27,7 @@ def join(reported: Sequence[Findings], baseline: str | None = None, by_query: bo
             groups.append([findings])
         else:
             group.append(findings)
-    return [group[0] if len(group) == 1 else _joined(group, baseline, by_query) for group in groups]
+    return [group[0] if len(group) == 1 else _joined(group, baseline) for group in groups]
 
 
 def _fit(one: Findings, other: Findings) -> bool:
@@ -47,7 +47,7 @@ def _tested_on(findings: Findings) -> dict[Repeat, NDArray[np.str_]]:
     return {repeat: reading.query_ids for variant in findings.variants for repeat, reading in variant.repeats.items()}
 
 
-def _joined(parts: Sequence[Findings], baseline: str | None, by_query: bool) -> Findings:
+def _joined(parts: Sequence[Findings], baseline: str | None) -> Findings:
     names = _names(parts)
     variants = tuple(
         _as_of(name, variant) for name, part in zip(names, parts, strict=True) for variant in part.variants
@@ -84,7 +84,7 @@ def _joined(parts: Sequence[Findings], baseline: str | None, by_query: bool) -> 
         comparisons={},
         published=(),
         claims=tuple(
-            replace(claim, says=f"{name}: {claim.says}")
+            replace(claim, claim=replace(claim.claim, says=f"{name}: {claim.says}"))
             for name, part in zip(names, parts, strict=True)
             for claim in part.claims
         ),
@@ -101,7 +101,8 @@ def _joined(parts: Sequence[Findings], baseline: str | None, by_query: bool) -> 
         for entry in part.published
         if entry.column in findings.columns
     )
-    compared = {column: compare(findings, column, by_query, notes) for column in findings.columns}
+    compared = {column: compare(findings, column) for column in findings.columns}
+    notes += untested(findings, compared)
     # What holds of a comparison within one experiment has been said already where it holds of all.
     notes += [
         f"{name}: {note}" for name, part in zip(names, parts, strict=True) for note in part.notes if note not in notes

@@ -81,7 +81,7 @@ def _alone(model: Model) -> VariantRuns:
 
 def _found(runs: Runs | Run) -> Findings:
     """What finished runs of one experiment come to, or of several that were tested on the same queries."""
-    reported = join(find(Runs((runs,)) if isinstance(runs, Run) else runs, by_query=False), by_query=False)
+    reported = join(find(Runs((runs,)) if isinstance(runs, Run) else runs))
     if len(reported) > 1:
         names = ", ".join(findings.name for findings in reported)
         raise ValueError(

@@ -73,6 +73,7 @@ class Reading:
     given: str = ""  # the order that users have without the model; empty where it was not measured
     nothing: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [queries] in that order
     interactions: Line | None = None  # up to the rounds of the curves
+    test_share: float = math.nan  # test queries for each that was trained on
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,13 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> Reading:
         run.given or "",
         run.nothing,
         counted,
+        _test_share(run.data),
     )
+
+
+def _test_share(data: dict[str, Any]) -> float:
+    trained, tested = data.get("train_queries"), data.get("test_queries")
+    return tested / trained if trained and tested else math.nan
 
 
 def _threat(run: Run, known: dict[str, Threat | None]) -> Threat | None:

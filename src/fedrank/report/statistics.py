@@ -1,8 +1,8 @@
-"""How sure we are: means with their spread, paired tests, and corrections for asking several times."""
+"""How sure we are: means with their spread, tests, their power, and corrections for asking several times."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedrank.seeds import rng_for
 
-FEW = 5  # pairs below which a paired t-test is close to blind
+LEVEL = 0.05  # p below which a difference is called significant, shared by all that are tested together
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,6 @@ class Summary:
     high: float
     smallest: float
     largest: float
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A paired comparison of a with b: positive differences mean that a is higher."""
-
-    pairs: int
-    difference: float  # mean of a - b
-    p: float  # two-tailed; NaN where no test is possible
-    effect: float  # Cohen's d of the paired differences
-    note: str = ""  # what to keep in mind; empty if nothing
 
 
 def summarise(values: ArrayLike) -> Summary:
@@ -64,59 +53,32 @@ def half_width(values: NDArray[np.float64], confidence: float = 0.95) -> NDArray
     return half
 
 
-def t_quantile(p: float, freedom: int) -> float:
+def t_quantile(p: float, freedom: float) -> float:
     """Quantile of Student's t."""
     from scipy.special import stdtrit  # not from scipy.stats, which takes a second to import
 
     return float(stdtrit(freedom, p))
 
 
-def t_tail(t: float, freedom: int) -> float:
+def t_tail(t: float, freedom: float) -> float:
     """How likely Student's t exceeds a value."""
     from scipy.special import stdtr
 
     return float(stdtr(freedom, -t))
 
 
-def pair(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Values of the keys, such as (fold, seed), that both have and know, in the same order."""
-    shared = [key for key in a if key in b and not np.isnan(a[key]) and not np.isnan(b[key])]
-    return np.array([a[key] for key in shared]), np.array([b[key] for key in shared])
+def power_of(difference: float, error: float, freedom: float, level: float = LEVEL) -> float:
+    """How likely a two-sided t-test at this level shows a true difference of that size, given its standard error.
 
-
-def paired_t(a: ArrayLike, b: ArrayLike) -> Paired:
-    """Two-tailed Student's t-test of paired values: value i of a and of b share fold and seed.
-
-    Defined where the formula is not: no difference at all has p = 1, the same difference in every pair has p = 0, and
-    one pair has no p. Nor have repeats that are copies of one: all values of a are equal, and all of b.
+    The noncentral t as a mean of normals over what the error may come out as: exact enough, for any freedom.
     """
-    differences = _differences(a, b)
-    n = len(differences)
-    if n == 0:
-        return Paired(0, float("nan"), float("nan"), float("nan"), "no repeat in common: no test")
-    mean = float(differences.mean())
-    if n == 1:
-        return Paired(1, mean, float("nan"), float("nan"), "one pair: no test")
-    effect = cohens_d(a, b)
-    if not np.any(differences):
-        return Paired(n, 0.0, 1.0, 0.0, "all pairs are equal")
-    if len(np.unique(a)) == 1 and len(np.unique(b)) == 1:
-        return Paired(n, mean, float("nan"), float("nan"), "all repeats are the same: no test")
-    if np.isinf(effect):
-        return Paired(n, mean, 0.0, effect, "the same difference in every pair")
-    p = 2 * t_tail(abs(effect) * np.sqrt(n), n - 1)
-    return Paired(n, mean, p, effect, power_note(n))
+    from scipy.special import chdtri, ndtr
 
-
-def cohens_d(a: ArrayLike, b: ArrayLike) -> float:
-    """Effect size: mean of the paired differences in units of their standard deviation; 0 without a difference."""
-    differences = _differences(a, b)
-    if len(differences) < 2:
-        return float("nan")
-    mean, sd = float(differences.mean()), float(differences.std(ddof=1))
-    if sd <= 1e-12 * abs(mean):  # equal up to rounding
-        return float(np.copysign(np.inf, mean)) if mean else 0.0
-    return mean / sd
+    if error <= 1e-12:
+        return 1.0 if difference else level
+    limit, shift = t_quantile(1 - level / 2, freedom), abs(difference) / error
+    estimated = limit * np.sqrt(chdtri(freedom, (np.arange(2_000) + 0.5) / 2_000) / freedom)
+    return float(np.mean(ndtr(shift - estimated) + ndtr(-shift - estimated)))
 
 
 def randomisation_test(
@@ -148,30 +110,22 @@ def randomisation_test(
     return p
 
 
-def bonferroni(p: Sequence[float]) -> list[float]:
-    """Each p times the number of tests, at most 1. Tests that were not possible (NaN) do not count.
+def holm(p: Sequence[float]) -> list[float]:
+    """Each p corrected for the number of tests (Holm 1979): the smallest counts for all, the next for one less.
 
-    >>> bonferroni([0.25, 0.5])
-    [0.5, 1.0]
+    Tests that were not possible (NaN) do not count.
+
+    >>> holm([0.02, 0.01])
+    [0.02, 0.02]
     """
-    tests = sum(not np.isnan(value) for value in p)
-    return [value if np.isnan(value) else min(1.0, value * tests) for value in p]
-
-
-def power_note(pairs: int) -> str:
-    """A warning where pairs are so few that "no significant difference" says little; else empty."""
-    if pairs >= FEW:
-        return ""
-    return f"only {pairs} pair{'s' if pairs != 1 else ''}: a real difference can easily be missed"
+    tests = sorted((value, i) for i, value in enumerate(p) if not np.isnan(value))
+    corrected, highest = list(p), 0.0
+    for done, (value, i) in enumerate(tests):
+        highest = max(highest, min(1.0, value * (len(tests) - done)))
+        corrected[i] = highest
+    return corrected
 
 
 def _known(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64).ravel()
     return array[~np.isnan(array)]
-
-
-def _differences(a: ArrayLike, b: ArrayLike) -> NDArray[np.float64]:
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.shape != second.shape:
-        raise ValueError(f"{first.shape} values cannot be paired with {second.shape}; give the same repeats of both")
-    return _known(first - second)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedrank.protect.promises import up
-from fedrank.report.claims import BLOCKS, FAILS, HOLDS, OPEN, SMALL, UNTESTED
+from fedrank.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
 from fedrank.report.findings import Findings
 from fedrank.report.readings import Threat, VariantRuns
+from fedrank.report.reproduced import OUTSIDE, WITHIN, Reproduced
 from fedrank.report.sections import Cell, Table
-from fedrank.report.statistics import Summary, summarise
+from fedrank.report.statistics import LEVEL, Summary, summarise
 from fedrank.run.cards import about_population
 from fedrank.run.folder import Card, Json
 from fedrank.run.privacy import together
@@ -104,7 +105,7 @@ def final_table(findings: Findings) -> Table:
     if findings.baseline is not None and findings.is_tested:
         notes.append(
             f"▲ ▼: significantly above or below the baseline, {findings.baseline.label} ({findings.baseline_why}): "
-            "paired t-test over fold and seed, Bonferroni-corrected p < 0.05."
+            f"corrected p < {LEVEL:g}, {_compared(findings)}."
         )
     return Table([*names, "repeats", *(heading(column) for column in findings.columns)], rows, len(names), notes)
 
@@ -123,26 +124,25 @@ def interval_table(findings: Findings, column: str) -> Table:
 def comparison_table(findings: Findings, column: str) -> Table:
     """Each variant against the baseline in one column."""
     names, words = _variant_columns(findings)
-    by_query = column in findings.measures
     rows = []
     for variant in findings.variants:
         comparison = findings.comparisons.get(column, {}).get(variant.name)
         if comparison is None:
             continue
-        paired = comparison.paired
-        row = [
-            *_variant_cells(findings, variant, words),
-            Cell(signed(column, paired.difference), tone=comparison.verdict),
-            Cell(str(paired.pairs)),
-            Cell(probability(comparison.p), hint=f"uncorrected p {probability(paired.p)}", tone=comparison.verdict),
-        ]
-        if by_query:
-            hint = f"uncorrected p {probability(comparison.p_queries)} over {comparison.queries:,} queries"
-            row.append(Cell(probability(comparison.p_queries_corrected), hint=hint))
-        row.append(Cell(effect_size(paired.effect)))
-        rows.append(row)
-    header = [*names, "difference", "pairs", "p, t-test"]
-    return Table([*header, *(["p, over queries"] if by_query else []), "effect (d)"], rows, len(names))
+        found = comparison.contrast
+        rows.append(
+            [
+                *_variant_cells(findings, variant, words),
+                Cell(signed(column, found.difference), tone=comparison.verdict, hint=found.why),
+                Cell(interval(column, *found.interval())),
+                Cell(probability(comparison.p), hint=f"uncorrected p {probability(found.p)}", tone=comparison.verdict),
+                Cell(effect_size(found.effect)),
+                Cell(str(found.repeats)),
+                Cell(f"{found.counted:,} {found.unit}" if found.tested else "-", hint=found.why),
+            ]
+        )
+    header = [*names, "difference", "95% interval", "p, corrected", "effect (d)", "repeats", "tested over"]
+    return Table(header, rows, len(names))
 
 
 def nothing_table(findings: Findings, column: str) -> Table:
@@ -154,12 +154,14 @@ def nothing_table(findings: Findings, column: str) -> Table:
             found = nothing.comparisons.get(column, {}).get(variant.name)
             if found is None:
                 continue
-            verdict = found.verdict or ("cannot be told" if found.queries > 1 else "not tested: too few queries")
+            test = found.contrast
+            verdict = found.verdict or ("cannot be told" if test.tested else f"not tested: {test.why}")
             row = [*_variant_cells(findings, variant, words), *([Cell(nothing.order)] if several else [])]
-            row += [Cell(signed(column, found.paired.difference), tone=found.verdict), Cell(f"{found.queries:,}")]
-            row.append(Cell(probability(found.p), hint=f"uncorrected p {probability(found.paired.p)}"))
+            row += [Cell(signed(column, test.difference), tone=found.verdict), Cell(interval(column, *test.interval()))]
+            row += [Cell(f"{test.counted:,} {test.unit}"), Cell(probability(found.p))]
             rows.append([*row, Cell(verdict, tone=found.verdict or "quiet")])
-    header = [*names, *(["order"] if several else []), "difference", "queries", "p, over queries", "verdict"]
+    header = [*names, *(["order"] if several else []), "difference", "95% interval", "tested over", "p, corrected"]
+    header.append("verdict")
     return Table(header, rows, len(names) + several)
 
 
@@ -167,50 +169,100 @@ def published_table(findings: Findings) -> Table:
     """Values from papers next to ours."""
     rows = []
     for entry in findings.published:
-        value = number(entry.column, entry.value)
-        published = value if entry.spread is None else f"{value} ± {number(entry.column, entry.spread)}"
-        ours = entry.measured
-        tone = "better" if entry.verdict.startswith("within") else "worse" if entry.verdict == "outside" else "quiet"
-        rows.append(
-            [
-                Cell(entry.variant.label),
-                Cell(heading(entry.column)),
-                Cell(entry.source),
-                Cell(published),
-                Cell(spread(entry.column, ours), hint=_range(entry.column, ours)),
-                Cell(str(ours.n)),
-                Cell(signed(entry.column, ours.mean - entry.value)),
-                Cell(entry.verdict, tone=tone),
-            ]
-        )
-    note = (
-        "Rule: a published value is within the spread of our repeats if it lies between their lowest and highest "
-        "value, or at most two of their standard deviations from their mean."
+        texts = (entry.variant.label, heading(entry.column), entry.source, *published_cells(entry))
+        rows.append([*map(Cell, texts), Cell(entry.verdict, tone=published_tone(entry.verdict), hint=entry.how)])
+    header = ["variant", "measure", "source", *PUBLISHED, "verdict"]
+    return Table(header, rows, 3, [PUBLISHED_RULE])
+
+
+PUBLISHED = ("published", "measured", "95% of our mean", "repeats", "ours - theirs", "its 95% interval", "z")
+PUBLISHED_RULE = (
+    "Rule: a published value is within if the 95% interval of ours - theirs holds 0. Its standard error is that of "
+    "luck: paired by folds where they are published, else of seeds within folds, with one run a fold behind the "
+    "published mean unless it says how many. With one seed a fold, the spread between folds can put a value outside, "
+    "and no more. z is the difference in standard errors. ± is the spread over repeats, and decides nothing."
+)
+
+
+def published_cells(entry: Reproduced) -> tuple[str, ...]:
+    """Cells under the headings of PUBLISHED."""
+    column, ours = entry.column, entry.measured
+    value = number(column, entry.value)
+    return (
+        value if entry.spread is None else f"{value} ± {number(column, entry.spread)}",
+        spread(column, ours),
+        of_mean(column, ours),
+        str(ours.n),
+        signed(column, entry.difference),
+        interval(column, *entry.interval),
+        "-" if math.isnan(entry.z) else f"{entry.z:+.1f}",
     )
-    header = ["variant", "measure", "source", "published", "measured", "repeats", "ours - theirs", "verdict"]
-    return Table(header, rows, 3, [note])
+
+
+def published_tone(verdict: str) -> str:
+    return {WITHIN: "better", OUTSIDE: "worse"}.get(verdict, "quiet")
 
 
 def claims_table(findings: Findings) -> Table:
     """What the paper found, and whether it holds here."""
-    tones = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
     rows = []
     for claim in findings.claims:
-        difference = signed(claim.column, claim.difference)
-        if not math.isnan(claim.low):
-            difference += f" ({signed(claim.column, claim.low)} to {signed(claim.column, claim.high)})"
-        verdict = f"{claim.verdict}: {claim.why}" if claim.why else claim.verdict
-        counted = str(claim.pairs) if claim.unit == "repeats" else f"{claim.pairs} ({claim.counted:,} {claim.unit})"
-        texts = heading(claim.column), difference, effect_size(claim.effect, 1), counted
-        rows.append([Cell(claim.says), Cell(verdict, tone=tones[claim.verdict]), *map(Cell, texts)])
+        verdict = told_verdict(claim)
+        texts = (heading(claim.column), with_interval(claim), effect_size(claim.contrast.effect, 1), tested_over(claim))
+        cells = [Cell(claim.says), Cell(verdict, tone=TONES[claim.verdict]), *map(Cell, texts)]
+        rows.append([*cells, Cell(str(claim.pairs)), Cell(power(claim))])
+    tested = sum(claim.contrast.tested for claim in findings.claims)
     note = (
-        "Difference with a confidence interval at the level 0.05 that the claims of the experiment share (Holm). From "
-        f"{BLOCKS} folds on a fold counts once, with the mean over its seeds; of forests that were grown once, test "
-        "queries are counted, which says nothing about luck in training. The effect is Cohen's d. A claim that "
-        f"something is better holds above 0, and does not hold below 0 or within ±{SMALL}; a claim that two are alike "
-        "holds inside its margin."
+        f"On this data set, by the rule of all tables. Difference with a confidence interval at the level {LEVEL:g} "
+        f"that {_count(tested, 'tested claim')} of the experiment share{'s' if tested == 1 else ''} (Holm). A claim "
+        f"that something is better holds above 0, and does not hold below 0 or within a hundredth (±{SMALL:g} of a "
+        "measure that ends at 1); a claim that two are alike holds inside its margin. Power: how likely the design "
+        "would have shown the difference that the paper reports, or a hundredth."
     )
-    return Table(["claim", "verdict", "measure", "difference", "effect", "repeats"], rows, 3, [note])
+    header = ["claim", "verdict", "measure", "difference", "effect", "tested over", "repeats", "power"]
+    return Table(header, rows, 3, [note])
+
+
+TONES = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
+
+
+def told_verdict(claim: Verdict) -> str:
+    """A verdict, and why it is not clearer; a design that could not have told anything says just that."""
+    if not claim.why or claim.why.startswith(CANNOT):
+        return claim.why or claim.verdict
+    return f"{claim.verdict}: {claim.why}"
+
+
+def with_interval(claim: Verdict) -> str:
+    """A difference and its confidence interval."""
+    difference = signed(claim.column, claim.difference)
+    known = "" if math.isnan(claim.low) else f" ({interval(claim.column, claim.low, claim.high)})"
+    return f"{difference}{known}"
+
+
+def tested_over(claim: Verdict) -> str:
+    """What was counted."""
+    found = claim.contrast
+    return (
+        f"{found.counted:,} {found.unit if found.counted != 1 else found.unit.removesuffix('s')}" if found.unit else "-"
+    )
+
+
+def power(claim: Verdict) -> str:
+    """The power of the design, and for which difference."""
+    if math.isnan(claim.power):
+        return "-"
+    return f"{claim.power:.2f} for {number(claim.column, claim.sought)}"
+
+
+def _compared(findings: Findings) -> str:
+    """How many comparisons a table corrects for, and over what they were made."""
+    main = findings.comparisons.get(findings.main, {}).values()
+    counts = sorted({found.comparisons for column in findings.comparisons.values() for found in column.values()})
+    units = list(dict.fromkeys(found.contrast.unit for found in main if found.contrast.tested))
+    made = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "0"
+    over = f"; {heading(findings.main)} is tested over {' and '.join(units)}" if units else ""
+    return f"{made} comparison{'' if made == '1' else 's'} in a column (Holm){over}"
 
 
 def clients_table(findings: Findings) -> Table | None:
@@ -361,13 +413,18 @@ def unlearned_table(findings: Findings) -> Table | None:
         shares = [share for one in receipts if (share := one.cost["share_of_retraining"]) is not None]
         near = [receipt.verified["within_spread"] for receipt in receipts if "within_spread" in receipt.verified]
         before, after = (summarise([quality[when] for quality in qualities]) for when in ("parent", "unlearned"))
-        cells = [spread(main, before), spread(main, after), f"{np.mean(shares):.2f}" if shares else "unknown"]
+        cells = [spread(main, before), spread(main, after), of_mean(main, after)]
+        cells.append(f"{np.mean(shares):.2f}" if shares else "unknown")
         cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else "not verified")
         rows.append([*_variant_cells(findings, variant, words), Cell(str(len(qualities))), *map(Cell, cells)])
     if not rows:
         return None
-    header = [*names, "repeats", "parent", "unlearned", "steps, of retraining", "within the spread of retrained"]
-    note = f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting."
+    header = [*names, "repeats", "parent", "unlearned", "95% of its mean", "steps, of retraining"]
+    header.append("within the spread of retrained")
+    note = (
+        f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting, and "
+        "a wide spread is easily kept."
+    )
     return Table(header, rows, len(names), [note])
 
 
@@ -573,6 +630,16 @@ def signed(column: str, value: float) -> str:
     return f"+{shown}" if value > 0 and shown.strip("0.") else shown
 
 
+def interval(column: str, low: float, high: float) -> str:
+    """The confidence interval of a difference; a dash where there is none."""
+    return "-" if math.isnan(low) else f"{signed(column, low)} to {signed(column, high)}"
+
+
+def of_mean(column: str, summary: Summary) -> str:
+    """The confidence interval of a mean; a dash where there is none."""
+    return "-" if math.isnan(summary.low) else f"{number(column, summary.low)} to {number(column, summary.high)}"
+
+
 def effect_size(value: float, digits: int = 2) -> str:
     """Cohen's d, with its sign."""
     return "-" if math.isnan(value) else _not_below_zero(f"{value:+.{digits}f}")
@@ -655,10 +722,6 @@ def _best(findings: Findings, column: str) -> set[str]:
     means = {variant.name: variant.summary(column).mean for variant in findings.rows}
     known = [mean for mean in means.values() if not math.isnan(mean)]
     return {name for name, mean in means.items() if known and mean == max(known)}
-
-
-def _range(column: str, summary: Summary) -> str:
-    return f"{number(column, summary.smallest)} to {number(column, summary.largest)}" if summary.n else ""
 
 
 def _data_facts(facts: Json) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,9 @@ from fedrank.run.runs import Runs
 from fedrank.spec.toml import readable
 
 NUMBERS = (
-    *("repeats", "mean", "sd", "low95", "high95", "lowest", "highest", "baseline", "pairs", "difference", "p_t"),
-    *("p_t_bonferroni", "queries", "p_queries", "p_queries_bonferroni", "cohens_d"),
-    *("published", "published_spread", "published_verdict", "unfinished_runs"),
+    *("repeats", "mean", "sd", "low95", "high95", "lowest", "highest", "baseline", "pairs", "difference"),
+    *("difference_low95", "difference_high95", "unit", "counted", "p", "p_holm", "comparisons", "cohens_d"),
+    *("published", "published_spread", "published_z", "published_verdict", "unfinished_runs"),
 )
 
 
@@ -109,17 +110,18 @@ def numbers(reported: Sequence[Findings]) -> str:
                 values += [summary.smallest, summary.largest, findings.baseline.name if findings.baseline else ""]
                 comparison = findings.comparisons.get(column, {}).get(variant.name)
                 if comparison is None:
-                    values += [""] * 8
+                    values += [""] * 10
                 else:
-                    paired = comparison.paired
-                    values += [paired.pairs, paired.difference, paired.p, comparison.p, comparison.queries]
-                    values += [comparison.p_queries, comparison.p_queries_corrected, paired.effect]
+                    found = comparison.contrast
+                    values += [found.repeats, found.difference, *found.interval(), found.unit, found.counted, found.p]
+                    values += [comparison.p, comparison.comparisons, found.effect]
                 published = [
                     entry for entry in findings.published if entry.variant is variant and entry.column == column
                 ]
                 for value in (
                     [";".join(str(entry.value) for entry in published)],
                     [";".join("" if entry.spread is None else str(entry.spread) for entry in published)],
+                    [";".join("" if math.isnan(entry.z) else f"{entry.z:.6g}" for entry in published)],
                     [";".join(entry.verdict for entry in published)],
                 ):
                     values += value

@@ -22,7 +22,7 @@ from fedrank.federate.round import Outcome, evaluated, first_weights, personal_m
 from fedrank.federate.server import State
 from fedrank.rank.given import GIVEN, given_order, given_weights
 from fedrank.rank.learners import fine_tune, warm_up
-from fedrank.rank.measures import Evaluator, average
+from fedrank.rank.measures import Evaluator, average, measure
 from fedrank.rank.model import Model, load_weights, save_model
 from fedrank.run.data import clients_of, described, judged, load_fold
 from fedrank.run.privacy import Spent, setting_of, until_spent
@@ -214,12 +214,13 @@ def by_client(
     experiment: FederatedExperiment, averaged: Weights, own: Weights | None, crowd: Crowd, seed: int, threads: int
 ) -> dict[str, Any]:
     """Quality of every client with the final model, with its personal one, and after fine-tuning, where these exist."""
-    learner, measures = experiment.learner, experiment.measures
+    learner = experiment.learner
+    measures = [name for name in experiment.measures if not measure(name).by]  # clients have labels of their own
     models = {"": averaged} if own is None else {" averaged": averaged, " personal": own}
     if experiment.fine_tune:
         last = list(models.values())[-1]
         models[" fine-tuned"] = fine_tune(learner, last, crowd, seed, experiment.fine_tune, threads)
-    if alike(crowd) and len(models) == 1:
+    if (alike(crowd) and len(models) == 1) or not measures:
         return {}
     queries = np.diff(crowd.pools)[crowd.pool]
     columns = {"client": crowd.ids, "queries": queries, "interactions": crowd.interactions}

@@ -101,7 +101,7 @@ class Facts(Written):
     """What a run is, and how far: `run.json`."""
 
     FILE = "run.json"
-    optional = ("given", "promotion", "engine", "tuned", "unlearned", "ended")
+    optional = ("given", "promotion", "engine", "tuned", "portions", "not_testable", "unlearned", "ended")
     called = Written.called | {"asked": "rounds"}
 
     experiment: str  # name of the whole experiment
@@ -130,6 +130,8 @@ class Facts(Written):
     promotion: float | None = None  # share of the documents that an attack promotes that reach the top ten
     engine: str | None = None  # what grew the trees
     tuned: Any = None  # settings that were chosen on validation queries
+    portions: Any = None  # who holds how many queries, documents and relevant ones, where one set is split
+    not_testable: str | None = None  # why a comparison with this run would say nothing about a claim
     unlearned: Json | None = None  # of which run this is the result: parent, clients, method, gone, rounds
 
 

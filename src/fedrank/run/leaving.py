@@ -52,6 +52,13 @@ def _from_silos(experiment: SiloExperiment) -> list[Leaving]:
         promise = next(iter(silo_card(_without_budget(experiment)).promises), None)
         if method.counts == "exact":
             what, because = "documents that queries find, with their lengths and true term counts", NO_NOISE
+        elif method.noise_in == "paper":
+            what = "documents that queries find, with their lengths and term counts in all rows"
+            because = "one draw is added to all rows of a document, so that their differences are exact"
+        elif method.noise_in == "lookup":
+            assert promise is not None
+            what = "documents that queries find, with their lengths and noised term counts"
+            because = f"{promise.because}; every term that is asked, by every silo, costs anew"
         elif promise is None:
             what, because = "sketches without noise: who holds the key reads all counts", NO_NOISE
         else:
@@ -89,7 +96,7 @@ def _from_trees(experiment: TreesExperiment) -> list[Leaving]:
 def cost_of_words(experiment: SiloExperiment) -> dict[int, float]:
     """ε of a word by how often it stands in a document; empty where nothing is promised."""
     method = experiment.method
-    if not isinstance(method, LocalPlus) or method.counts == "exact" or not method.noise:
+    if not isinstance(method, LocalPlus) or method.counts == "exact" or not method.sketcher.noise:
         return {}
     return {often: method.sketcher.privacy(experiment.privacy.delta, often) for often in OCCURRENCES}
 

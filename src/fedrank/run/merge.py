@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from fedrank.data.catalog import Fold
+from fedrank.data.ranking import RankingData
 from fedrank.files import private_folder
 from fedrank.rank.given import Given
 from fedrank.rank.measures import average
 from fedrank.run.cards import forest_card
 from fedrank.run.writer import RunWriter
+from fedrank.seeds import rng_for
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.mergers import ENOUGH, Merger, Stacking
 from fedrank.trees.model_files import save_any, with_notes
-from fedrank.trees.training import Merging, train_and_merge
+from fedrank.trees.splits import Portion
+from fedrank.trees.training import Merging, merge_grown, train_locally
 from fedrank.trees.tuning import Studies
 
 CONVENTIONS = {
@@ -43,12 +48,43 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
         turn,
         [] if kept is None else [Grown(**grown) for grown in kept["forests"]],
     )
-    outcome = train_and_merge(
-        fold, experiment.split, forestry, experiment.merge, experiment.measures, writer.task.seed, writer.threads, turn
-    )
+    seed, threads = writer.task.seed, writer.threads
+    portions = experiment.split(fold, rng_for(seed, "split"))
+    writer.know(portions=_held(fold, portions), **_too_few(experiment.merge, portions))
+    local = train_locally(portions, forestry, seed, threads, turn)
+    outcome = merge_grown(fold, portions, local, forestry, experiment.merge, experiment.measures, seed, threads, turn)
     save_merged(outcome, writer, fold)
-    tuned = [{"trials": experiment.tune, **best.settings} for best in studies.best] or None
-    finish_merge(outcome, writer, fold, nothing, card=forest_card(len(outcome.local)), tuned=tuned)
+    tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
+    untuned = sum(best.trees == 0 for best in studies.best)
+    notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
+    card = forest_card(len(outcome.local))
+    finish_merge(outcome, writer, fold, nothing, card=card, tuned=tuned, notes=notes if untuned else [])
+
+
+def _held(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
+    """Queries, documents and relevant ones of the whole set and of every client."""
+    whole = {"train": fold.train, "validation": fold.validation, "test": fold.test}
+    parts = [{"client": "all"} | whole]
+    parts += [
+        {"client": one.name, "train": one.train, "validation": one.validation, "test": one.test, "merge": one.merge}
+        for one in portions
+    ]
+    return [
+        {name: _counted(part) if isinstance(part, RankingData) else part for name, part in row.items()} for row in parts
+    ]
+
+
+def _counted(data: RankingData) -> dict[str, int]:
+    return {"queries": data.queries, "documents": data.documents, "relevant": int((data.grades > 0).sum())}
+
+
+def _too_few(merge: Merger, portions: Sequence[Portion]) -> dict[str, Any]:
+    """Facts of a run whose merge sets are too small to say what stacking is worth."""
+    smallest = min(portion.merge.queries for portion in portions)
+    if not isinstance(merge, Stacking) or smallest >= ENOUGH:
+        return {}
+    why = f"a merge set has {smallest} queries; from {ENOUGH} on stacking can be tested"
+    return {"not_testable": why, "notes": [f"not testable: {why}"]}
 
 
 def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, nothing: Given, **facts: Any) -> None:

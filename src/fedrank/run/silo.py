@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from fedrank.data.collection import Collection, load_collection
 from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
+from fedrank.files import write_whole
 from fedrank.protect.promises import up
 from fedrank.rank.given import Given
 from fedrank.rank.measures import Evaluator
@@ -23,9 +26,11 @@ from fedrank.run.data import described
 from fedrank.run.federated import per_query
 from fedrank.run.folder import Card, Paid
 from fedrank.run.writer import NOISE, RunWriter
+from fedrank.seeds import rng_for
+from fedrank.silo.costs import measure_sketches
 from fedrank.silo.features import FEATURE_NAMES, RANGES
 from fedrank.silo.silos import Silo, SilosRule, make_silos
-from fedrank.silo.training import PARAMETERS, Lists, LocalPlus, own_bm25
+from fedrank.silo.training import PARAMETERS, SILO_METHODS, Lists, Local, LocalPlus, own_bm25
 from fedrank.spec.families import describe
 from fedrank.spec.silo import SiloExperiment
 from fedrank.types import Weights
@@ -41,6 +46,7 @@ NOT_COVERED = (
     "that a document exists, and how long it is",
     "the queries: every silo holds the key and can look up which words another asks for",
 )
+SKETCHES = "sketches.json"  # what questions find and cost, where a spec asks for it
 _RANKER = Linear()
 _BYTES = 4  # a weight on its way
 
@@ -48,26 +54,31 @@ _BYTES = 4  # a weight on its way
 def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     """Make the silos, let them tell each other what the method asks for, once, and train pass by pass."""
     method, seed, last = experiment.method, writer.task.seed, experiment.rounds
-    card = silo_card(experiment)
+    silo_card(experiment)  # refuses what no silo could make up for
     collection = _collection(experiment.data.source)
     silos = silos_of(experiment, seed)
+    card = silo_card(experiment, silos)
     kept = writer.begin(lambda models: evaluator(_ranking_part(models), _RANKER), online=False)
     # What silos told each other was noised, and that is paid once: a resumed run goes on with the same lists.
-    lists = method.lists(silos, seed) if kept is None else _unpacked(kept)
-    weights = method.first(len(silos)) if kept is None else kept["weights"]
+    lists = _made(experiment, seed) if kept is None else _unpacked(kept)
+    members = len(lists.train)
+    weights = method.first(members) if kept is None else kept["weights"]
     test = RankingData.join(lists.test)
     evaluator = Evaluator(test, experiment.measures)
     conventions = CONVENTIONS | ({} if card.mechanism is None else {"noise": NOISE})
+    notes = _notes(collection, silos, lists.added)
+    if experiment.measure_sketches and isinstance(method, LocalPlus) and method.counts == "sketch":
+        notes.append(_measured(method, silos, writer.folder / SKETCHES, seed))
     writer.know(
-        notes=_notes(collection, silos, lists.added),
+        notes=notes,
         conventions=conventions,
         data=described(collection.name, sum(data.queries for data in lists.train), test.queries, test),
         behind_final=1,
     )
     packed = _packed(lists)
     writer.keep(writer.round, packed | {"weights": weights})
-    documents = sum(data.documents for data in lists.train)
-    sent = _BYTES * PARAMETERS * len(silos) if weights.ndim == 1 else 0
+    documents = method.trained_on(lists)
+    sent = _BYTES * PARAMETERS * members if weights.ndim == 1 else 0
     for round in range(writer.round + 1, last + 1):
         weights = method.step(weights, lists, round, seed)
         traffic = sent + (lists.bytes if round == 1 else 0)
@@ -92,7 +103,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
 
 def _packed(lists: Lists) -> dict[str, Any]:
     """Lists as the parts of a checkpoint."""
-    parts: dict[str, Any] = {"added": lists.added, "lists": {"bytes": lists.bytes, "silos": len(lists.train)}}
+    parts: dict[str, Any] = {"added": lists.added, "lists": {"bytes": lists.bytes, "silos": len(lists.test)}}
     for kind, sets in (("train", lists.train), ("test", lists.test)):
         for silo, data in enumerate(sets):
             for name in _ARRAYS:
@@ -108,8 +119,10 @@ def _unpacked(kept: Mapping[str, Any]) -> Lists:
         ranges = RANGES if about["normalised"] == "global" else None
         return RankingData(**arrays, **about, feature_names=FEATURE_NAMES, ranges=ranges)
 
-    silos = range(kept["lists"]["silos"])
-    train, test = (tuple(one(f"{kind}.{silo}") for silo in silos) for kind in ("train", "test"))
+    train, test = (
+        tuple(one(f"{kind}.{silo}") for silo in range(many))
+        for kind, many in (("train", len(kept["added"])), ("test", kept["lists"]["silos"]))
+    )
     return Lists(train, test, kept["added"], kept["lists"]["bytes"])
 
 
@@ -125,6 +138,24 @@ def silos_of(experiment: SiloExperiment, seed: int) -> list[Silo]:
     return _silos(experiment.data.source, SilosRule(**asdict(experiment.silos)), seed)
 
 
+def _made(experiment: SiloExperiment, seed: int) -> Lists:
+    """What every silo trains on; runs that differ only in how they train on it share it, and so its noise."""
+    method = experiment.method
+    kind = next((kind for kind in (LocalPlus, Local) if isinstance(method, kind)), None)
+    if kind is None or type(method) not in SILO_METHODS.values():
+        return method.lists(silos_of(experiment, seed), seed)
+    settings = {each.name: getattr(method, each.name) for each in fields(kind) if each.name not in _OF_TRAINING}
+    return _lists(kind(**settings), experiment.data.source, SilosRule(**asdict(experiment.silos)), seed)
+
+
+@lru_cache(maxsize=6)
+def _lists(method: Local, name: str, rule: SilosRule, seed: int) -> Lists:
+    return method.lists(_silos(name, rule, seed), seed)
+
+
+_OF_TRAINING = ("rate", "batch", "steps")
+
+
 @lru_cache(maxsize=4)
 def _silos(name: str, rule: SilosRule, seed: int) -> list[Silo]:
     return make_silos(_collection(name), rule, Tokeniser(), seed)
@@ -138,7 +169,7 @@ def _ranking_part(weights: Weights) -> Weights:
 def _by_silo(measures: tuple[str, ...], weights: Weights, lists: Lists, everybody: Evaluator) -> dict[str, Any]:
     """A row for each silo: its model on its own test queries, and on those of all silos."""
     rows = []
-    for silo, own in enumerate(lists.test):
+    for silo, own in enumerate(lists.test[: len(lists.train)]):
         model = weights[silo] if weights.ndim == 2 else weights
         rows.append([*Evaluator(own, measures)(model, _RANKER), *everybody(model, _RANKER)])
     columns = {
@@ -154,40 +185,70 @@ def _notes(collection: Collection, silos: list[Silo], added: NDArray[np.int64]) 
     notes = [
         f"silo {silo.number}: {silo.documents:,} documents, {len(silo.train)} queries to train on and "
         f"{len(silo.test)} to be tested on; {more:,} documents of others in its training lists"
-        for silo, more in zip(silos, added, strict=True)
+        for silo, more in zip(silos, added, strict=False)
     ]
+    outside = silos[len(added) :]
+    if outside:
+        tested = sum(len(silo.test) for silo in outside)
+        notes.append(f"{len(outside)} more silos take no part; the model is tested on their {tested} queries, too")
     if collection.unknown:
         notes.append(f"{collection.unknown:,} judgements name a query or a document that is not there; left out")
     return notes
 
 
-def silo_card(experiment: SiloExperiment) -> Card:
-    """What may be claimed."""
+def _measured(method: LocalPlus, silos: list[Silo], path: Path, seed: int) -> str:
+    """Measure the sketches of the first silo's bodies by what the others ask, write it down, and say it."""
+    members = [silo for silo in silos if silo.train]
+    asked = [term for silo in members[1:] for query in silo.train for term in query.terms]
+    rule = replace(method.rule, k=max(1, *method.most(members)))
+    key = rng_for(seed, "key of the silos").bytes(32)
+    found = measure_sketches(members[0].fields["body"], asked, method.sketcher, rule, key)
+    write_whole(path, json.dumps(asdict(found), indent=2))
+    return (
+        f"a question about one of {found.terms} terms finds {found.cover:.2f} of the best {found.k} of "
+        f"{found.documents:,} documents in {found.milliseconds:.3g} ms and {found.megabytes:.3g} MB; asking the "
+        f"sketches of all finds {found.naive_cover:.2f} in {found.naive_milliseconds:.3g} ms and "
+        f"{found.naive_megabytes:.3g} MB"
+    )
+
+
+def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -> Card:
+    """What may be claimed; where every answer has its own noise, for one answer, or for all that these silos ask."""
     method, delta, budget = experiment.method, experiment.privacy.delta, experiment.privacy.budget
     sees, not_covered = [], []
-    mechanism, promise, spent = None, None, math.inf
+    mechanism, promise, because = None, None, ""
     if method.first(1).ndim == 1:
         sees.append("the server and the other silos see the model as every silo leaves it")
         not_covered.append("the weights that a silo sends while training, which tell of its own documents and queries")
     if isinstance(method, LocalPlus):
         sees.append("silos find documents of each other, with their lengths and term counts")
         not_covered += NOT_COVERED
-        spent = method.sketcher.privacy(delta) if method.counts == "sketch" else math.inf
-        if spent < math.inf:
-            mechanism, promise = describe(method) | {"name": "sketch"}, _promise(spent, delta)
+        promise = _promised(method, delta, silos)
+        if promise is not None:
+            mechanism = describe(method) | {"name": method.noise_in}
+        elif method.counts == "sketch" and method.noise_in == "paper":
+            because = " The published noise is added, one draw for all rows of a document, which hides nothing."
+    spent = math.inf if promise is None or promise.epsilon is None else promise.epsilon
     if budget is not None and sees and spent > budget:
         claim = "adds no noise, so that no ε holds"
+        if because:
+            claim = "adds the published noise, which hides nothing, so that no ε holds"
         if promise is not None:
             claim = f"costs ε = {up(spent)} for one occurrence of a term"
         raise ValueError(f"the method {claim}, and the budget is {budget:g}; use more noise, or another budget")
-    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "."
-    if promise is not None:
+    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "." + because
+    if promise is not None and promise.paid_per == "once":
         summary += (
             f" Sketches are noised: ε = {up(spent)} at δ = {delta:g} for one occurrence of one term, paid "
             "once for all queries of all silos; a word that stands k times costs as a group of k."
         )
+    elif promise is not None:
+        summary += (
+            f" Every answer is noised: ε = {up(spent)} for one occurrence of one term, {promise.often}; a "
+            "word that stands k times costs as a group of k."
+        )
     elif sees:
-        summary += " Nothing is noised, and nothing can be claimed."
+        summary += " Nothing can be claimed." if because else " Nothing is noised, and nothing can be claimed."
     return Card(
         clients=experiment.silos.count,
         mechanism=mechanism,
@@ -200,15 +261,49 @@ def silo_card(experiment: SiloExperiment) -> Card:
     )
 
 
-def _promise(epsilon: float, delta: float) -> Paid:
+def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> Paid | None:
+    """None: nothing can be claimed."""
+    if method.counts == "exact" or method.noise_in == "paper":
+        return None
+    unit, neighbours = (
+        "one occurrence of one term in one field of one document",
+        ("one occurrence is replaced by another term: lengths are published"),
+    )
+    against = "silos and relays that see sketches or answers"
+    if method.noise_in == "lookup":
+        times = 1 if silos is None else _numbers_told(silos)
+        return Paid(
+            against=against,
+            epsilon=method.epsilon * times,
+            epsilon_each_time=method.epsilon,
+            times=times,
+            paid_per="number that is told",
+            delta=delta,
+            unit=unit,
+            neighbours=neighbours,
+            because="Laplace noise on every count and on every number of documents that a silo tells",
+        )
+    spent = method.sketcher.privacy(delta)
+    if math.isinf(spent):
+        return None
     return Paid(
-        against="silos and relays that see sketches or answers",
-        epsilon=epsilon,
-        epsilon_each_time=epsilon,
+        against=against,
+        epsilon=spent,
+        epsilon_each_time=spent,
         times=1,
         paid_per="once",
         delta=delta,
-        unit="one occurrence of one term in one field of one document",
-        neighbours="one occurrence is replaced by another term: lengths are published",
+        unit=unit,
+        neighbours=neighbours,
         because="Gaussian noise in the sketch of the document and in that of the document frequencies",
     )
+
+
+def _numbers_told(silos: Sequence[Silo]) -> int:
+    """Of one document by the silo that is asked most: for a term to train on its count and how many documents hold it,
+    for a term to be tested on the latter."""
+    members = [silo for silo in silos if silo.train]
+    asked = [
+        sum(2 * len(one.terms) for one in silo.train) + sum(len(one.terms) for one in silo.test) for silo in members
+    ]
+    return sum(asked) - min(asked)

@@ -8,7 +8,7 @@ merge: there is one round. A run can be stopped at any tree; its checkpoint hold
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from fedrank.run.data import described, judged, load_fold
 from fedrank.run.folder import table
 from fedrank.run.merge import perform_merge
 from fedrank.run.writer import RunWriter
+from fedrank.spec.experiment import of_sizes
 from fedrank.spec.sections import DataSpec
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.arrays import Trees
@@ -84,15 +85,19 @@ def _perform_forest(
             lambda done, best: writer.say(0, last, best.quality), writer.check,
         )  # fmt: skip
         tuned = {"trials": len(trials), **best_of(trials).settings}
-    forest = _Growing(fold.train, evaluator, writer.begin())
+    forest = _Growing(fold.train, evaluator, experiment.sizes, writer.begin())
     for step in booster.grow(fold.train, fold.validation, seed, threads, forest.past):
         forest.add(step, evaluate=(len(forest.trees) + 1) % experiment.evaluate_every == 0)
         writer.quality = forest.quality
         writer.turn(len(forest.trees), last, forest.parts)
-    size, values = forest.best, forest.per_query()
-    measured = forest.values | {size: average(values).tolist()}
+    size, values = forest.best, np.concatenate([forest.per_query(), *forest.cut()])
+    blank = [float("nan")] * (len(values) - len(experiment.measures))  # forests of fixed sizes stand in the last row
+    measured = {number: [*each, *blank] for number, each in forest.values.items()} | {size: average(values).tolist()}
     for number in range(1, size + 1):
         writer.add(number, values=measured.get(number))
+    if experiment.sizes:
+        writer.know(conventions=_of_sizes(experiment))
+        nothing = replace(nothing, values=np.tile(nothing.values, (1 + len(experiment.sizes), 1)))
     write_whole(writer.folder / "validation.csv", table(["tree", MEASURE], enumerate(forest.validation, start=1)))
     if forest.selected is not None:
         content = io.BytesIO()
@@ -110,8 +115,11 @@ def _perform_forest(
 class _Growing:
     """A forest that grows, and how well it ranks the queries that it is judged by."""
 
-    def __init__(self, train: RankingData, evaluator: Evaluator, kept: Mapping[str, Any] | None) -> None:
-        self.train, self.evaluator = train, evaluator
+    def __init__(
+        self, train: RankingData, evaluator: Evaluator, sizes: Sequence[int], kept: Mapping[str, Any] | None
+    ) -> None:
+        self.train, self.evaluator, self.sizes = train, evaluator, sizes
+        self._cut: dict[int, NDArray[np.float64]] = {}  # one of the sizes -> [measures, queries]
         self.trees: list[str] = []
         self.validation: list[float] = []  # [trees]: nDCG@10
         self.values: dict[int, list[float]] = {}  # size of the forest -> measures on the judged queries
@@ -139,6 +147,11 @@ class _Growing:
         """[measures, queries] of the forest of the best size."""
         return self.evaluator.per_query_of_scores(self._best[1])
 
+    def cut(self) -> Iterator[NDArray[np.float64]]:
+        """[measures, queries] of the forest of each of the sizes; NaN where it did not grow so far."""
+        unknown = np.full_like(self.per_query(), np.nan)
+        return (self._cut.get(size, unknown) for size in self.sizes)
+
     def add(self, step: Step, evaluate: bool) -> None:
         """One more tree."""
         number = len(self.trees) + 1
@@ -156,6 +169,8 @@ class _Growing:
         self.validation.append(quality)
         if np.isnan(quality) or quality > self._best[0]:  # the model may turn out to end here
             self._best = (quality, self._scores.copy())
+        if len(self.trees) in self.sizes:
+            self._cut[len(self.trees)] = self.evaluator.per_query_of_scores(self._scores)
 
     def parts(self) -> dict[str, Any]:
         """All of it, for a checkpoint."""
@@ -183,9 +198,21 @@ def _notes(fold: Fold, booster: Booster, forest: _Growing) -> list[str]:
             f"it ended after {grown:,} of {booster.trees:,} trees, because the documents that were left to it could "
             "not be split; lower booster.min_data_in_leaf or keep more of them"
         )
+    if missing := [size for size in forest.sizes if size > grown]:
+        notes.append(
+            f"it stopped after {grown:,} trees, so that nothing is known of {missing[0]:,}; set booster.patience = 0"
+        )
     if size < grown:
         notes.append(f"{grown:,} trees were grown; the first {size:,} rank the validation queries best")
     return notes
+
+
+def _of_sizes(experiment: TreesExperiment) -> dict[str, str]:
+    return {
+        name: f"{measure} of the first {size} trees, whichever size the validation queries would choose"
+        for size in experiment.sizes
+        for measure, name in zip(experiment.measures, of_sizes(experiment.measures, [size]), strict=True)
+    }
 
 
 def _engine() -> str:

@@ -30,7 +30,7 @@ from fedrank import kernels
 from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_whole
 from fedrank.protect.population import FOLDER, now
 from fedrank.rank.given import Given
-from fedrank.rank.measures import EMPTY, MEASURES, MODELS, measure
+from fedrank.rank.measures import MODELS, measure
 from fedrank.run.cards import issued, versions
 from fedrank.run.folder import Card, Facts, cell, table
 from fedrank.run.provenance import known
@@ -229,7 +229,7 @@ class RunWriter:
 
     @property
     def _measures(self) -> Sequence[str]:
-        return self.task.experiment.measures
+        return self.task.experiment.columns
 
     def add(
         self,
@@ -376,7 +376,7 @@ class RunWriter:
 
 def _first_facts(task: Task, round: int) -> Facts:
     measured = map(measure, task.experiment.measures)
-    conventions = {str(one): f"{MEASURES[one.name]}; {EMPTY[one.empty]}" for one in measured}
+    conventions = {str(one): one.about for one in measured}
     machine = kernels.compile.compiled_for()
     if not kernels.compile.same_bytes_here():
         conventions["machine"] = (

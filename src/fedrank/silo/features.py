@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.data.normalise import normalise
+from fedrank.data.normalise import normalise, normalise_into
 from fedrank.data.ranking import RankingData
 from fedrank.types import Features
 
@@ -136,3 +136,15 @@ def scaled(lists: RankingData, how: Normalisation) -> RankingData:
 def ranges_of(how: Normalisation) -> NDArray[np.float32] | None:
     """What a model file says of the ranges."""
     return RANGES if how == "fixed" else None
+
+
+def scaled_like(rows: Features, own: Features) -> Features:
+    """Rows on the scale on which the own documents of a list lie between 0 and 1, as in a list that has no others.
+
+    What lies beyond them is brought to the edge: no list that is ever ranked has such values. A feature that is the
+    same for all own documents is 0.
+    """
+    scaled = np.empty(rows.shape, np.float32)
+    ranges = np.stack([own.min(axis=0), own.max(axis=0)]).astype(np.float32)
+    normalise_into(scaled, rows, np.array([0, len(rows)], np.int64), "global", ranges)
+    return np.clip(scaled, 0.0, 1.0)

@@ -22,7 +22,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import floor, isfinite, log2
+from math import isfinite
 from random import SystemRandom
 from typing import Any
 
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from fedrank.data.text import Tokeniser
 from fedrank.silo.features import FIELDS, Real
 from fedrank.silo.files import SketchFile
+from fedrank.silo.looked_up import noised_counts, published_answers
 from fedrank.silo.messages import LONGEST, Party, seal, unseal
 from fedrank.silo.partners import Counts, Found, Places, places
 from fedrank.silo.sketch import KINDS, Sketcher, Sketches
@@ -369,18 +370,6 @@ def choose_decoys(terms: Sequence[str], many: int, dictionary: Sequence[str], se
     return chosen
 
 
-def noised_counts(
-    counts: Real, epsilon: float, exact_lengths: bool, source: Source
-) -> Real:  # fmt: skip
-    """Counts of one term in all documents, each with Laplace noise that costs ε for one occurrence."""
-    return counts + _laplace((2 if exact_lengths else 1) / epsilon, len(counts), source)
-
-
-def published_answers(values: NDArray[Any], epsilon: float, source: Source) -> Real:
-    """Algorithm 2 of the paper: one draw for all z answers [documents, z] about a document, which hides nothing."""
-    return values + _laplace(1 / epsilon, len(values), source)[:, None]
-
-
 def _noised(
     owner: Owner, name: str, cells: NDArray[Any], signs: NDArray[np.int8], names: NDArray[np.uint64], k: int
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -413,15 +402,6 @@ def _frequencies(owner: Owner, name: str, at: Places) -> Real:
     sketcher = owner.file.sketcher
     counts = sketcher.estimate(rows, np.ones(sketcher.depth, np.int8))
     return noised_counts(counts, owner.epsilon, sketcher.exact_lengths, owner.source or SecureSource())[:, None]
-
-
-def _laplace(scale: float, many: int, source: Source) -> Real:
-    """Laplace noise on a grid that halves fit, so that all that is told lies on the grid, too."""
-    from fedrank.protect.noise import rounded_laplace
-
-    step = min(0.5, 2.0 ** floor(log2(scale / 64)))
-    # A sampler is not exactly its law; a millionth more noise pays for that.
-    return rounded_laplace(scale * (1 + 1e-6) / step).draw(many, source).astype(np.float64) * step
 
 
 @dataclass(frozen=True)

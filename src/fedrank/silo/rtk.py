@@ -167,20 +167,20 @@ class ReverseTopK:
             signs,
             fill,
             len(self.present),
-            self._fewest(),
+            self.fewest(self.depth),
             k,
             self.rule.missing == "absent",
             self.kind == "count-min",
         )
         return answer
 
-    def _fewest(self) -> int:
-        """Rows in which a document must be found."""
-        fewest = max(1, ceil(self.rule.beta * self.depth))
+    def fewest(self, rows: int) -> int:
+        """In how many of so many rows a document must be found."""
+        fewest = max(1, ceil(self.rule.beta * rows))
         if self.rule.missing != "zero":
             return fewest
         # Where more than half of the rows count 0, so does the median, and the minimum where a single one does.
-        return self.depth if self.kind == "count-min" else max(fewest, ceil(self.depth / 2))
+        return rows if self.kind == "count-min" else max(fewest, ceil(rows / 2))
 
 
 def build(blocks: Iterable[NDArray[np.int32]], rule: TopKRule, kind: str, depth: int, width: int) -> ReverseTopK:

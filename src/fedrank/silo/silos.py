@@ -26,15 +26,22 @@ _DIMENSIONS, _STEPS = 16, 20  # of the topics that documents are grouped by
 class SilosRule:
     """How a collection is spread over organisations."""
 
-    count: int = 4  # organisations
+    count: int = 4  # organisations that take part
     split: Literal["random", "topics"] = "random"  # topics: similar documents, and the queries about them, lie together
     queries: int | None = None  # a silo trains on at most as many; None: all but the quarter that it is tested on
     labels: Literal["judgements", "ranks"] = "judgements"  # ranks: as the paper; a search engine's first 10 and 100
+    of: int | None = None  # into how many parts documents are cut; all are tested on, and the first `count` take part
 
     def __post_init__(self) -> None:
         for name, value in (("count", self.count), ("queries", self.queries)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value} leaves nothing to learn; use 1 or more")
+        if self.of is not None and self.of < self.count:
+            raise ValueError(f"{self.count} silos of {self.of} cannot take part; use of = {self.count}, or more")
+
+    @property
+    def parts(self) -> int:
+        return self.of or self.count
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
     A query's candidates are the first 100 documents of its silo by query likelihood (a search engine over titles and
     bodies, with the statistics of the whole collection) and 40 others drawn at random. With labels = "ranks" that order
     is the truth, as in the paper, where it was that of MS MARCO's engine. Queries without a relevant candidate are left
-    out.
+    out. Silos that do not take part have no queries to train on.
     """
     texts = {"body": collection.documents.text, "title": collection.documents.title}
     whole = {field: TermCounts.of(texts[field], tokeniser) for field in FIELDS}
@@ -79,23 +86,24 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
     asked = [tuple(dict.fromkeys(tokeniser(text))) for text in collection.queries]
     owners = _owners(collection, home, rule, seed)
     silos = []
-    for number in range(rule.count):
+    for number in range(rule.parts):
+        outside = number >= rule.count
         rows = np.flatnonzero(home == number)
         engine = _Engine(both.rows(rows), chances)
         train: list[SiloQuery] = []
         test: list[SiloQuery] = []
         for place, query in enumerate(owners[number]):
             kept, most = (test, None) if place % TEST_EVERY == 1 else (train, rule.queries)
-            if len(kept) == most:
+            if len(kept) == most or (outside and kept is train):
                 continue
             order = engine.ranked(asked[query])
             candidates = _candidates(order, len(rows), rng_for(seed, "candidates", query))
             grades = _grades(collection, query, rows, order, rule.labels)[candidates]
             if grades.any():
                 kept.append(SiloQuery(collection.query_ids[query], asked[query], candidates, grades))
-        if not train or not test:
+        if not (train or outside) or not test:
             raise ValueError(
-                f"silo {number} of {rule.count} has {len(rows)} documents, which answer {len(train)} queries to train "
+                f"silo {number} of {rule.parts} has {len(rows)} documents, which answer {len(train)} queries to train "
                 f"on and {len(test)} to be tested on, and needs one of each; make fewer silos, or give more queries"
             )
         fields = {field: whole[field].rows(rows) for field in FIELDS}
@@ -144,12 +152,12 @@ def _grades(collection: Collection, query: int, rows: Rows, order: Rows, labels:
 def _owners(collection: Collection, home: NDArray[np.int64], rule: SilosRule, seed: int) -> list[list[int]]:
     """Queries of every silo in random order: dealt at random, or where most of the relevant documents lie."""
     order = rng_for(seed, "queries of silos").permutation(len(collection.queries))
-    owners: list[list[int]] = [[] for _ in range(rule.count)]
+    owners: list[list[int]] = [[] for _ in range(rule.parts)]
     for place, query in enumerate(order.tolist()):
-        number = place % rule.count
+        number = place % rule.parts
         if rule.split == "topics":
             judged, grades = collection.judgements(query)
-            found = np.bincount(home[judged], weights=grades, minlength=rule.count)
+            found = np.bincount(home[judged], weights=grades, minlength=rule.parts)
             number = int(found.argmax()) if found.any() else number
         owners[number].append(query)
     return owners
@@ -158,12 +166,12 @@ def _owners(collection: Collection, home: NDArray[np.int64], rule: SilosRule, se
 def _homes(body: TermCounts, rule: SilosRule, seed: int) -> NDArray[np.int64]:
     """[documents]: the silo of each."""
     documents = len(body)
-    if documents < rule.count:
-        raise ValueError(f"{documents} documents cannot fill {rule.count} silos; make fewer")
+    if documents < rule.parts:
+        raise ValueError(f"{documents} documents cannot fill {rule.parts} silos; make fewer")
     rng = rng_for(seed, "documents of silos")
-    if rule.split == "random" or rule.count == 1:
-        return rng.permutation(np.arange(documents) % rule.count)
-    return _grouped(_topics(body, rng), rule.count, rng)
+    if rule.split == "random" or rule.parts == 1:
+        return rng.permutation(np.arange(documents) % rule.parts)
+    return _grouped(_topics(body, rng), rule.parts, rng)
 
 
 def _topics(body: TermCounts, rng: np.random.Generator) -> Real:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Literal, Protocol
 
 import numpy as np
@@ -18,25 +19,27 @@ from fedrank.data.ranking import RankingData
 from fedrank.federate.aggregate import Mean
 from fedrank.seeds import rng_for
 from fedrank.silo.augment import backgrounds, bm25, matches
-from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, Normalisation, features, scaled
+from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, Normalisation, features, scaled, scaled_like
+from fedrank.silo.looked_up import LookedUp, Questioned
 from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
-from fedrank.silo.rtk import TopKRule
+from fedrank.silo.rtk import PUBLISHED, TopKRule
 from fedrank.silo.silos import Silo, SiloQuery
 from fedrank.silo.sketch import Sketcher
 from fedrank.types import Features, Grades, Messages, Source, Weights
 
 Guess = Literal["like-own", "one"]  # how documents that nobody judged are graded
+Scaling = Literal["own", "together"]  # by what a list is brought to 0 .. 1: its own documents, or found ones, too
 PARAMETERS = len(FEATURE_NAMES) + 1  # and a bias, which moves no document in a list
-_PLACE_BYTES, _ANSWER_BYTES = 5, 8  # a cell with its sign; a row with its count
+_PLACE_BYTES, _ROW_BYTES, _COUNT_BYTES = 5, 4, 4  # a cell with its sign; a document; a number about it
 
 
 @dataclass(frozen=True)
 class Lists:
     """What a method trains on and is judged by: one set of lists for each silo, with scaled features."""
 
-    train: tuple[RankingData, ...]  # [silos]
+    train: tuple[RankingData, ...]  # [silos that take part]
     test: tuple[RankingData, ...]  # [silos]: own queries and own documents, with the features that the method computes
-    added: NDArray[np.int64]  # [silos]: documents of others in the training lists
+    added: NDArray[np.int64]  # [silos that take part]: documents of others in the training lists
     bytes: int = 0  # that silos sent each other to make them
     looked_up: int = 0  # terms that silos asked each other for, once a field
     answers: int = 0  # pairs of document and count that they told each other
@@ -65,7 +68,10 @@ class SiloMethod(Protocol):
         """[parameters] for one model of all, [silos, parameters] where each has its own."""
 
     def step(self, weights: Weights, lists: Lists, round: int, seed: int) -> Weights:
-        """One pass of every silo over its lists."""
+        """One pass of every silo over its lists, or as many steps as the method says."""
+
+    def trained_on(self, lists: Lists) -> int:
+        """Documents of a round, each as often as it is used."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,12 @@ class Local:
 
     rate: float = 0.5  # of the SGD on the logistic loss; the target of a document is its grade / the highest grade
     batch: int = 32  # documents of a step
+    steps: int | None = None  # that a model takes in a round, whatever lists hold; None: as many as one pass over them
     normalise: Normalisation = "query"  # each list by itself, as in the paper; or "fixed", which an engine can do, too
 
     def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps = {self.steps} learn nothing; use 1 or more, or leave it out for one pass")
         if not self.rate > 0 or self.batch < 1:
             raise ValueError(
                 f"rate = {self.rate}, batch = {self.batch} learn nothing; use a rate above 0 and 1 document or more"
@@ -84,18 +93,29 @@ class Local:
 
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
         top = _top_grade(silos)
-        return _joined([silo_lists(silo, (), 0, top, how=self.normalise) for silo in silos])
+        parts = [silo_lists(silo, (), 0, top, how=self.normalise) for silo in _taking_part(silos)]
+        return _joined(parts, silos, top, self.normalise)
 
     def first(self, silos: int) -> Weights:
         return np.zeros((silos, PARAMETERS))
 
     def step(self, weights: Weights, lists: Lists, round: int, seed: int) -> Weights:
-        return np.stack([self.train(weights[c], data, c, round, seed) for c, data in enumerate(lists.train)])
+        models = [
+            self.train(weights[c], data, c, round, seed, self.steps) for c, data in enumerate(lists.train)
+        ]  # fmt: skip
+        return np.stack(models)
 
-    def train(self, weights: Weights, data: RankingData, silo: int, round: int, seed: int) -> Weights:
-        """One pass of one silo over its lists, in random order."""
+    def trained_on(self, lists: Lists) -> int:
+        if self.steps is None:
+            return sum(data.documents for data in lists.train)
+        return self.steps * self.batch * len(lists.train)
+
+    def train(
+        self, weights: Weights, data: RankingData, silo: int, round: int, seed: int, steps: int | None = None
+    ) -> Weights:  # fmt: skip
+        """One pass of one silo over its lists, in random order, or so many steps."""
         rng = rng_for(seed, "silo", round, silo)
-        return sgd(weights, data.features, data.grades / max(data.top_grade, 1), self.rate, self.batch, rng)
+        return sgd(weights, data.features, data.grades / max(data.top_grade, 1), self.rate, self.batch, rng, steps)
 
 
 @dataclass(frozen=True)
@@ -111,37 +131,86 @@ class LocalPlus(Local):
     beta: float = 0.1  # a document must be found in this share of the rows
     k: int = 150  # documents that a term finds in a silo, and a query in all others together
     grades: Guess = "like-own"  # of found documents: in the shares of a silo's own best ones; or all 1, as the paper
+    k_share: float | None = None  # instead of k: a share of all others' documents; .00137 in the paper; 0: their words
+    scaling: Scaling = "own"  # found documents are measured by a list's own, as test lists are; or all "together"
+    noise_in: Literal["sketch", "lookup", "paper"] = "sketch"  # drawn once; for each answer; as published (no privacy)
+    epsilon: float = 0.5  # of an answer, where noise is not in the sketch
+    true_rows: int | None = None  # z1: rows of a question that ask for its term, as published; None: all
+    find: Literal["both-ends", "published"] = "both-ends"  # what cells keep; "published": algorithms 4 and 5 as printed
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.sketcher, self.rule  # which refuse settings that make no sense
+        if self.k_share is not None and not 0 <= self.k_share <= 1:
+            raise ValueError(f"k_share = {self.k_share} is no share of documents; use 0 .. 1, such as 0.00137")
+        if not (isfinite(self.epsilon) and self.epsilon > 0):
+            raise ValueError(f"epsilon = {self.epsilon} allows no answer; use a number above 0, such as 0.5")
+        if self.true_rows is not None and not 1 <= self.true_rows <= self.depth:
+            raise ValueError(f"true_rows = {self.true_rows} of {self.depth} rows; use 1 .. {self.depth}")
+        if self.true_rows is not None and self.noise_in == "lookup":
+            raise ValueError(
+                "true_rows hides a term from who answers row by row, and noise_in = 'lookup' tells one number for all "
+                "rows, which would be wrong; leave true_rows out, or use noise_in = 'paper' or 'sketch'"
+            )
+        if self.counts == "exact" and (self.noise_in != "sketch" or self.true_rows is not None):
+            raise ValueError("counts = 'exact' asks nobody, so that noise_in and true_rows do nothing; leave them out")
 
     @property
     def sketcher(self) -> Sketcher:
-        return Sketcher(self.kind, self.width, self.depth, noise=self.noise)
+        return Sketcher(self.kind, self.width, self.depth, noise=self.noise if self.noise_in == "sketch" else 0.0)
 
     @property
     def rule(self) -> TopKRule:
+        if self.find == "published":
+            return replace(PUBLISHED, alpha=self.alpha, beta=self.beta, k=self.k)
         if self.kind == "count-min":
             return TopKRule(self.alpha, self.beta, self.k, keep="largest", missing="threshold")
         return TopKRule(self.alpha, self.beta, self.k)
 
+    def most(self, silos: Sequence[Silo]) -> list[int]:
+        """[silos]: documents that a query of each finds in all others together.
+
+        None of a share of 0: then silos tell each other only how many documents hold a word.
+        """
+        if not self.k_share:
+            return [self.k if self.k_share is None else 0] * len(silos)
+        everybody = sum(silo.documents for silo in silos)
+        return [max(1, round(self.k_share * (everybody - silo.documents))) for silo in silos]
+
+    def partner(self, silo: Silo, key: bytes, k: int, seed: int, source: Source | None = None) -> Partner:
+        """A silo as others see it, where a term finds k documents."""
+        if self.counts == "exact":
+            return Exact(silo, k)
+        if self.noise_in == "lookup":
+            return LookedUp(silo.fields, self.sketcher, key, k, self.epsilon, source)
+        sketch = sketch_fields(silo.fields, self.sketcher, replace(self.rule, k=k), key, source)
+        if self.noise_in == "sketch" and self.true_rows is None:
+            return Sketched(sketch, key)
+        epsilon = self.epsilon if self.noise_in == "paper" else None
+        return Questioned(sketch, key, self.true_rows or self.depth, epsilon, seed, source)
+
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
         key = rng_for(seed, "key of the silos").bytes(32)
+        members = _taking_part(silos)
+        k = max(1, *self.most(members))
+        lists = self.lists_with(silos, [self.partner(silo, key, k, seed, source) for silo in members])
         if self.counts == "exact":
-            return self.lists_with(silos, [Exact(silo, self.k) for silo in silos])
-        sketches = [sketch_fields(silo.fields, self.sketcher, self.rule, key, source) for silo in silos]
-        lists = self.lists_with(silos, [Sketched(sketch, key) for sketch in sketches])
-        counted = sum(wide.nbytes for sketch in sketches for wide in sketch.frequencies.values())
-        asked = lists.looked_up * self.depth * _PLACE_BYTES + lists.answers * _ANSWER_BYTES
+            return lists
+        row_by_row = self.noise_in == "paper" or self.true_rows is not None
+        numbers = self.depth if row_by_row else 1  # that are told about a document and a term
+        asked = lists.looked_up * self.depth * _PLACE_BYTES + lists.answers * (_ROW_BYTES + numbers * _COUNT_BYTES)
+        fields = sum(len(silo.fields) for silo in members)
+        counted = 0 if self.noise_in == "lookup" else fields * self.depth * self.sketcher.wide.width * _COUNT_BYTES
         return replace(lists, bytes=asked + counted)
 
     def lists_with(self, silos: Sequence[Silo], partners: Sequence[Partner]) -> Lists:
-        """What every silo trains on, if the others answer it so: partner s stands for silo s."""
-        top = _top_grade(silos)
-        others = [[*partners[:place], *partners[place + 1 :]] for place in range(len(silos))]
-        pairs = zip(silos, others, strict=True)
-        return _joined([silo_lists(silo, them, self.k, top, self.grades, self.normalise) for silo, them in pairs])
+        """What every silo trains on, if the others answer it so: partner s stands for the s-th that takes part."""
+        top, members = _top_grade(silos), _taking_part(silos)
+        parts = []
+        for place, (silo, most) in enumerate(zip(members, self.most(members), strict=True)):
+            others = [*partners[:place], *partners[place + 1 :]]
+            parts.append(silo_lists(silo, others, most, top, self.grades, self.scaling, self.normalise))
+        return _joined(parts, silos, top, self.normalise)
 
 
 @dataclass(frozen=True)
@@ -156,13 +225,21 @@ class _Together(Local):
     def step(self, weights: Weights, lists: Lists, round: int, seed: int) -> Weights:
         silos = np.arange(len(lists.train))
         if self.combine == "round-robin":
-            for silo in np.roll(silos, -round):  # nobody is always the last, whose lists the model remembers best
-                weights = self.train(weights, lists.train[silo], int(silo), round, seed)
+            # Nobody is always the last, whose lists the model remembers best, or the one with a step more.
+            for turn, silo in enumerate(np.roll(silos, -round)):
+                steps = None if self.steps is None else (self.steps + turn) // len(silos)
+                weights = self.train(weights, lists.train[silo], int(silo), round, seed, steps)
             return weights
-        updates = np.stack([self.train(weights, data, c, round, seed) - weights for c, data in enumerate(lists.train)])
+        updates = np.stack(
+            [self.train(weights, data, c, round, seed, self.steps) - weights for c, data in enumerate(lists.train)]
+        )
         sizes = np.array([data.documents for data in lists.train])
         arrived = Messages(updates.astype(np.float32), sizes, silos, weights, round)
         return weights + Mean()(arrived)
+
+    def trained_on(self, lists: Lists) -> int:
+        everybody = super().trained_on(lists)
+        return everybody // len(lists.train) if self.steps and self.combine == "round-robin" else everybody
 
 
 @dataclass(frozen=True)
@@ -190,9 +267,17 @@ def sgd(
     rate: float,
     batch: int,
     rng: np.random.Generator,
+    steps: int | None = None,
 ) -> Weights:
-    """One pass of logistic regression over all rows in random order; the last weight is the bias."""
+    """One pass of logistic regression over all rows in random order, or so many steps; the last weight is the bias.
+
+    Steps beyond a pass begin another one, in another order; 0 steps change nothing.
+    """
     order = rng.permutation(len(features))
+    if steps is not None:
+        while len(order) < steps * batch:
+            order = np.concatenate([order, rng.permutation(len(features))])
+        order = order[: steps * batch]
     rows = np.column_stack([features, np.ones(len(features))])[order]
     targets = targets[order]
     weights = weights.copy()
@@ -222,9 +307,13 @@ def silo_lists(
     most: int,
     top: int,
     guess: Guess = "like-own",
+    scaling: Scaling = "own",
     how: Normalisation = "query",
 ) -> SiloLists:
-    """Lists of one silo, with statistics of its partners and at most so many of their documents a query."""
+    """Lists of one silo, with statistics of its partners and at most so many of their documents a query.
+
+    Fixed ranges ask no other document, so that `scaling` makes no difference to them.
+    """
     asked: list[tuple[SiloQuery, Features, Features]] = []  # own candidates, and what was found, best first
     looked_up = answers = 0
     for query in silo.train:
@@ -236,14 +325,23 @@ def silo_lists(
     alike = np.ones(1, np.int8)
     if partners and guess == "like-own":
         alike = _grades_of_the_best(asked, -(-most // len(partners)))
-    learnt = [
-        (query, np.concatenate([own, found]), np.concatenate([query.grades, _in_shares(alike, len(found))]))
-        for query, own, found in asked
-    ]
-    judged = [(one, _own(silo, one, backgrounds(silo, partners, one.terms)), one.grades) for one in silo.test]
-    train, test = _data(learnt, top, silo), _data(judged, top, silo)
+    learnt = []
+    for query, own, found_rows in asked:
+        rows = np.concatenate([own, found_rows])
+        grades = np.concatenate([query.grades, _in_shares(alike, len(found_rows))])
+        if how == "query":
+            rows = scaled_like(rows, own if scaling == "own" else rows)
+        learnt.append((query, rows, grades))
+    train, test = _data(learnt, top, silo), _raw_test(silo, partners, top)
+    train = replace(train, normalised="query") if how == "query" else scaled(train, how)
     added = train.documents - sum(len(query.candidates) for query in silo.train)
-    return SiloLists(scaled(train, how), scaled(test, how), bm25(test.features), added, looked_up, answers)
+    return SiloLists(train, scaled(test, how), bm25(test.features), added, looked_up, answers)
+
+
+def _raw_test(silo: Silo, partners: Sequence[Partner], top: int) -> RankingData:
+    """Own test queries and documents, before they are scaled."""
+    judged = [(one, _own(silo, one, backgrounds(silo, partners, one.terms)), one.grades) for one in silo.test]
+    return _data(judged, top, silo)
 
 
 def _grades_of_the_best(asked: Sequence[tuple[SiloQuery, Features, Features]], first: int) -> Grades:
@@ -273,10 +371,17 @@ def own_bm25(silos: Sequence[Silo]) -> Features:
     return np.concatenate([bm25(_own(silo, query, backgrounds(silo, (), query.terms))) for silo, query in queries])
 
 
-def _joined(parts: Sequence[SiloLists]) -> Lists:
+def _taking_part(silos: Sequence[Silo]) -> list[Silo]:
+    """Those that train; the others are there to be judged by."""
+    return [silo for silo in silos if silo.train]
+
+
+def _joined(parts: Sequence[SiloLists], silos: Sequence[Silo], top: int, how: Normalisation) -> Lists:
+    """Lists of those that take part, and test lists of the others, who know nothing but their own documents."""
+    outside = [scaled(_raw_test(silo, (), top), how) for silo in silos if not silo.train]
     return Lists(
         tuple(part.train for part in parts),
-        tuple(part.test for part in parts),
+        (*(part.test for part in parts), *outside),
         np.array([part.added for part in parts]),
         looked_up=sum(part.looked_up for part in parts),
         answers=sum(part.answers for part in parts),

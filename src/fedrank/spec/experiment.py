@@ -52,6 +52,11 @@ class Experiment(ABC):
         """How long a run takes, in its own unit."""
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """What is measured of a model: columns of rounds.csv and queries.csv."""
+        return self.measures
+
+    @property
     @abstractmethod
     def rounds_asked(self) -> int:
         """Rows that rounds.csv can have."""
@@ -104,6 +109,12 @@ class Experiment(ABC):
             if again := twice(listed):
                 found.append(f"{place}: {shown(again[0])} stands there twice; list each once")
         return found
+
+
+def of_sizes(measures: Iterable[str], sizes: Iterable[int]) -> list[str]:
+    """What measures are called of forests that are cut to so many trees."""
+    measures = list(measures)
+    return [f"{name} of {size} trees" for size in sizes for name in measures]
 
 
 def to_tables(experiment: Experiment) -> TomlTable:

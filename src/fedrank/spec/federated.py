@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from fedrank.data.catalog import CATALOG
 from fedrank.federate.aggregate import Mean
 from fedrank.federate.arrival import ArrivalRule, FedAsync
-from fedrank.federate.federation import Federation
+from fedrank.federate.federation import Federation, unweighted
 from fedrank.federate.fitting import people_clashes
 from fedrank.federate.partition import Iid, Intents, Partition, Shared, Users
 from fedrank.federate.steps import Add
@@ -21,6 +22,7 @@ from fedrank.protect.mechanisms import OnClient, PricedMechanism, SecureSum
 from fedrank.protect.population import SIMULATED
 from fedrank.protect.promises import Setting
 from fedrank.rank.given import GIVEN
+from fedrank.rank.measures import measure
 from fedrank.rank.rankers import RANKERS, Linear
 from fedrank.rank.users import USERS, User
 from fedrank.spec.experiment import Experiment
@@ -147,7 +149,7 @@ class FederatedExperiment(Experiment):
 
     @classmethod
     def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
-        """An attack knows the rule and the ranker that it attacks; updates that arrive meet a rule.
+        """An attack knows the rule and ranker that it attacks; updates that arrive meet a rule; SCAFFOLD's is plain.
 
         A mechanism for people knows how many an organisation has.
         """
@@ -157,6 +159,8 @@ class FederatedExperiment(Experiment):
             values["mechanism"] = dataclasses.replace(mechanism, people=values["clients"].people)
         if values.get("kind") == "async" and "arrival" not in tables:
             values["arrival"] = FedAsync()
+        if has(values.get("local"), "alike"):
+            values["aggregator"] = unweighted(values.get("aggregator", Mean()))
         attack, given = values.get("attack"), tables.get("attack")
         if attack is None or "learner" not in values:
             return
@@ -203,6 +207,12 @@ def _contradictions(spec: Any) -> list[str]:
             found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
         if spec.record_every and has(spec.aggregator, "apart"):
             found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
+        by_intent = [text for text in spec.measures if measure(text).by]
+        if by_intent and (spec.data.name not in CATALOG or not CATALOG[spec.data.name].intents):
+            found.append(
+                f"measures: {by_intent[0]!r} needs judgements by intent, which these data do not have; leave it out, "
+                'or use data.name = "synthetic-intents"'
+            )
         found += _people_problems(spec) + _privacy_problems(spec) + _log_problems(spec)
         found += _arrival_problems(spec) if spec.kind == "async" else []
         if spec.kind != "async" and spec.arrival is not None:
@@ -304,11 +314,13 @@ def _arrival_problems(spec: Any) -> list[str]:
     if spec.mechanism is None or spec.arrival is None:
         return found
     place = getattr(spec.mechanism, "place", None)
-    if not isinstance(place, OnClient) and not (isinstance(place, SecureSum) and spec.arrival.gathers):
+    gathered = isinstance(place, SecureSum) and spec.arrival.gathers
+    published = getattr(spec.mechanism, "shares", None) is not None  # which promises nothing
+    if not (isinstance(place, OnClient) or gathered or published):
         found.append(
             "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
             'laplace noise with place = { name = "client" }, or a secure sum with arrival = { name = "fedbuff", wait = '
-            "true }"
+            "true }; for comparison alone, fpdgd-paper with shares"
         )
     if not spec.arrival.receive:
         found.append(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic
 from fedrank.glance import Glance, listed
 from fedrank.names import nearest
 from fedrank.rank.measures import measure
-from fedrank.spec.experiment import E, Experiment, SpecError, to_tables
+from fedrank.spec.experiment import E, Experiment, SpecError, of_sizes, to_tables
 from fedrank.spec.families import SpecSection, code_from_outside, read_fields
 from fedrank.spec.kinds import KINDS
 from fedrank.spec.toml import TomlTable, flat, put, shown, write_toml, write_value
@@ -33,6 +33,8 @@ class Published(SpecSection):
     source: str = field(metadata={"example": 'source = "the paper, its table"'})
     spread: float | None = None
     variant: str | None = None
+    folds: tuple[float, ...] = ()  # the value of each fold, where they are published
+    repeats: int | None = None  # runs behind the value; None: one a fold
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Claim(SpecSection):
     lower: str = field(metadata={"example": 'lower = "krum"'})
     measure: str | None = None  # None: the first of the experiment's
     within: Annotated[float, more_than(0)] | None = None  # if given: the two are said to differ by no more than this
+    difference: float | None = None  # that the paper reports; None: that of its published values, or a hundredth
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,7 @@ def _unknown(about: About, names: Sequence[str], measures: Sequence[str]) -> lis
         if name is not None and name not in (NOTHING, *names):
             found.append(f"{place}: no variant {name!r}{nearest(name, names)}")
     for i, row in enumerate(about.published):
-        if row is not None and row.measure not in ("online", "reward"):
+        if row is not None and row.measure not in ("online", "reward", *measures):
             with noting(found, f"published[{i}].measure"):
                 measure(row.measure)
     return found
@@ -247,8 +250,9 @@ def _unknown(about: About, names: Sequence[str], measures: Sequence[str]) -> lis
 
 def measured(tables: Mapping[str, Any]) -> list[str]:
     """What a claim can be about: the measures, and what is known of lists that were shown."""
-    given = tables.get("measures", ["ndcg@10"])
-    return [*(given if isinstance(given, list) else ()), "online", "online_sum", "reward"]
+    lists = [tables.get("measures", ["ndcg@10"]), tables.get("sizes", [])]
+    measures, sizes = ([] if not isinstance(given, list) else given for given in lists)
+    return [*measures, *of_sizes(measures, sizes), "online", "online_sum", "reward"]
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from fedrank.data.collection import collection_files, find_collection
 from fedrank.silo.training import SiloMethod
 from fedrank.spec.experiment import Experiment
 from fedrank.spec.families import SpecSection
 from fedrank.spec.sections import ELSEWHERE, PrivacySpec
-from fedrank.spec.values import Filled, Positive, at_least
+from fedrank.spec.values import Filled, Positive
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,18 @@ class SiloData(SpecSection):
 class SilosSpec(SpecSection):
     """Who holds which documents and asks which queries."""
 
-    count: Annotated[int, at_least(2)] = 4
+    count: Positive = 4  # that take part; 1 only with `of`
     split: Literal["random", "topics"] = "random"  # topics: each holds documents that are alike
     queries: Positive | None = None  # for each silo to train on; None: all; one in four is kept for the test
-    labels: Literal["judgements", "ranks"] = "judgements"  # grades by people; or, as in the paper, by rank of BM25
+    labels: Literal["judgements", "ranks"] = "judgements"  # grades by people; or, as in the paper, by rank of an engine
+    of: Positive | None = None  # documents are cut into so many parts; all have test queries, the first `count` train
+
+    def problems(self) -> list[str]:
+        if self.of is not None and self.of < self.count:
+            return [f"silos.of: {self.of} parts for {self.count} silos that take part; give {self.count} or more"]
+        if self.of is None and self.count < 2:
+            return ["silos.count: 1 silo has nobody to ask; give 2 or more, or silos.of for others to be tested on"]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,7 @@ class SiloExperiment(Experiment):
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     kind: Literal["silo"] = "silo"
     evaluate_every: Positive = 1  # rounds
+    measure_sketches: bool = False  # also how much of the best documents a question finds, its time and its space
 
     sections = ("data", "silos", "privacy")
 

@@ -26,9 +26,11 @@ from fedrank.spec.grid import (
     refuse_code_from_outside,
     rows_of,
 )
-from fedrank.spec.toml import TomlTable, flat, parse_override, parse_toml, put, shown
+from fedrank.spec.toml import TomlTable, flat, parse_override, parse_toml, put, readable, shown
 
 QUICK_FORM = "quick form"  # how the title of a small form ends
+# Keys that a paper's experiment leaves open: they change which runs there are, and no run.
+LEFT_OPEN = re.compile(r"title|measures|seeds|baseline|published|claims|(paper|quick|vary)(\..*)?")
 # Keys that name files.
 _FILES = re.compile(
     r"start|data\.(train|test|validation|log|folder|propensities)|clients(\.partition)+\.(file|over)|split\.file"
@@ -53,6 +55,7 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
         _resolve(tables, folder)
         if quick:
             tables = _quick_form(tables)
+        before = flat(tables)
         for keys, value in changes:
             key = ".".join(keys)
             for other in flat(tables["vary"]) if isinstance(tables.get("vary"), dict) else ():
@@ -61,6 +64,7 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
                     remedy = f"set vary.{other}=[...] instead"
                     raise ValueError(f"{key}: {is_varied}, so setting it would change nothing; {remedy}")
             put(tables, _as_written(tables, keys), value)
+        _mark_changed(tables, before, changes)
         if any(keys[0] in ("vary", "measures") and isinstance(value, list) for keys, value in changes):
             _leave_out(tables)
         _check_reach(tables, changes)
@@ -71,6 +75,29 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
     except ValueError as problem:
         set_ = {".".join(keys): value for keys, value in changes}
         raise SpecError([advised(line, set_) for line in str(problem).splitlines()], str(source)) from None
+
+
+def _mark_changed(tables: TomlTable, before: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:
+    """Where a key is set that a paper fixed, nothing is compared with what it published, and the title says so."""
+    keys = {".".join(key): value for key, value in changes}
+    now = flat(tables)
+    touched = {key for key in now.keys() | before.keys() if now.get(key) != before.get(key)}
+    other = {
+        key: value
+        for key, value in keys.items()
+        if not LEFT_OPEN.fullmatch(key) and any(f"{one}.".startswith(f"{key}.") for one in touched)
+    }
+    if "paper" not in tables or not other:
+        return
+    tables.pop("published", None)
+    told = ", ".join(f"{key}={_briefly(value)}" for key, value in other.items() if key != "data.folds")
+    if told and "title" not in keys:  # which folds there are is no part of a run, and more may be added to those there
+        tables["title"] = f"{tables.get('title', '')} (changed: {told})".strip()
+
+
+def _briefly(value: Any) -> str:
+    """A value in a title; of a file, its name."""
+    return Path(value).name if isinstance(value, str) and "/" in value else readable(value)
 
 
 def _as_written(tables: TomlTable, keys: list[str]) -> list[str]:

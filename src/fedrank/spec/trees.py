@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from fedrank.spec.experiment import Experiment
+from fedrank.spec.experiment import Experiment, of_sizes
 from fedrank.spec.sections import DataSpec
-from fedrank.spec.values import Positive, at_least
+from fedrank.spec.values import Positive, at_least, twice
 from fedrank.trees.boosters import Booster
 from fedrank.trees.mergers import Merger
 from fedrank.trees.splits import Splitter
@@ -25,12 +25,17 @@ class TreesExperiment(Experiment):
     tune: Annotated[int, at_least(0)] = 0  # settings tried on validation queries, for every forest; 0: none
     kind: Literal["trees"] = "trees"
     evaluate_every: Positive = 10  # trees
+    sizes: tuple[Positive, ...] = ()  # trees: forests that are cut to so many are judged, too, in columns of their own
 
     sections = ("data",)
 
     @property
     def extent(self) -> str:
         return f"at most {self.booster.trees:,} trees"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.measures, *of_sizes(self.measures, self.sizes))
 
     @property
     def rounds_asked(self) -> int:
@@ -48,6 +53,15 @@ class TreesExperiment(Experiment):
             found.append("split: who holds which queries and merge, what becomes of their models, go together")
         if spec.tune and isinstance(spec.merge, (Bagged, Cyclic)):
             found.append("tune: clients that grow one forest together share its settings; use 0, or another merge")
+        if spec.sizes and spec.split is not None:
+            found.append("sizes: merged models have no order of trees in which they could be cut; leave it out")
+        elif spec.sizes and spec.booster is not None and max(spec.sizes) > spec.booster.trees:
+            found.append(
+                f"sizes: a forest of at most {spec.booster.trees:,} trees cannot be cut to {max(spec.sizes):,}; raise "
+                "booster.trees, or ask for fewer"
+            )
+        if again := twice(spec.sizes):
+            found.append(f"sizes: {again[0]} stands there twice; list each once")
         if spec.split is not None and spec.data is not None and spec.data.evaluate_on == "validation":
             found.append("data.evaluate_on: merge sets may come from the validation queries; use test with a split")
         return found

@@ -73,6 +73,8 @@ class Lambdamart:
     min_data_in_leaf: int = 20  # documents
     min_sum_hessian: float = 0.001  # of a leaf
     patience: int = 100  # trees without a better nDCG@10 on the validation queries before it stops; 0: never
+    lambda_norm: bool = True  # pairs with close scores weigh more, as LightGBM has it; false: as Burges (2010) has it
+    lambda_truncation: int = 30  # only pairs with a document among the first so many, as the forest ranks them
 
     def __post_init__(self) -> None:
         if self.trees < 1 or self.leaves < 2:
@@ -83,6 +85,11 @@ class Lambdamart:
             raise ValueError(
                 f"min_data_in_leaf = {self.min_data_in_leaf}, min_sum_hessian = {self.min_sum_hessian}, patience = "
                 f"{self.patience}: give at least 1, 0 and 0"
+            )
+        if self.lambda_truncation < 1:
+            raise ValueError(
+                f"lambda_truncation = {self.lambda_truncation} leaves no pair to learn from; give at least 1, such as "
+                "10 for nDCG@10"
             )
 
     def __call__(
@@ -103,7 +110,7 @@ class Lambdamart:
     ) -> Iterator[Step]:
         """The forest tree by tree; a resumed one goes on with the tree after its past."""
         self.check(train)
-        judge = None if validation is None else _Judge(validation)
+        judge = None if validation is None else _Judge(self.stops_by(validation))
         curve, scores = list(past.validation), np.zeros(train.documents)
         if self.is_over(curve):
             return
@@ -153,6 +160,8 @@ class Lambdamart:
             "learning_rate": self.rate,
             "min_data_in_leaf": self.min_data_in_leaf,
             "min_sum_hessian_in_leaf": self.min_sum_hessian,
+            "lambdarank_norm": self.lambda_norm,
+            "lambdarank_truncation_level": self.lambda_truncation,
             "feature_pre_filter": False,
             "seed": int(key_for(seed, "boosting") % np.uint64(2**31)),
             "deterministic": True,
@@ -171,6 +180,10 @@ class Lambdamart:
     def standing(self, train: RankingData) -> Rows | None:
         """The rows of trees before which none were chosen; None: all."""
         return None
+
+    def stops_by(self, validation: RankingData) -> RankingData:
+        """The lists by which its quality is judged after every tree."""
+        return validation
 
     def restart(self, number: int) -> int:
         """The last tree, up to this one, before which a resumed training can begin."""
@@ -290,6 +303,7 @@ class Shortlist(Lambdamart):
 
     negatives: int = 500  # irrelevant documents of a query that are kept
     by: int = 0  # feature (from 1) that orders them, highest first, such as the first stage's score; 0: as they stand
+    cut_validation: bool = False  # whether training stops by lists that are cut in the same way; false: by whole ones
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -301,9 +315,16 @@ class Shortlist(Lambdamart):
             raise ValueError(f"by = {self.by}: the data have {train.features.shape[1]} features; name one of them")
 
     def standing(self, train: RankingData) -> Rows | None:
-        place = np.arange(train.documents) - np.repeat(train.offsets[:-1], np.diff(train.offsets))
-        order = -place if self.by == 0 else np.ascontiguousarray(train.features[:, self.by - 1])
-        return _best_negatives(train, order.astype(np.float32), 0.0, self.negatives)
+        return self.kept(train)
+
+    def stops_by(self, validation: RankingData) -> RankingData:
+        return shortened(validation, self.kept(validation)) if self.cut_validation else validation
+
+    def kept(self, data: RankingData) -> Rows:
+        """The documents that are left of a set."""
+        place = np.arange(data.documents) - np.repeat(data.offsets[:-1], np.diff(data.offsets))
+        order = -place if self.by == 0 else np.ascontiguousarray(data.features[:, self.by - 1])
+        return _best_negatives(data, order.astype(np.float32), 0.0, self.negatives)
 
 
 @dataclass(frozen=True)
@@ -347,6 +368,15 @@ def best_size(curve: list[float]) -> int:
     2
     """
     return len(curve) if not curve or np.isnan(curve[0]) else int(np.argmax(curve)) + 1
+
+
+def shortened(data: RankingData, kept: Rows) -> RankingData:
+    """Lists of the documents that are kept; every query must keep one."""
+    sizes = np.add.reduceat(kept, data.offsets[:-1], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    return RankingData(
+        data.features[kept], data.grades[kept], offsets, data.query_ids, name=data.name, top_grade=data.top_grade
+    )
 
 
 class _Judge:

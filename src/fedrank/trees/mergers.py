@@ -17,11 +17,14 @@ from fedrank.data.ranking import RankingData
 from fedrank.rank.measures import Evaluator, evaluate
 from fedrank.rank.model import Scorer
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import Booster, Lambdamart
+from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit
+from fedrank.trees.forestry import Forestry, Settings
 from fedrank.trees.mixtures import LinearMix, Stacked, on_scale, same_features, scores_of, stacked, units_of
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import Bagged, Cyclic, useful
 from fedrank.trees.weight_search import best_weights
+
+ENOUGH = 150  # queries of a merge set from which on stacking can be judged; the paper's smallest has 135
 
 
 class Merger(Protocol):
@@ -107,16 +110,30 @@ class Stacking:
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
-        return tuple(self.merge(models, portion.merge, seed, threads) for portion in portions)
+        settings = booster.settings if isinstance(booster, Forestry) else None
+        return tuple(self.merge(models, portion.merge, seed, threads, settings) for portion in portions)
 
-    def merge(self, models: Sequence[Scorer], on: RankingData, seed: int = 1, threads: int = 1) -> Scorer:
+    def merge(
+        self,
+        models: Sequence[Scorer],
+        on: RankingData,
+        seed: int = 1,
+        threads: int = 1,
+        settings: Settings | None = None,  # finds those of the booster, by the held-out part; None: as it has them
+    ) -> Scorer:
         """One model of several, for a client with the merge set `on`."""
         same_features(models)
         _check(on)
         seen = stacked(models, on, self.inputs)
         train, validation = self._divided(seen, rng_for(seed, "stacking"))
-        final = self.booster(train, validation, seed=seed, threads=threads)
-        notes = _notes("stacking", models, on, {"trees": len(final)})
+        grower, notes = self.booster, {}
+        if settings is not None:
+            try:
+                grower = settings(self.booster, train, validation, seed, threads)
+            except NothingToSplit:  # the space was made for larger sets
+                notes = {"settings": "as given: with none that was tried could the merge set be split"}
+        final = grower(train, validation, seed=seed, threads=threads)
+        notes |= _notes("stacking", models, on, {"trees": len(final)})
         if self.inputs == "features":
             return replace(final, notes=final.notes | notes)
         return Stacked(tuple(models), final, self.inputs, notes)

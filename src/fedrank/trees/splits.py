@@ -68,8 +68,10 @@ class Categories:
     rest: Literal["all", "no-relevant", "no-document", "none"] = "no-relevant"  # what the last client gets
     merge: Literal["remaining", "validation"] = "remaining"  # merge sets: from queries that nobody got, or validation
     bins: int = 0  # make so many categories, equally full, of a feature with many values; 0: each value is one
+    merge_queries: int = 0  # of a merge set, at most; 0: half as many as its client learns from
 
     def __post_init__(self) -> None:
+        _check_merge_set(self.merge_queries)
         least = 1 if self.rest == "none" else 2
         if self.clients < least:
             raise ValueError(f"clients = {self.clients} with rest = {self.rest!r} is no split; use {least} or more")
@@ -86,7 +88,7 @@ class Categories:
         chosen = chosen or self._most_frequent(category[0], count.names)
         titles = [count.names[c] for c in chosen] + ([] if self.rest == "none" else ["rest"])
         held = [self._hold(tally, of_query, chosen) for tally, of_query in zip(counted, category, strict=True)]
-        return make_portions(fold, titles, held, self.merge)
+        return make_portions(fold, titles, held, self.merge, self.merge_queries)
 
     def _most_frequent(self, category: Counts, names: Sequence[str]) -> list[int]:
         wanted = self.clients - (self.rest != "none")
@@ -119,13 +121,17 @@ class Topics:
     """Clients search for different topics, found by k-means over queries: for data without categories.
 
     A query is described by the means of its documents' features, each as its rank among the training queries: so no
-    scale and no odd query decides alone. Merge sets come from the validation queries.
+    scale and no odd query decides alone. Merge sets come from the validation queries, or from training queries that
+    are set apart.
     """
 
     clients: int = 2
     of: Literal["documents", "relevant"] = "documents"  # whose features: all documents, or the relevant ones
+    apart: float = 0.0  # share of the training queries that nobody learns from, for merge sets; 0: validation queries
+    merge_queries: int = 0  # of a merge set, at most; 0: half as many as its client learns from
 
     def __post_init__(self) -> None:
+        _check_merge_set(self.merge_queries, self.apart)
         if self.clients < 2:
             raise ValueError(f"clients = {self.clients} is no split; use 2 or more")
 
@@ -145,7 +151,8 @@ class Topics:
             apart = _distances(_ranks(points, ordered), centres)
             lost = np.isnan(points[:, 0])
             held.append(Holding(np.where(lost, -1, np.argmin(apart, axis=1)), -apart))
-        return make_portions(fold, [f"topic {c + 1}" for c in range(self.clients)], held, "validation")
+        names = [f"topic {c + 1}" for c in range(self.clients)]
+        return make_portions(fold, names, held, _set_apart(self.apart, fold, rng), self.merge_queries)
 
     def _points(self, data: RankingData) -> Reals:
         """[queries, features]; NaN where a query has no relevant document to describe it."""
@@ -160,8 +167,11 @@ class Dealt:
     """Queries are dealt out by chance, to all clients alike: what merging brings where nobody differs."""
 
     clients: int = 2
+    apart: float = 0.0  # share of the training queries that nobody learns from, for merge sets; 0: validation queries
+    merge_queries: int = 0  # of a merge set, at most; 0: half as many as its client learns from
 
     def __post_init__(self) -> None:
+        _check_merge_set(self.merge_queries, self.apart)
         if self.clients < 2:
             raise ValueError(f"clients = {self.clients} is no split; use 2 or more")
 
@@ -170,7 +180,8 @@ class Dealt:
             Holding(rng.permutation(part.queries) % self.clients, rng.random((part.queries, self.clients)))
             for part in parts_of(fold)
         ]
-        return make_portions(fold, [f"client {c + 1}" for c in range(self.clients)], held, "validation")
+        names = [f"client {c + 1}" for c in range(self.clients)]
+        return make_portions(fold, names, held, _set_apart(self.apart, fold, rng), self.merge_queries)
 
 
 @dataclass(frozen=True)
@@ -192,23 +203,35 @@ def parts_of(fold: Fold) -> list[RankingData]:
     return [fold.train, fold.test] + ([] if fold.validation is None else [fold.validation])
 
 
-def make_portions(fold: Fold, names: Sequence[str], held: Sequence[Holding], merge: str) -> tuple[Portion, ...]:
+def make_portions(
+    fold: Fold,
+    names: Sequence[str],
+    held: Sequence[Holding],
+    merge: str | NDArray[np.bool_],
+    merge_queries: int = 0,
+) -> tuple[Portion, ...]:
     """The data of every client, from who holds which queries of each of the `parts_of` the fold.
 
-    A merge set has half as many queries as its client learns from: of the queries that nobody got (merge =
-    "remaining"), or of other clients' validation queries ("validation"), those least like the client's own. Queries
-    without a relevant document teach nothing about merging and are left out.
+    A merge set has half as many queries as its client learns from, or at most `merge_queries`: of the queries that
+    nobody got (merge = "remaining"), of other clients' validation queries ("validation"), or of those of other clients'
+    training queries that are set apart (a flag for each, and nobody learns from them), those least like the client's
+    own. Queries without a relevant document teach nothing about merging and are left out.
     """
+    whole = held[0].client
+    if not isinstance(merge, str):
+        held = [held[0]._replace(client=np.where(merge, -1, whole)), *held[1:]]
     for client, name in enumerate(names):
         if not np.any(held[0].client == client):
             raise ValueError(
                 f"client {client + 1} ({name}) would get none of {fold.train.queries} training queries; "
                 "use fewer clients, other categories or another rule"
             )
-    if merge == "remaining":
-        pool, place = fold.train, held[0]
+    if not isinstance(merge, str):
+        pool, place, free = fold.train, held[0]._replace(client=whole), merge
+    elif merge == "remaining":
+        pool, place, free = fold.train, held[0], held[0].client < 0
     elif fold.validation is not None:
-        pool, place = fold.validation, held[2]
+        pool, place, free = fold.validation, held[2], np.ones(fold.validation.queries, dtype=np.bool_)
     else:
         raise ValueError(f"{fold.name} has no validation queries to merge by; name a file of them as validation")
     useful = np.maximum.reduceat(pool.grades, pool.offsets[:-1]) > 0
@@ -216,17 +239,33 @@ def make_portions(fold: Fold, names: Sequence[str], held: Sequence[Holding], mer
     for client, name in enumerate(names):
         train, test, validation = (_held(fold, held, part, client) for part in range(3))
         assert train is not None  # refused above
-        candidates = np.flatnonzero(useful & (place.client < 0 if merge == "remaining" else place.client != client))
+        candidates = np.flatnonzero(useful & free & (place.client != client))
         if not len(candidates):
-            remedy = 'a stricter rule or merge = "validation"' if merge == "remaining" else "more validation queries"
+            remedies = {"remaining": 'a stricter rule or merge = "validation"', "validation": "more validation queries"}
+            remedy = remedies[merge] if isinstance(merge, str) else "a larger share that is set apart"
             raise ValueError(
                 f"no query with a relevant document is left for the merge set of client {client + 1} ({name}); "
                 f"use {remedy}"
             )
         order = candidates[np.argsort(place.likeness[candidates, client], kind="stable")]
-        few = np.sort(order[: max(1, train.queries // 2)])
+        few = np.sort(order[: merge_queries or max(1, train.queries // 2)])
         portions.append(Portion(name, train, validation, test, pool.select(few)))
     return tuple(portions)
+
+
+def _set_apart(share: float, fold: Fold, rng: np.random.Generator) -> str | NDArray[np.bool_]:
+    """Where merge sets come from, for `make_portions`."""
+    if share == 0:
+        return "validation"
+    chosen: NDArray[np.bool_] = rng.permutation(fold.train.queries) < round(share * fold.train.queries)
+    return chosen
+
+
+def _check_merge_set(queries: int, apart: float = 0.0) -> None:
+    if queries < 0:
+        raise ValueError(f"merge_queries = {queries} is no number of queries; use 0 or more")
+    if not 0 <= apart < 1:
+        raise ValueError(f"apart = {apart} leaves nothing to learn from, or is no share; use 0 or more and less than 1")
 
 
 def _held(fold: Fold, held: Sequence[Holding], part: int, client: int) -> RankingData | None:

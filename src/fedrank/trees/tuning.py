@@ -24,7 +24,7 @@ RATES = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.3)
 class BoosterTrial:
     """One setting that was tried."""
 
-    settings: dict[str, float | int]
+    settings: dict[str, float | int]  # empty where none could grow a tree
     quality: float  # nDCG@10 of the validation queries, after the best number of trees
     trees: int  # that number
 
@@ -48,7 +48,11 @@ class Studies:
                 "use fewer clients, or tune = 0"
             )
         study = self.folder / f"study-{len(self.best) + 1}.db"
-        found, trials = tune(booster, train, validation, self.trials, study, seed, threads, self.tell, self.turn)
+        try:
+            found, trials = tune(booster, train, validation, self.trials, study, seed, threads, self.tell, self.turn)
+        except NothingToSplit:
+            self.best.append(BoosterTrial({}, 0.0, 0))  # the next forest has a study of its own
+            raise
         self.best.append(best_of(trials))
         return found
 

@@ -1,0 +1,65 @@
+"""Final models of FOLtR-ES by the measure of the original's notebooks: expected MaxRR, next to what these print.
+
+    fedrank papers run thesis/mq2008-foltr-es
+    python benchmarks/foltr_es.py runs/thesis/mq2008-foltr-es
+
+Expected MaxRR is the mean over queries of 1 / rank of the first click in the top ten, as it is expected of a user; the
+printed values are those of notebooks/letor-2008.ipynb in github.com/facebookresearch/foltr-es (mean over five folds).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.catalog import load
+from fedrank.data.ranking import RankingData
+from fedrank.rank.measures import ranking
+from fedrank.rank.model import load_weights
+from fedrank.rank.users import USERS
+from fedrank.run.runs import load_runs
+
+PRINTED = {  # (user, ranker): on training queries, on test queries
+    ("perfect", "linear"): (0.4154, 0.4006),
+    ("perfect", "relu"): (0.4305, 0.4136),
+    ("navigational", "linear"): (0.4694, 0.4585),
+    ("navigational", "relu"): (0.4810, 0.4649),
+    ("informational", "linear"): (0.7199, 0.7153),
+    ("informational", "relu"): (0.7344, 0.7308),
+}
+
+
+def expected_max_rr(scores: NDArray[np.float32], data: RankingData, click: tuple[float, ...]) -> float:
+    """Mean over queries; `click` is the probability of a click by grade."""
+    chance = np.array(click)[data.grades[ranking(scores, data.offsets)]]
+    found = []
+    for begin, end in zip(data.offsets[:-1], data.offsets[1:], strict=True):
+        shown = chance[begin:end][:10]
+        unclicked = np.cumprod(np.concatenate([[1.0], 1 - shown[:-1]]))  # so far
+        found.append((shown * unclicked / np.arange(1, len(shown) + 1)).sum())
+    return float(np.mean(found))
+
+
+def main(folder: str) -> None:
+    found = defaultdict(list)
+    for run in load_runs(folder):
+        user, ranker, chance = (setting.partition("=")[2] for setting in run.variant.split(","))
+        model, fold = load_weights(run.path), load("mq2008", run.fold)
+        click = USERS[user][3].click
+        found[user, ranker, chance].append(
+            [
+                expected_max_rr(model.ranker.score(model.weights, part.features), part, click)
+                for part in (fold.train, fold.test)
+            ]
+        )
+    print("user, ranker, streams: models; training and test queries; as printed")
+    for (user, ranker, chance), values in sorted(found.items()):
+        train, test = np.mean(values, axis=0)
+        print(f"{user}, {ranker}, {chance}: {len(values)}; {train:.4f} {test:.4f};", *PRINTED[user, ranker])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

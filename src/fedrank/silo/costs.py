@@ -1,0 +1,80 @@
+"""What a question to sketches finds, and what it costs: figure 4 of CS-F-LTR."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.silo.rtk import TopKRule, build, cover_rate, naive
+from fedrank.silo.sketch import Sketcher, Sketches
+from fedrank.silo.terms import TermCounts
+from fedrank.types import Source
+
+MOST_TERMS = 200  # that are asked
+_BLOCK = 512  # documents
+
+
+@dataclass(frozen=True)
+class SketchCosts:
+    """Of one field of one silo: by the few best documents of every cell, and by the sketches of all (NAIVE)."""
+
+    documents: int
+    terms: int  # that were asked
+    k: int
+    cover: float  # share of the true best k that is found, mean over terms
+    naive_cover: float
+    milliseconds: float  # of a question, median over terms
+    naive_milliseconds: float
+    megabytes: float
+    naive_megabytes: float
+    seconds: float  # of CPU to build it from sketches
+
+
+def measure_sketches(
+    counts: TermCounts,
+    asked: Sequence[str],
+    sketcher: Sketcher,
+    rule: TopKRule,
+    key: bytes,
+    source: Source | None = None,
+) -> SketchCosts:
+    """Ask for terms that some document holds, at most `MOST_TERMS`; others have nothing to be found."""
+    terms = [term for term in dict.fromkeys(asked) if term in counts.places and counts.holders[counts.places[term]]]
+    terms = terms[:MOST_TERMS]
+    if not terms:
+        raise ValueError("no document holds any of these terms, so that there is nothing to find; ask for others")
+    hashing = sketcher.hashing(key)
+    sketches = sketcher.sketch(counts, hashing, source)
+    build(_blocks(sketches[:2]), rule, sketcher.kind, sketcher.depth, sketcher.width)  # compiled before it is timed
+    began = time.process_time()
+    built = build(_blocks(sketches), rule, sketcher.kind, sketcher.depth, sketcher.width)
+    seconds = time.process_time() - began
+    truth = counts.held(terms).T
+    places = list(zip(*sketcher.places(terms, hashing), strict=True))
+
+    def ask(question: Callable[..., tuple[NDArray[Any], Any]]) -> tuple[float, float]:
+        question(*places[0])
+        times, covers = [], []
+        for (cells, signs), held in zip(places, truth, strict=True):
+            start = time.perf_counter()
+            found, _ = question(cells, signs)
+            times.append(time.perf_counter() - start)
+            covers.append(cover_rate(found, held, rule.k))
+        return float(np.mean(covers)), 1e3 * float(np.median(times))
+
+    cover, milliseconds = ask(built.query)
+    naive_cover, slow = ask(lambda cells, signs: naive(sketches, cells, signs, rule.k, sketcher.kind))
+    sizes = built.bytes / 1e6, sketches.nbytes / 1e6
+    return SketchCosts(
+        len(counts), len(terms), rule.k, cover, naive_cover, milliseconds, slow, sizes[0], sizes[1], seconds
+    )
+
+
+def _blocks(sketches: Sketches) -> Iterator[Sketches]:
+    for first in range(0, len(sketches), _BLOCK):
+        yield sketches[first : first + _BLOCK]
