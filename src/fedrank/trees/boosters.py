@@ -369,7 +369,7 @@ class Grower(Lambdamart):
         threads: int = 1,
         past: Past = Past(),  # noqa: B008 (frozen)
     ) -> Iterator[Step]:
-        from fedrank.trees.grown_alone import grow_alone
+        from fedrank.trees.growth import grow_alone
 
         return grow_alone(self, train, validation, seed, past)
 

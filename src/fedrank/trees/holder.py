@@ -16,7 +16,6 @@ from fedrank.trees.binning import Edges, put_in_bins
 from fedrank.trees.boosters import MEASURE, Grower, Rows
 from fedrank.trees.cuts import LeafCut, walk_of
 from fedrank.trees.drawing import drawn_features, drawn_queries, numbers_of
-from fedrank.trees.growing import check_trainable
 
 Packed = NDArray[np.int64]  # [words, 8 x 256, 2]: a histogram as kernels/grow.py counts it
 PARTS = 2.0**42  # nDCG of a query is counted in whole parts, so that its sum does not depend on who adds up
@@ -28,7 +27,10 @@ class Holder:
     def __init__(
         self, train: RankingData, edges: Edges, rules: Grower, seed: int, validation: RankingData | None = None
     ) -> None:
-        check_trainable(train)
+        if train.grades.min() < 0:
+            raise ValueError(
+                f"{train.name or 'the training set'} has grades below 0, which gain nothing; use 0 or more"
+            )
         self.train, self.edges, self.rules, self.seed = train, edges, rules, seed
         self.binned = put_in_bins(train, edges)
         self.scores = np.zeros(train.documents)
@@ -56,8 +58,8 @@ class Holder:
         self._weigh(shift, kept)
         return self.histogram(0)
 
-    def cut(self, cut: LeafCut) -> Packed | None:
-        """Divide a leaf; the histogram that was asked for."""
+    def cut(self, cut: LeafCut) -> None:
+        """Divide a leaf."""
         from fedrank.kernels.grow import divide_rows
 
         start, count = self._starts[cut.leaf], self._counts[cut.leaf]
@@ -66,7 +68,15 @@ class Holder:
         self._counts[cut.leaf] = left
         self._starts[cut.new], self._counts[cut.new] = start + left, count - left
         self._cuts.append(cut)
-        return None if cut.wanted < 0 else self.histogram(cut.wanted)
+
+    def divided(self, cut: LeafCut) -> Packed:
+        """Divide a leaf; the histogram that was asked for."""
+        self.cut(cut)
+        return self.histogram(cut.wanted)
+
+    def rows_in(self, leaf: int) -> int:
+        """How many lie in a leaf."""
+        return int(self._counts[leaf])
 
     def end(self, values: NDArray[np.float64]) -> None:
         """Add what the leaves say to the scores of all rows."""
@@ -78,6 +88,10 @@ class Holder:
             add_by_bins(self.binned.bytes, *walk_of(self._cuts), values, self.scores)
         if self._judge is not None:
             add_by_bins(self._judged, *walk_of(self._cuts), values, self._seen)
+
+    def forget(self) -> None:
+        """Begin with no trees at all."""
+        self.scores[:], self._seen[:] = 0.0, 0.0
 
     def add(self, tree: Trees) -> None:
         """A tree that was grown before."""

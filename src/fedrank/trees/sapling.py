@@ -5,6 +5,7 @@ It holds no rows. Whoever asks for histograms adds up those of all holders, in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,7 @@ class Sapling:
         self.rules, self.edges, self.features, self.shift = rules, edges, features, shift
         self.unit = 2.0**-rules.fraction
         self.parted: list[Parted] = []
+        self._rest: Packed | None = None  # histogram of the leaf that was cut last
         self.leaves = [_Leaf(Sums(*map(int, totals_of(root, shift, features[0]))), 0)]
         self._consider(self.leaves[0], root)
 
@@ -72,6 +74,17 @@ class Sapling:
         self._consider(self.leaves[cut.wanted], smaller)
         self._consider(self.leaves[other], self._rest)
         self._rest = None
+
+    def recount(self, histograms: Sequence[Packed]) -> None:
+        """Go on with what these hold, one for every leaf: somebody whose rows were counted is gone."""
+        from fedrank.kernels.grow import totals_of
+
+        self.leaves = [
+            _Leaf(Sums(*map(int, totals_of(histogram, self.shift, self.features[0]))), leaf.depth)
+            for leaf, histogram in zip(self.leaves, histograms, strict=True)
+        ]
+        for leaf, histogram in zip(self.leaves, histograms, strict=True):
+            self._consider(leaf, histogram)
 
     def values(self) -> Reals:
         """[leaves]: what each adds to the scores of its rows."""
