@@ -201,6 +201,7 @@ class splits:
 class mergers:
     """How several forests become one model."""
 
+    from fedrank.trees.histograms import Histograms as Histograms
     from fedrank.trees.mergers import Alone as Alone
     from fedrank.trees.mergers import Pooled as Pooled
     from fedrank.trees.mergers import Stacking as Stacking

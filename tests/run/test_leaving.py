@@ -68,6 +68,8 @@ def test_a_budget_that_a_sketch_exceeds_is_announced():
         ("stacking", ["the forest of every client", "all other clients"]),
         ("bagged", ["every tree as it is grown", "nDCG@10 of own validation queries"]),
         ("cyclic", ["every tree as it is grown"]),
+        ("histograms", ["histograms of gradients, hessians and rows", "nDCG@10 of own validation queries"]),
+        ({"name": "histograms", "secure": True}, ["the server, summed up over all clients"]),
         ("pooled", ["all queries, documents and grades"]),
     ],
 )

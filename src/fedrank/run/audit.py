@@ -27,6 +27,7 @@ from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.boosters import Booster
 from fedrank.trees.forest import Forest
 from fedrank.trees.forestry import Forestry
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Alone, Pooled
 from fedrank.trees.together import Bagged, Cyclic, useful
 from fedrank.trees.training import train_locally
@@ -151,9 +152,9 @@ def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> 
     train = tuple(portion.train for portion in portions)
     held_out = tuple(fold.test if portion.test is None else portion.test for portion in portions)
     merge = experiment.merge
-    if isinstance(merge, (Bagged, Cyclic, Pooled)):
+    if isinstance(merge, (Bagged, Cyclic, Histograms, Pooled)):
         [forest] = _grown(booster, 1, tell, lambda grow: [merge(portions, (), grow, seed)[0]])
-        if isinstance(merge, Pooled):
+        if isinstance(merge, Pooled) or (isinstance(merge, Histograms) and merge.edges == "pooled"):
             train, held_out = (RankingData.join(train),), (fold.test,)
         return [SharedForests(forest, train, held_out)]
     local = _grown(booster, len(portions), tell, lambda grow: train_locally(portions, grow, seed))

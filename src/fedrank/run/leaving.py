@@ -20,6 +20,7 @@ from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
 from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Alone, Pooled
 from fedrank.trees.together import Bagged, Cyclic
 
@@ -83,6 +84,11 @@ def _from_trees(experiment: TreesExperiment) -> list[Leaving]:
     if isinstance(merge, (Bagged, Cyclic)):
         tree = Leaving(f"every tree as it is grown: {FOREST}", "all other clients", NO_NOISE)
         return [tree, Leaving("nDCG@10 of own validation queries after every round", "all other clients", NO_NOISE)]
+    if isinstance(merge, Histograms):
+        to = "the server, summed up over all clients" if merge.secure else "the server"
+        counts = Leaving("histograms of gradients, hessians and rows, of every leaf and feature", to, NO_NOISE)
+        quality = Leaving("nDCG@10 of own validation queries after every tree, in sum", to, NO_NOISE)
+        return [counts, quality, Leaving(f"the forest: {FOREST}", "all clients", NO_NOISE)]
     return [Leaving(f"the forest of every client: {FOREST}", "all other clients", NO_NOISE)]
 
 

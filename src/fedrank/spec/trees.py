@@ -9,6 +9,7 @@ from fedrank.spec.experiment import Experiment
 from fedrank.spec.sections import DataSpec
 from fedrank.spec.values import Positive, at_least
 from fedrank.trees.boosters import Booster
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Merger
 from fedrank.trees.splits import Splitter
 from fedrank.trees.together import Bagged, Cyclic
@@ -46,7 +47,7 @@ class TreesExperiment(Experiment):
                 found.append("tune: a log has no validation queries to tune on; use 0")
         if (spec.split is None) != (spec.merge is None):
             found.append("split: who holds which queries and merge, what becomes of their models, go together")
-        if spec.tune and isinstance(spec.merge, (Bagged, Cyclic)):
+        if spec.tune and isinstance(spec.merge, (Bagged, Cyclic, Histograms)):
             found.append("tune: clients that grow one forest together share its settings; use 0, or another merge")
         if spec.split is not None and spec.data is not None and spec.data.evaluate_on == "validation":
             found.append("data.evaluate_on: merge sets may come from the validation queries; use test with a split")

@@ -25,6 +25,7 @@ Reals = NDArray[np.float64]
 
 FORMAT = "fedrank bin edges, version 1"
 MOST_BINS = 256  # a bin is a byte
+GRID = (-20, 27)  # powers of two between which the universal grid is fine
 SAMPLED = 200_000  # documents from which edges are made; LightGBM takes as many
 
 
@@ -97,6 +98,26 @@ def bounded_edges(features: int, low: float, high: float, bins: int = 255) -> Ed
         raise ValueError(f"bounds from {low} to {high} hold no values; give the lower one first")
     edges = clear_of_zero(np.linspace(low, high, bins + 1)[1:-1])
     return Edges((edges,) * features)
+
+
+def grid_edges(features: int, bins: int = 255) -> Edges:
+    """Edges at equal ratios, finer for positive numbers: they fit any unit and tell nothing of any data.
+
+    >>> len(grid_edges(1, 255).values[0]), len(grid_edges(1, 63).values[0])
+    (237, 61)
+    """
+    _check_bins(bins)
+    low, high = GRID
+    octaves = high - low
+    finer = max(1, 3 * bins // (4 * octaves))  # edges an octave
+    positive = 2.0 ** np.linspace(low, high, octaves * finer + 1)
+    coarser = max(1, -(-octaves // max(1, bins - 3 - len(positive))))  # octaves an edge
+    negative = -(2.0 ** np.arange(high, low - 1, -coarser))
+    edges = np.concatenate([negative, [UNDER_ZERO, ZERO], positive])
+    if len(edges) > bins - 1:  # few bins: those in the middle of the positive ones
+        spare = len(positive) - (bins - 2)
+        edges = np.concatenate([[ZERO], positive[spare // 2 : len(positive) - (spare - spare // 2)]])
+    return Edges((tuple(np.unique(edges).tolist()),) * features)
 
 
 def quantile_edges(data: RankingData, bins: int = 255, seed: int = 0) -> Edges:

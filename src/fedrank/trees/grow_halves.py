@@ -249,7 +249,7 @@ class TreeClient:
 
 
 class TreeServer:
-    """The half that decides, and asks clients for sums: a `Crowd` of `growth.py`.
+    """The half that decides, and asks clients for sums: a `Gathering` of `growth.py`.
 
     `refused` says who sent what does not fit; they are out of that tree, as are those who do not answer.
     """

@@ -1,7 +1,7 @@
 """One forest from histograms that add up: the loop that both ends of growing have between them.
 
-Whoever holds rows is a `Crowd`: holders in this process, or clients that are asked over a network. The forest is the
-same to the last bit, whoever holds which queries.
+Whoever holds rows is a `Gathering`: holders in this process, or clients that are asked over a network. The forest is
+the same to the last bit, whoever holds which queries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DroppedOut(Exception):
     """Somebody who took part in a tree is gone."""
 
 
-class Crowd(Protocol):
+class Gathering(Protocol):
     """All who hold rows, as one: what they answer is added up."""
 
     @property
@@ -113,7 +113,7 @@ def grow_alone(
 
 
 def grow_forest(
-    crowd: Crowd,
+    crowd: Gathering,
     rules: Grower,
     edges: Edges,
     seed: int,
@@ -150,7 +150,7 @@ def grow_forest(
             return
 
 
-def _grown(crowd: Crowd, rules: Grower, edges: Edges, seed: int, number: int, shift: int) -> Sapling:
+def _grown(crowd: Gathering, rules: Grower, edges: Edges, seed: int, number: int, shift: int) -> Sapling:
     """One tree, begun again where somebody dropped out, or continued with the rest."""
     features = drawn_features(edges.features, rules.feature_share, seed, number)
     for _ in range(MOST_ATTEMPTS):

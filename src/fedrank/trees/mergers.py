@@ -18,6 +18,7 @@ from fedrank.rank.measures import Evaluator, evaluate
 from fedrank.rank.model import Scorer
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Booster, Lambdamart
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mixtures import LinearMix, Stacked, on_scale, same_features, scores_of, stacked, units_of
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import Bagged, Cyclic, useful
@@ -137,6 +138,7 @@ MERGERS: dict[str, type[Merger]] = {
     "stacking": Stacking,
     "bagged": Bagged,
     "cyclic": Cyclic,
+    "histograms": Histograms,
     "pooled": Pooled,
 }
 
