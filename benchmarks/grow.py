@@ -60,8 +60,8 @@ def together(data: RankingData, clients: int, edges: Edges | None = None) -> Ite
         yield
 
 
-def selective(data: RankingData, edges: Edges | None = None) -> Iterator[None]:
-    """SelGB without copies, with the scores of all documents after every tree; the first tree, on all rows, goes before."""
+def selective(data: RankingData) -> Iterator[None]:
+    """SelGB without copies, with the scores of all documents after every tree; the first tree is on all rows."""
     steps = SelectiveGrower().grow(data, None, 1)
     next(steps)
     for _ in steps:

@@ -79,6 +79,14 @@ def test_what_forests_tell_and_to_whom(merge, words):
     assert ("Nothing can be claimed" in text) == (merge != "alone")
 
 
+def test_noised_forests_have_a_price_for_a_query_and_none_for_a_row():
+    merge = {"name": "histograms", "private": "random-splits", "noise": 20.0}
+    text = said(read_tables(FOREST | {"split": SPLIT, "merge": merge}))
+    assert "noised sums of gradients" in text
+    assert "never for one row" in text
+    assert "Nothing can be claimed" not in text
+
+
 def test_a_client_that_learns_alone_is_not_said_to_send_anything():
     tables = {"rounds": 5, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 4}, "learner": "pdgd"}
     assert "Nothing leaves a client" in said(read_tables(tables | {"aggregator": "none"}))

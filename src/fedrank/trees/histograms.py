@@ -20,6 +20,7 @@ from fedrank.trees.forestry import Forestry, Grown
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.growth import Here, grow_forest
 from fedrank.trees.holder import Holder
+from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import useful
 from fedrank.wire import Refused
@@ -38,12 +39,26 @@ class Histograms:
     high: float = 1.0
     file: str = ""  # of edges that everybody agreed on, for edges = "file"
     secure: bool = False  # the server sees the sum of histograms and no client's own
+    private: Literal["no", "histograms", "random-splits"] = "no"  # what is noised: what splits are chosen by, or leaves
+    unit: Literal["query", "person", "client"] = "query"  # what noise protects, all of it together
+    noise: float = 5.0  # deviation of the noise of one release, in units of what one unit can change
+    clip: float = 1.0  # largest sum of |gradients| of a unit
+    clip_hessian: float = 0.5  # largest sum of hessians of a unit
+    depth: int = 3  # of trees that are grown under noise
+    delta: float = 1e-5  # at which noise is priced
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ValueError(f"low = {self.low}, high = {self.high}: bounds hold no values; give the lower one first")
         if (self.edges == "file") != bool(self.file):
             raise ValueError(f'edges = "{self.edges}", file = "{self.file}": a file goes with edges = "file"')
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta = {self.delta} promises nothing; use a small probability, such as 1e-5")
+        if self.private != "no" and self.edges == "pooled":
+            raise ValueError('edges = "pooled" are made from the data themselves, which noise later cannot undo')
+        if self.private != "no" and self.secure:
+            raise ValueError(f'private = "{self.private}": every client adds its own noise already; use secure = false')
+        self.tree_noise()
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -52,10 +67,21 @@ class Histograms:
         rules = rules_of(forestry.booster)
         edges = self.edges_for([portion.train for portion in portions], rules.bins)
         plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
-        grown = forestry.take_up(lambda past: _rounds(portions, plan, past))
+        noise = self.tree_noise()
+        grown = forestry.take_up(
+            lambda past: (
+                _rounds(portions, plan, past) if noise is None else _noised(portions, plan, noise, past, forestry)
+            )
+        )
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
         # The ranges of features in the header are those of the first client alone.
         return (planted(grown.best, portions[0].train, notes),) * len(portions)
+
+    def tree_noise(self) -> TreeNoise | None:
+        """How noise is added; None: not at all, and nothing can be claimed."""
+        if self.private == "no":
+            return None
+        return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth)
 
     def edges_for(self, train: Sequence[RankingData], bins: int) -> Edges:
         """The edges that all bin their features by."""
@@ -101,6 +127,22 @@ def _rounds(portions: Sequence[Portion], plan: GrowPlan, past: Grown) -> Iterato
         trees = grow_forest(Here(holders), plan.rules, plan.edges, plan.seed, behind)
     for text, quality in trees:
         yield [text], quality
+
+
+def _noised(
+    portions: Sequence[Portion], plan: GrowPlan, noise: TreeNoise, past: Grown, forestry: Forestry
+) -> Iterator[tuple[list[str], float]]:
+    """The same under noise; nobody tells how good the forest is."""
+    holders = [PrivateHolder(portion.train, plan.edges, plan.rules, noise) for portion in portions]
+    for holder in holders:
+        for text in past.all:
+            holder.add(Trees.read([text]))
+
+    def charge(tree: int) -> None:
+        forestry.charge(len(portions), tree + 1)
+
+    for text in grow_private(holders, plan.rules, plan.edges, noise, plan.seed, len(past.all), charge):
+        yield [text], float("nan")
 
 
 class AskedHere:
