@@ -406,7 +406,7 @@ COMMANDS = [
     ["silo", "sketch"], ["silo", "describe"], ["silo", "add"], ["silo", "remove"], ["silo", "export"],
     ["silo", "ask"], ["silo", "answer"], ["silo", "train"], ["silo", "seal"],
     ["silo", "key", "new"], ["silo", "key", "identity"], ["silo", "key", "agree"], ["silo", "key", "wrap"],
-    ["silo", "key", "open"], ["trees", "train"], ["trees", "split"], ["trees", "merge"],
+    ["silo", "key", "open"], ["trees", "train"], ["trees", "split"], ["trees", "merge"], ["trees", "grow"],
     ["deploy", "init"], ["deploy", "invite"], ["deploy", "request"], ["deploy", "approve"], ["deploy", "join"],
     ["deploy", "renew"], ["deploy", "expel"], ["deploy", "readmit"], ["deploy", "leave"], ["deploy", "check"],
     ["deploy", "show"], ["deploy", "accept"], ["deploy", "refuse"], ["deploy", "start"], ["deploy", "stop"],

@@ -182,8 +182,10 @@ class boosters:
 
     from fedrank.trees.boosters import Bagging as Bagging
     from fedrank.trees.boosters import Goss as Goss
+    from fedrank.trees.boosters import Grower as Grower
     from fedrank.trees.boosters import Lambdamart as Lambdamart
     from fedrank.trees.boosters import Negsgb as Negsgb
+    from fedrank.trees.boosters import SelectiveGrower as SelectiveGrower
     from fedrank.trees.boosters import Selgb as Selgb
     from fedrank.trees.boosters import Sgb as Sgb
     from fedrank.trees.boosters import Shortlist as Shortlist
@@ -199,6 +201,7 @@ class splits:
 class mergers:
     """How several forests become one model."""
 
+    from fedrank.trees.histograms import Histograms as Histograms
     from fedrank.trees.mergers import Alone as Alone
     from fedrank.trees.mergers import Pooled as Pooled
     from fedrank.trees.mergers import Stacking as Stacking

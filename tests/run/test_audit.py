@@ -199,7 +199,7 @@ def test_a_forest_tells_training_values_and_who_was_trained_on():
     assert len(told) > 16, "every tree is told"
 
 
-@pytest.mark.parametrize("merge", ["bagged", "cyclic", "pooled"])
+@pytest.mark.parametrize("merge", ["bagged", "cyclic", {"name": "histograms", "edges": "pooled"}, "pooled"])
 def test_a_forest_of_all_tells_values_of_each(merge):
     pytest.importorskip("lightgbm")
     thresholds, *_ = audit_experiment(read_tables(FOREST | {"split": SPLIT, "merge": merge}))

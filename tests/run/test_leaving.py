@@ -70,6 +70,8 @@ def test_a_budget_that_a_sketch_exceeds_is_announced():
         ("stacking", ["the forest of every client", "all other clients"]),
         ("bagged", ["every tree as it is grown", "nDCG@10 of own validation queries"]),
         ("cyclic", ["every tree as it is grown"]),
+        ("histograms", ["histograms of gradients, hessians and rows", "nDCG@10 of own validation queries"]),
+        ({"name": "histograms", "secure": True}, ["the server, summed up over all clients"]),
         ("pooled", ["all queries, documents and grades"]),
     ],
 )
@@ -77,6 +79,14 @@ def test_what_forests_tell_and_to_whom(merge, words):
     text = said(read_tables(FOREST | ({} if merge is None else {"split": SPLIT, "merge": merge})))
     assert all(word in text for word in words)
     assert ("Nothing can be claimed" in text) == (merge != "alone")
+
+
+def test_noised_forests_have_a_price_for_a_query_and_none_for_a_row():
+    merge = {"name": "histograms", "private": "random-splits", "noise": 20.0}
+    text = said(read_tables(FOREST | {"split": SPLIT, "merge": merge}))
+    assert "noised sums of gradients" in text
+    assert "never for one row" in text
+    assert "Nothing can be claimed" not in text
 
 
 def test_a_client_that_learns_alone_is_not_said_to_send_anything():

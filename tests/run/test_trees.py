@@ -15,6 +15,7 @@ pytest.importorskip("optuna")
 
 from fedrank.data.letor import letor_lines
 from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
+from fedrank.protect.ledger import Ledger
 from fedrank.rank.measures import average, evaluate
 from fedrank.report.write import write_report
 from fedrank.run.apply import evaluate_model, score_lines
@@ -425,3 +426,32 @@ def test_a_forest_grows_from_the_clicks_of_a_search_log(tmp_path):
         read_tables(asked | {"data": asked["data"] | {"propensities": "shared"}})
     with pytest.raises(SpecError, match="tune: a log has no validation queries to tune on"):
         read_tables(asked | {"tune": 3})
+
+
+def test_a_forest_that_is_grown_from_histograms_is_the_pooled_one(tmp_path, files):
+    edges = {"name": "histograms", "edges": "pooled"}
+    booster = {"name": "grower", "trees": 4, "leaves": 4, "min_data_in_leaf": 5}
+    tasks = [
+        merging(tmp_path / str(number), files, merge=merge, booster=booster)
+        for number, merge in enumerate((edges, "pooled"))
+    ]
+    assert [perform(task) for task in tasks] == ["finished"] * 2
+    shared, pooled = (load_model(task.folder) for task in tasks)
+    assert shared.trees == pooled.trees
+    assert json.loads((tasks[0].folder / "privacy.json").read_text())["promises"] == []
+
+
+def test_a_forest_that_is_grown_under_noise_is_charged_tree_by_tree(tmp_path, files):
+    merge = {"name": "histograms", "private": "random-splits", "noise": 10.0}
+    booster = {"name": "grower", "trees": 4, "leaves": 4}
+    task = merging(tmp_path, files, merge=merge, booster=booster)
+    assert perform(task) == "finished", (task.folder / "run.json").read_text()
+    card = json.loads((task.folder / "privacy.json").read_text())
+    [promise] = card["promises"]
+    assert card["rounds_charged"] == promise["times"] == 4
+    assert promise["unit"] == "query"
+    assert 0 < promise["epsilon"] < 10
+    assert "never for one row" in promise["because"]
+    with Ledger.open(task.folder / "ledger", 2) as ledger:
+        assert ledger.rounds() == 4
+        assert ledger.participations().tolist() == [4, 4]

@@ -21,10 +21,12 @@ from fedrank.trees.boosters import (  # noqa: E402
     BOOSTERS,
     Bagging,
     Goss,
+    Grower,
     Lambdamart,
     Negsgb,
     NothingToSplit,
     Past,
+    SelectiveGrower,
     Selgb,
     Sgb,
     Shortlist,
@@ -46,6 +48,8 @@ EACH = {
     "goss": Goss(**SMALL, top=0.3, other=0.2),
     "bagging": Bagging(**SMALL, keep=0.5),
     "shortlist": Shortlist(**SMALL, negatives=3),
+    "grower": Grower(**SMALL),
+    "grower-selgb": SelectiveGrower(**SMALL, keep=0.3, every=2),
 }
 each = pytest.mark.parametrize("booster", EACH.values(), ids=EACH)
 

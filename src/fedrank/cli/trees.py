@@ -125,3 +125,43 @@ def trees_merge(
 
     answer(about_merged(merge_models(models, on, method, out, seed, tell=note)), new_console())
     merged_card(out, len(models)).write(out)
+
+
+@trees_app.command(
+    "grow",
+    epilog="Examples:  fedrank trees grow --silo a.txt --silo b.txt --trees 300 --out forest  ·  fedrank trees grow "
+    "--silo a.txt --silo b.txt --validation va.txt --validation vb.txt --secure --out forest",
+)
+def trees_grow(
+    silo: Annotated[list[Path], typer.Option(help="LETOR file of one organisation; repeat it for each.")],
+    out: Annotated[Path, typer.Option(help="Folder for the forest; an unfinished one in it grows on.")],
+    trees: Annotated[int, typer.Option(min=1, help="At most so many.")] = 300,
+    leaves: Annotated[int, typer.Option(min=2, help="Of a tree, at most.")] = 64,
+    rate: Annotated[float, typer.Option(help="What a tree's output is multiplied by.")] = 0.05,
+    least: Annotated[int, typer.Option(min=1, help="Rows of a leaf.")] = 20,
+    bins: Annotated[int, typer.Option(min=2, max=256, help="Of a feature; 63 make smaller messages than 255.")] = 255,
+    edges: Annotated[
+        Path | None, typer.Option(help="File of bin edges that all agreed on; a grid for all numbers if not given.")
+    ] = None,
+    validation: Annotated[
+        list[Path] | None, typer.Option(help="LETOR file of one organisation to stop by; one for each, in order.")
+    ] = None,
+    test: Annotated[list[Path] | None, typer.Option(help="LETOR file to measure on; may be repeated.")] = None,
+    secure: Annotated[bool, typer.Option(help="The server sees the sum of histograms, no one's own.")] = False,
+    seed: Seed = 1,
+) -> None:
+    """Grow one forest of several organisations' rows, the one that pooled rows would grow; not private by itself."""
+    from fedrank.report.answers import about_grown
+    from fedrank.run.cards import grown_card
+    from fedrank.trees.boosters import Grower
+    from fedrank.trees.grow_files import grow_files
+
+    rules = Grower(trees, leaves, rate, least, bins=bins)
+
+    def tell(grown: int, quality: float) -> None:
+        if grown % 10 == 0:
+            note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
+
+    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell)
+    answer(about_grown(made), new_console())
+    grown_card(out, len(silo), secure).write(out)

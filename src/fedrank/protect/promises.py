@@ -42,7 +42,7 @@ class Promise:
     because: str  # under which assumption it holds, or why nothing does
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
     # What is protected: all that one of them does, or one word of a document.
-    unit: Literal["client", "interaction", "person", "occurrence"] = "client"
+    unit: Literal["client", "interaction", "person", "query", "occurrence"] = "client"
     neighbours: Literal["zero-out", "replace-one"] = "replace-one"
     slack: float = 0.0  # added to ε each time, since a sampler is not exactly the law that is priced
 

@@ -334,7 +334,7 @@ class SumClient:
 
         self._expect("share", "mask")
         # Twice under the same masks would give the difference away: hence once.
-        masked = _words(values, self.terms)
+        masked = words_of(values, self.terms)
         held = self._read_post(post)
         masked += self.terms.own_mask(self._seed, self.id)
         for other in held:
@@ -640,7 +640,7 @@ class SumServer:
                 total += self.terms.pair_mask(
                     key, X25519PublicKey.from_public_bytes(self._keys[other][:32]), client, other
                 )
-        return _centred(total, self.terms.bits)
+        return centred(total, self.terms.bits)
 
     def _checked_share(self, holder: int, dealer: int, which: int, share: bytes) -> int | None:
         if which == NO_SHARE and not any(share):
@@ -805,7 +805,7 @@ def ideal_sum(values: Integers, bits: int) -> Integers:
     _check_bits(bits)
     if values.dtype != np.int64:
         raise ValueError(f"values are {values.dtype}, the sum is over int64; round them to the grid first")
-    return _centred(values.astype(np.uint64).sum(axis=0, dtype=np.uint64), bits)
+    return centred(values.astype(np.uint64).sum(axis=0, dtype=np.uint64), bits)
 
 
 def message_bytes(count: int, size: int, bits: int, signed: bool = False) -> int:
@@ -853,7 +853,7 @@ def _reach(count: int, largest: float, step: float, deviation: float) -> float:
     return count * float(np.ceil(largest / step)) + 12 * deviation / step
 
 
-def _words(values: Integers, terms: Terms) -> Words:
+def words_of(values: Integers, terms: Terms) -> Words:
     """Signed numbers as words modulo 2^bits."""
     if values.shape != (terms.size,) or values.dtype != np.int64:
         raise ValueError(
@@ -868,7 +868,7 @@ def _wrap(words: Words, bits: int) -> Words:
     return wrapped
 
 
-def _centred(words: Words, bits: int) -> Integers:
+def centred(words: Words, bits: int) -> Integers:
     half = 2 ** (bits - 1)
     centred: Integers = (_wrap(words, bits).astype(np.int64) ^ half) - half
     return centred

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedrank.run.tune import Tried
     from fedrank.run.unlearning import Forgotten
     from fedrank.run.who import Group, Who
+    from fedrank.trees.grow_files import GrownFile
     from fedrank.trees.merge_files import MergedFile
     from fedrank.trees.split_folder import SplitMade
 
@@ -523,6 +524,22 @@ def _made_of(model: Scorer) -> str:
         inputs = "features and scores" if model.inputs == "both" else "scores"
         return f"trees on the {inputs} of {len(model.parts)} models"
     return "trees on the features of the merge set alone"
+
+
+def about_grown(made: GrownFile) -> list[Section]:
+    """Who grew a forest, what it took, and how well it ranks."""
+    rows = [[Cell(name), Cell(f"{data.queries:,}"), Cell(f"{data.documents:,}")] for name, data in made.silos.items()]
+    who = Table(["silo", "queries", "documents"], rows, 1)
+    size = len(made.forest)
+    said = [say(f"{size:,} trees" + (f", the best of {made.grown:,}" if size < made.grown else ""))]
+    if made.resumed:
+        said.append(say(f"{made.resumed:,} of them were there before", tone="quiet"))
+    fresh = max(made.grown - made.resumed, 1) * len(made.silos)
+    said.append(say(f"{made.bytes_up / fresh / 1e6:.2f} MB a tree and client went up"))
+    said += [say(f"nDCG@10 {value:.4f} on ", Span(name, "code")) for name, value in made.test.items()]
+    said.append(say("histograms of few rows tell grades: this is not private by itself", tone="quiet"))
+    said.append(say("written to ", Span(str(made.file), "code")))
+    return [Section("one forest, grown together", (who, *said))]
 
 
 def about_catalog(

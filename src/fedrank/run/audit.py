@@ -12,6 +12,7 @@ from fedrank import __version__
 from fedrank.attack import audits, forests, sketches
 from fedrank.attack.audits import Audit, Finding, Plan, PlannedAttack, carry_out
 from fedrank.attack.forests import ForestAudit, SharedForests
+from fedrank.attack.histograms import HistogramAudit, Roots
 from fedrank.attack.infer import LEVEL, REPEATS, RUNS, Tell
 from fedrank.attack.sketches import SketchAudit
 from fedrank.data.ranking import RankingData
@@ -27,6 +28,7 @@ from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.boosters import Booster
 from fedrank.trees.forest import Forest
 from fedrank.trees.forestry import Forestry
+from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.trees.mergers import Alone, Pooled
 from fedrank.trees.together import Bagged, Cyclic, useful
 from fedrank.trees.training import train_locally
@@ -103,7 +105,11 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort, progress: Pro
             source=effort.source,
         ).plan()
     if isinstance(experiment, TreesExperiment):
-        return ForestAudit(
+        kind, seen = ForestAudit, {}
+        if isinstance(experiment.merge, Histograms) and experiment.merge.private == "no":
+            kind, seen = HistogramAudit, {"roots": partial(_roots, experiment, fold, seed)}
+        return kind(
+            **seen,
             forests=None if isinstance(experiment.merge, Alone) else partial(_shared, experiment, fold, seed),
             seed=seed,
             variant=variant.name,
@@ -151,9 +157,9 @@ def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> 
     train = tuple(portion.train for portion in portions)
     held_out = tuple(fold.test if portion.test is None else portion.test for portion in portions)
     merge = experiment.merge
-    if isinstance(merge, (Bagged, Cyclic, Pooled)):
+    if isinstance(merge, (Bagged, Cyclic, Histograms, Pooled)):
         [forest] = _grown(booster, 1, tell, lambda grow: [merge(portions, (), grow, seed)[0]])
-        if isinstance(merge, Pooled):
+        if isinstance(merge, Pooled) or (isinstance(merge, Histograms) and merge.edges == "pooled"):
             train, held_out = (RankingData.join(train),), (fold.test,)
         return [SharedForests(forest, train, held_out)]
     local = _grown(booster, len(portions), tell, lambda grow: train_locally(portions, grow, seed))
@@ -161,6 +167,18 @@ def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> 
         SharedForests(*each)
         for each in zip(local, ((one,) for one in train), ((one,) for one in held_out), strict=True)
     ]
+
+
+def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
+    """The first histograms that a server sees."""
+    merge = experiment.merge
+    assert isinstance(merge, Histograms)
+    assert experiment.split is not None
+    fold = load_fold(replace(experiment.data, normalise=experiment.data.normalise or "none"), number)
+    train = tuple(portion.train for portion in experiment.split(fold, rng_for(seed, "split")))
+    rules = rules_of(experiment.booster)
+    edges = merge.edges_for(train, rules.bins)
+    return Roots((RankingData.join(train),) if merge.secure else train, edges, rules)
 
 
 def _grown(booster: Booster, forests: int, tell: Tell, grow: Any) -> Sequence[Forest]:

@@ -37,6 +37,8 @@ TREES = (
 )
 SINGLE_FOREST = "one organisation grew the forest on data it has; whoever gets the model sees all of it"
 MERGED_FORESTS = "organisations see each other's forests, or what merging asks of them; nothing is noised"
+GROWN_FOREST = "the server sees histograms of every client's rows, which tell grades where rows are few"
+GROWN_IN_SUM = "the server sees histograms of all clients' rows together, and no client's own"
 LOG = (
     "user ids, times, queries and clicks, which are in the folder as they were recorded",
     "whoever appears in a query: people search for names",
@@ -126,6 +128,14 @@ def forest_card(clients: int | None) -> Card:
 def merged_card(folder: Path, clients: int) -> Card:
     """Of forests that came as files and were merged into models in a folder."""
     return issued(replace(forest_card(clients), what=DEPLOYED_RUN), folder)
+
+
+def grown_card(folder: Path, clients: int, secure: bool) -> Card:
+    """Of a forest that several grew from histograms."""
+    sees = GROWN_IN_SUM if secure else GROWN_FOREST
+    summary = f"No mechanism: {sees}; nothing is noised. Nothing can be claimed."
+    card = replace(forest_card(clients), what=DEPLOYED_RUN, who_sees_what=sees, summary=summary)
+    return issued(card, folder)
 
 
 def log_card(log: SearchLog) -> Card:

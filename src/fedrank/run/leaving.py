@@ -12,6 +12,7 @@ from fedrank import __version__
 from fedrank.protect.accounting import GaussianEvent
 from fedrank.protect.promises import Promise, noise_for
 from fedrank.run.folder import FORMAT, Paid
+from fedrank.run.merge import paid_for_trees
 from fedrank.run.privacy import TARGETS, Prospect, noise_needed, planned, prospect
 from fedrank.run.silo import silo_card
 from fedrank.silo.sketch import SLACK
@@ -20,6 +21,7 @@ from fedrank.spec.federated import FederatedExperiment
 from fedrank.spec.grid import Grid
 from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.trees.mergers import Alone, Pooled
 from fedrank.trees.together import Bagged, Cyclic
 
@@ -90,6 +92,15 @@ def _from_trees(experiment: TreesExperiment) -> list[Leaving]:
     if isinstance(merge, (Bagged, Cyclic)):
         tree = Leaving(f"every tree as it is grown: {FOREST}", "all other clients", NO_NOISE)
         return [tree, Leaving("nDCG@10 of own validation queries after every round", "all other clients", NO_NOISE)]
+    if isinstance(merge, Histograms) and merge.private != "no":
+        paid = paid_for_trees(merge, rules_of(experiment.booster), experiment.booster.trees)
+        what = "noised sums of gradients and hessians, which are all that a forest is made of"
+        return [Leaving(what, "the server, and all clients as a forest", paid.because, paid)]
+    if isinstance(merge, Histograms):
+        to = "the server, summed up over all clients" if merge.secure else "the server"
+        counts = Leaving("histograms of gradients, hessians and rows, of every leaf and feature", to, NO_NOISE)
+        quality = Leaving("nDCG@10 of own validation queries after every tree, in sum", to, NO_NOISE)
+        return [counts, quality, Leaving(f"the forest: {FOREST}", "all clients", NO_NOISE)]
     return [Leaving(f"the forest of every client: {FOREST}", "all other clients", NO_NOISE)]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,19 +13,31 @@ import numpy as np
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
 from fedrank.files import private_folder
+from fedrank.protect.ledger import Ledger
+from fedrank.protect.population import LEDGER
+from fedrank.protect.promises import up
 from fedrank.rank.given import Given
 from fedrank.rank.measures import average
 from fedrank.run.cards import forest_card
+from fedrank.run.folder import Card, Paid
 from fedrank.run.writer import RunWriter
 from fedrank.seeds import rng_for
 from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.boosters import Grower
 from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.trees.mergers import ENOUGH, Merger, Stacking
 from fedrank.trees.model_files import save_any, with_notes
 from fedrank.trees.splits import Portion
 from fedrank.trees.training import Merging, merge_grown, train_locally
 from fedrank.trees.tuning import Studies
 
+MOST_FEATURES = 10_000  # with more, the sampler of noise would cost a little more
+NOISED_TREES = (
+    "who takes part, and how many there are",
+    "a person whose queries lie with several clients counts as several",
+    "local models of the clients, which a run trains beside the forest to compare; they leave nobody",
+)
 CONVENTIONS = {
     "rounds": "one round: clients train their models and merge them; values are those of the merged models, mean over "
     "clients",
@@ -46,11 +60,13 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
         experiment.booster,
         studies if experiment.tune else None,
         turn,
-        [] if kept is None else [Grown(**grown) for grown in kept["forests"]],
+        forests=[] if kept is None else [Grown(**grown) for grown in kept["forests"]],
     )
     seed, threads = writer.task.seed, writer.threads
     portions = experiment.split(fold, rng_for(seed, "split"))
     writer.know(portions=_held(fold, portions), **_too_few(experiment.merge, portions))
+    account = TreeAccount(writer.folder / LEDGER)
+    forestry.charge = account.charge
     local = train_locally(portions, forestry, seed, threads, turn)
     outcome = merge_grown(fold, portions, local, forestry, experiment.merge, experiment.measures, seed, threads, turn)
     save_merged(outcome, writer, fold)
@@ -58,6 +74,8 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
     untuned = sum(best.trees == 0 for best in studies.best)
     notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
     card = forest_card(len(outcome.local))
+    if isinstance(experiment.merge, Histograms) and experiment.merge.private != "no":
+        card = account.card(card, experiment.merge, rules_of(experiment.booster))
     finish_merge(outcome, writer, fold, nothing, card=card, tuned=tuned, notes=notes if untuned else [])
 
 
@@ -85,6 +103,54 @@ def _too_few(merge: Merger, portions: Sequence[Portion]) -> dict[str, Any]:
         return {}
     why = f"a merge set has {smallest} queries; from {ENOUGH} on stacking can be tested"
     return {"not_testable": why, "notes": [f"not testable: {why}"]}
+
+
+class TreeAccount:
+    """The ledger of a forest grown under noise: a round is a tree, for which all clients pay before it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ledger: Ledger | None = None
+
+    def charge(self, clients: int, round: int) -> None:
+        """Charge a tree; one that a crash took is charged again, since its sums may have left."""
+        if self._ledger is None:
+            self._ledger = Ledger.open(self.folder, clients)
+        self._ledger.reserve({round: np.arange(clients)})
+        self._ledger.begun(round)
+
+    def card(self, bare: Card, merge: Histograms, rules: Grower) -> Card:
+        """What may be claimed for the forest, by what the ledger says."""
+        assert self._ledger is not None
+        charged = self._ledger.rounds()
+        self._ledger.close()
+        paid = paid_for_trees(merge, rules, charged)
+        mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
+        sees = "the server sees noised sums of every client"
+        cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
+        said = f"{charged:,} trees cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
+        return replace(
+            bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, rounds_charged=charged,
+            promises=(paid,), not_covered=NOISED_TREES, summary=said,
+        )  # fmt: skip
+
+
+def paid_for_trees(merge: Histograms, rules: Grower, trees: int) -> Paid:
+    """What so many trees under noise cost."""
+    noise = merge.tree_noise()
+    assert noise is not None
+    total, each = (noise.epsilon(times, MOST_FEATURES, rules.bins, merge.delta, rules.fraction) for times in (trees, 1))
+    return Paid(
+        against="server",
+        epsilon=None if math.isinf(total) else total,
+        epsilon_each_time=None if math.isinf(each) else each,
+        times=trees,
+        paid_per="round",
+        delta=merge.delta,
+        unit=merge.unit,
+        neighbours="zero-out",
+        because=f"every client adds noise to what it sends, for all that one {merge.unit} does, never for one row",
+    )
 
 
 def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, nothing: Given, **facts: Any) -> None:

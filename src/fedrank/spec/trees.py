@@ -9,6 +9,7 @@ from fedrank.spec.experiment import Experiment, of_sizes
 from fedrank.spec.sections import DataSpec
 from fedrank.spec.values import Positive, at_least, twice
 from fedrank.trees.boosters import Booster
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Merger
 from fedrank.trees.splits import Splitter
 from fedrank.trees.together import Bagged, Cyclic
@@ -51,7 +52,7 @@ class TreesExperiment(Experiment):
                 found.append("tune: a log has no validation queries to tune on; use 0")
         if (spec.split is None) != (spec.merge is None):
             found.append("split: who holds which queries and merge, what becomes of their models, go together")
-        if spec.tune and isinstance(spec.merge, (Bagged, Cyclic)):
+        if spec.tune and isinstance(spec.merge, (Bagged, Cyclic, Histograms)):
             found.append("tune: clients that grow one forest together share its settings; use 0, or another merge")
         if spec.sizes and spec.split is not None:
             found.append("sizes: merged models have no order of trees in which they could be cut; leave it out")

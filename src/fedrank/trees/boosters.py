@@ -350,6 +350,79 @@ class Goss(Lambdamart):
         return 0
 
 
+@dataclass(frozen=True)
+class Grower(Lambdamart):
+    """LambdaMART in compiled loops of fedrank's own: what several can grow together, in fixed point and without loss.
+
+    Gradients are those of LightGBM's lambdarank, rounded to whole numbers before they are added up, so that a forest
+    does not depend on who held which queries.
+    """
+
+    bins: int = 255  # of a feature, at most
+    depth: int = 0  # splits between root and leaf, at most; 0: as many as there are
+    l2: float = 0.0  # added to the hessian of a leaf
+    feature_share: float = 1.0  # of the features, drawn for every tree
+    query_share: float = 1.0  # of the queries, drawn for every tree
+    fraction: int = 20  # bits after the point of gradients and hessians
+    lambda_norm: bool = True  # pairs count less the further apart they are, queries less the more pairs they have
+    lambda_truncation: int = 30  # of a pair, the better placed document is among the first so many
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.bins <= 256:
+            raise ValueError(f"bins = {self.bins}: a feature has 2 to 256 of them; 255 is usual")
+        if self.depth < 0 or not 0 <= self.l2 < np.inf or self.lambda_truncation < 1:
+            raise ValueError(
+                f"depth = {self.depth}, l2 = {self.l2}, lambda_truncation = {self.lambda_truncation}: give at least 0, "
+                "0 and 1"
+            )
+        for name, share in (("feature_share", self.feature_share), ("query_share", self.query_share)):
+            if not 0 < share <= 1:
+                raise ValueError(f"{name} = {share} is no share; use more than 0 and at most 1")
+        if not 8 <= self.fraction <= 32:
+            raise ValueError(f"fraction = {self.fraction} is too coarse or too fine; use 8 to 32 bits, such as 20")
+
+    def grow(
+        self,
+        train: RankingData,
+        validation: RankingData | None,
+        seed: int,
+        threads: int = 1,
+        past: Past = Past(),  # noqa: B008 (frozen)
+    ) -> Iterator[Step]:
+        from fedrank.trees.growth import grow_alone
+
+        return grow_alone(self, train, validation, seed, past)
+
+
+@dataclass(frozen=True)
+class SelectiveGrower(Grower):
+    """SelGB in compiled loops of fedrank's own, which copy no rows."""
+
+    keep: float = 0.01  # p: share of a query's irrelevant documents that is kept
+    least: int = 1  # irrelevant documents that a query keeps in any case
+    every: int = 1  # trees between two choices of rows; the first so many trees see all rows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keep(self.keep, self.least)
+        if self.every < 1:
+            raise ValueError(f"every = {self.every} never chooses rows; use 1 or more")
+        if self.query_share != 1:
+            raise ValueError(f"query_share = {self.query_share}: rows are chosen already; use 1")
+
+    def check(self, train: RankingData) -> None:
+        _check_keeps_something(self.keep, self.least, train)
+
+    def choice(self, number: int, train: RankingData, scores: Reals, seed: int) -> Rows | None:
+        if number == 0 or number % self.every:
+            return None
+        return _best_negatives(train, scores.astype(np.float32), self.keep, self.least)
+
+    def restart(self, number: int) -> int:
+        return number // self.every * self.every
+
+
 BOOSTERS: dict[str, type] = {
     "lambdamart": Lambdamart,
     "selgb": Selgb,
@@ -358,6 +431,8 @@ BOOSTERS: dict[str, type] = {
     "goss": Goss,
     "bagging": Bagging,
     "shortlist": Shortlist,
+    "grower": Grower,
+    "grower-selgb": SelectiveGrower,
 }
 
 

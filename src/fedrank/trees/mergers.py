@@ -19,6 +19,7 @@ from fedrank.rank.model import Scorer
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit
 from fedrank.trees.forestry import Forestry, Settings
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mixtures import LinearMix, Stacked, on_scale, same_features, scores_of, stacked, units_of
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import Bagged, Cyclic, useful
@@ -154,6 +155,7 @@ MERGERS: dict[str, type[Merger]] = {
     "stacking": Stacking,
     "bagged": Bagged,
     "cyclic": Cyclic,
+    "histograms": Histograms,
     "pooled": Pooled,
 }
 

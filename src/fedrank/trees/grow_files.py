@@ -1,0 +1,140 @@
+"""One forest grown by several organisations' LETOR files, as if they were far apart; it can be stopped at any tree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrank.data.ranking import RankingData
+from fedrank.files import parse_json, read_text, write_whole
+from fedrank.rank.measures import evaluate
+from fedrank.rank.model import read_for
+from fedrank.trees.binning import Edges, grid_edges
+from fedrank.trees.boosters import Grower, Past, best_size
+from fedrank.trees.forest import Forest, save_forest
+from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer, forest_from
+from fedrank.trees.histograms import AskedHere
+from fedrank.trees.together import useful
+
+UNFINISHED = "growing.json"  # the forest so far
+FORMAT = "fedrank-growing"
+
+
+@dataclass(frozen=True)
+class GrownFile:
+    """A forest on disk that several grew, and what it took."""
+
+    file: Path
+    forest: Forest
+    silos: dict[str, RankingData]  # by file
+    test: dict[str, float]  # nDCG@10 by file
+    grown: int  # trees, before it was cut back to the best size
+    resumed: int  # trees that were there before
+    bytes_up: int  # of all histograms and answers
+    bytes_down: int
+
+
+def grow_files(
+    silos: Sequence[str | Path],
+    out: str | Path,
+    rules: Grower,
+    validation: Sequence[str | Path] = (),  # one for each silo, or none
+    test: Sequence[str | Path] = (),
+    edges: str | Path | None = None,  # a file that everybody agreed on; None: a grid that fits all numbers
+    secure: bool = False,
+    seed: int = 1,
+    tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
+) -> GrownFile:
+    """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
+    if len(silos) < 2:
+        raise ValueError(f"{len(silos)} silo is nobody to grow together with; name two or more, or use `trees train`")
+    if len(validation) not in (0, len(silos)):
+        raise ValueError(f"{len(validation)} validation files for {len(silos)} silos; give one for each, or none")
+    train = _read(silos)
+    features = train[0].features.shape[1]
+    judged = [useful(read_for(path, features, "none")) for path in validation] or [None] * len(train)
+    tests = {str(path): read_for(path, features, "none") for path in test}
+    agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
+    plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure)
+    folder = Path(out)
+    past = _past(folder, plan, [*silos, *validation])
+    clients = {
+        number: TreeClient(number, plan, own, check)
+        for number, (own, check) in enumerate(zip(train, judged, strict=True))
+    }
+    server = TreeServer(plan, AskedHere(clients))
+    trees, curve = list(past.trees), list(past.validation)
+    folder.mkdir(parents=True, exist_ok=True)
+    for text, quality in server.forest(past):
+        trees.append(text)
+        curve.append(quality)
+        _keep(folder, plan, [*silos, *validation], trees, curve)
+        tell(len(trees), quality)
+    best = best_size(curve)
+    forest = forest_from(trees[:best], train[0], plan)
+    save_forest(forest, folder / "model.json")
+    (folder / UNFINISHED).unlink(missing_ok=True)
+    return GrownFile(
+        folder / "model.json",
+        forest,
+        dict(zip(map(str, silos), train, strict=True)),
+        {name: float(evaluate(["ndcg@10"], forest.score(data), data)[0]) for name, data in tests.items()},
+        len(trees),
+        len(past.trees),
+        server.bytes_up,
+        server.bytes_down,
+    )
+
+
+def _read(silos: Sequence[str | Path]) -> list[RankingData]:
+    """The silos' rows; a sparse file may leave out its last features."""
+    first = [read_for(path, 1, "none") for path in silos]
+    widest = max(data.features.shape[1] for data in first)
+    return [
+        data if data.features.shape[1] == widest else read_for(path, widest, "none")
+        for path, data in zip(silos, first, strict=True)
+    ]
+
+
+def _name(plan: GrowPlan, files: Sequence[str | Path]) -> str:
+    """What a forest is grown from: other settings or other rows have another name."""
+    digest = hashlib.blake2b(plan.run, digest_size=16)
+    for path in files:
+        digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _keep(
+    folder: Path, plan: GrowPlan, files: Sequence[str | Path], trees: Sequence[str], curve: Sequence[float]
+) -> None:
+    known = [None if quality != quality else quality for quality in curve]  # JSON has no NaN
+    content = {"format": FORMAT, "version": 1, "of": _name(plan, files), "trees": list(trees), "validation": known}
+    write_whole(folder / UNFINISHED, json.dumps(content))
+
+
+def _past(folder: Path, plan: GrowPlan, files: Sequence[str | Path]) -> Past:
+    if not folder.exists() or not any(folder.iterdir()):
+        return Past()
+    if not (folder / UNFINISHED).exists():
+        raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
+    try:
+        content: Any = parse_json(read_text(folder / UNFINISHED))
+        if content["format"] != FORMAT or content["version"] != 1:
+            raise ValueError(f"its format is {content['format']!r}, version {content['version']}")
+        trees = tuple(map(str, content["trees"]))
+        curve = tuple(float("nan") if quality is None else float(quality) for quality in content["validation"])
+        if len(trees) != len(curve):
+            raise ValueError(f"it has {len(trees)} trees and {len(curve)} qualities")
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(
+            f"{folder / UNFINISHED} holds no forest that could grow on: {problem}; delete the folder"
+        ) from None
+    if content["of"] != _name(plan, files):
+        raise ValueError(
+            f"the forest in {folder} was begun with other settings or other files; name another folder, or use the same"
+        )
+    return Past(trees, curve)

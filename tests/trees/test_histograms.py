@@ -1,0 +1,165 @@
+"""Forests grown from histograms as a merger and from files: the pooled forest, resumed and refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lightgbm")
+pytest.importorskip("cryptography")
+
+from fedrank.data.letor import letor_lines
+from fedrank.rank.model import read_for
+from fedrank.trees.binning import bounded_edges, grid_edges
+from fedrank.trees.boosters import Grower, Lambdamart, Past, Selgb
+from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.grow_files import UNFINISHED, grow_files
+from fedrank.trees.growth import grow_alone
+from fedrank.trees.histograms import Histograms, rules_of
+from fedrank.trees.mergers import Pooled
+from fedrank.trees.model_files import load_model
+from fedrank.trees.splits import Portion
+from tests.made_up import made_up_data
+
+RULES = Grower(trees=6, leaves=4, rate=0.2, min_data_in_leaf=5, patience=3)
+
+
+def parts(seed: int = 0) -> tuple[Portion, ...]:
+    data = made_up_data(60, seed=seed)
+    halves = [data.select(np.arange(start, 60, 2)) for start in (0, 1)]
+    return tuple(Portion(f"half {i}", half, made_up_data(20, seed=9 + i), None, half) for i, half in enumerate(halves))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("rules", [RULES, replace(RULES, bins=15, query_share=0.7)])
+def test_the_forest_is_that_of_pooled_data(secure, rules):
+    shared = Histograms(edges="pooled", secure=secure)(parts(), (), rules, 1)
+    assert shared[0] is shared[1]
+    assert shared[0].trees == Pooled()(parts(), (), rules, 1)[0].trees
+
+
+@pytest.mark.parametrize("merger", [Histograms(), Histograms(edges="bounded"), Histograms(secure=True)])
+def test_edges_that_tell_nothing_and_a_stopped_run(merger):
+    class Stop(Exception):
+        pass
+
+    def stop():
+        if len(forestry.forests[0].trees) == 2:
+            raise Stop
+
+    whole = merger(parts(), (), RULES, 1)[0]
+    forestry = Forestry(RULES, turn=stop)
+    with pytest.raises(Stop):
+        merger(parts(), (), forestry, 1)
+    kept = [Grown(list(one.trees), list(one.validation)) for one in forestry.forests]
+    assert merger(parts(), (), Forestry(RULES, forests=kept), 1)[0].trees == whole.trees
+
+
+def test_edges_from_a_file(tmp_path):
+    bounded_edges(5, 0.0, 1.0).save(tmp_path / "edges.json")
+    from_file = Histograms(edges="file", file=str(tmp_path / "edges.json"))(parts(), (), RULES, 1)[0]
+    assert from_file.trees == Histograms(edges="bounded")(parts(), (), RULES, 1)[0].trees
+
+
+def test_the_settings_of_a_booster():
+    rules = rules_of(Lambdamart(trees=3, leaves=9, rate=0.2, min_data_in_leaf=7))
+    assert (rules.trees, rules.leaves, rules.rate, rules.min_data_in_leaf, rules.bins) == (3, 9, 0.2, 7, 255)
+    with pytest.raises(ValueError, match='not as selgb chooses them; use booster = "grower"'):
+        Histograms()(parts(), (), Selgb(), 1)
+    with pytest.raises(ValueError, match='a file goes with edges = "file"'):
+        Histograms(edges="file")
+    with pytest.raises(ValueError, match="bounds hold no values"):
+        Histograms(edges="bounded", low=1, high=0)
+
+
+@pytest.mark.parametrize("bins", [2, 16, 63, 64, 255, 256])
+def test_a_grid_for_all_numbers(bins):
+    edges = grid_edges(2, bins)
+    assert edges.bins <= bins
+    inner = np.array(edges.values[0])
+    assert (inner > 0).sum() >= min(bins // 2, 40)
+    if bins >= 63:
+        assert inner.min() < -1000
+        assert inner.max() > 1e6
+
+
+@pytest.fixture
+def files(tmp_path):
+    for number, portion in enumerate(parts()):
+        (tmp_path / f"{number}.txt").write_text("".join(letor_lines(portion.train)))
+        (tmp_path / f"v{number}.txt").write_text("".join(letor_lines(portion.validation)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_from_files(files, secure):
+    silos, checks = [files / "0.txt", files / "1.txt"], [files / "v0.txt", files / "v1.txt"]
+    made = grow_files(silos, files / "out", RULES, checks, checks[:1], secure=secure)
+    assert load_model(files / "out" / "model.json").trees == made.forest.trees
+    assert not (files / "out" / UNFINISHED).exists()
+    data = made_up_data(60)
+    pooled = data.select([*range(0, 60, 2), *range(1, 60, 2)])
+    trees = [step.tree for step in grow_alone(RULES, pooled, None, 1, Past(), grid_edges(5))]
+    assert made.forest.trees == tuple(trees[: len(made.forest)])
+    assert list(made.test) == [str(checks[0])]
+    assert 0 < made.test[str(checks[0])] <= 1
+    assert read_for(silos[0], 5, "none").documents == made.silos[str(silos[0])].documents
+
+
+def test_a_killed_command_goes_on(files):
+    class Killed(Exception):
+        pass
+
+    def kill(grown, quality):
+        if grown == 3:
+            raise Killed
+
+    silos = [files / "0.txt", files / "1.txt"]
+    whole = grow_files(silos, files / "whole", RULES)
+    with pytest.raises(Killed):
+        grow_files(silos, files / "out", RULES, tell=kill)
+    assert len(json.loads((files / "out" / UNFINISHED).read_text())["trees"]) == 3
+    with pytest.raises(ValueError, match="other settings or other files"):
+        grow_files(silos, files / "out", replace(RULES, rate=0.1))
+    with pytest.raises(ValueError, match="other settings or other files"):
+        grow_files(silos[::-1], files / "out", RULES)
+    made = grow_files(silos, files / "out", RULES)
+    assert made.resumed == 3
+    assert made.forest.trees == whole.forest.trees
+    with pytest.raises(FileExistsError, match="nothing is overwritten"):
+        grow_files(silos, files / "out", RULES)
+
+
+def test_files_that_do_not_fit(files):
+    silos = [files / "0.txt", files / "1.txt"]
+    with pytest.raises(ValueError, match="nobody to grow together with"):
+        grow_files(silos[:1], files / "out", RULES)
+    with pytest.raises(ValueError, match="1 validation files for 2 silos"):
+        grow_files(silos, files / "out", RULES, silos[:1])
+    bounded_edges(4, 0, 1).save(files / "edges.json")
+    with pytest.raises(ValueError, match="5 features and the bin edges are for 4"):
+        grow_files(silos, files / "out", RULES, edges=files / "edges.json")
+    (files / "bad").mkdir()
+    (files / "bad" / UNFINISHED).write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match="no forest that could grow on"):
+        grow_files(silos, files / "bad", RULES)
+
+
+def test_the_command(files):
+    from typer.testing import CliRunner
+
+    from fedrank.cli import app
+
+    asked = ["trees", "grow", "--trees", "3", "--leaves", "4", "--least", "5", "--out", str(files / "out")]
+    for number in range(2):
+        asked += ["--silo", str(files / f"{number}.txt")]
+    done = CliRunner().invoke(app, [*asked, "--test", str(files / "v0.txt")])
+    assert done.exit_code == 0, done.output
+    assert "3 trees" in done.output
+    assert "not private by itself" in done.output
+    assert len(load_model(files / "out" / "model.json")) == 3
+    card = json.loads((files / "out" / "privacy.json").read_text())
+    assert "Nothing can be claimed" in card["summary"]
