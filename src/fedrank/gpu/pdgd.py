@@ -1,0 +1,116 @@
+"""PDGD's twin: linear rankers on drawn lists, a warp for each client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import kernels
+from fedrank.gpu.machines import Machine
+from fedrank.rank.learners import Pdgd
+from fedrank.rank.loops import as_sent
+from fedrank.seeds import Chance
+from fedrank.types import STRAIGHT, Bend, Crowd, Weights
+
+SHOWN = kernels.show.SHOWN
+LANES = 32
+_ADDRESSES = (
+    "rows columns offsets places present ids pool interactions queries pools at view grades ideal user click stop "
+    "attention discount starts drifts updates online scratch key"
+).split()
+_COUNTS = "documents query_count features longest users levels taking_part many_starts batch room".split()
+_REALS = "rate pull clip_weights clip_gradients temperature keep".split()
+# As `struct Task` in kernels/pdgd.cu has them.
+TASK = np.dtype([*((n, "<u8") for n in _ADDRESSES), *((n, "<i8") for n in _COUNTS), *((n, "<f8") for n in _REALS)])
+
+
+def in_columns(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Features of each query by columns, its documents filled up to a multiple of 32; and where each query begins."""
+    sizes = np.diff(offsets)
+    padded = -(-sizes // LANES) * LANES
+    places = np.concatenate([[0], np.cumsum(padded * features.shape[1])]).astype(np.int64)
+    columns = np.zeros(places[-1], dtype=np.float32)
+    for query, size in enumerate(sizes):
+        block = columns[places[query] : places[query + 1]].reshape(features.shape[1], padded[query])
+        block[:, :size] = features[offsets[query] : offsets[query + 1]].T
+    return columns, places
+
+
+def room_of(features: int, longest: int, clipped: bool) -> int:
+    """Bytes of one warp, as `furnish` in kernels/pdgd.cu lays them out."""
+    at_least = max(longest, SHOWN)
+    parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
+    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1)
+    return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
+
+
+class ClientsThere:
+    """Clients and their data in a machine's memory, put there once."""
+
+    def __init__(self, machine: Machine, crowd: Crowd) -> None:
+        self.machine, self.crowd = machine, crowd
+        data = crowd.data
+        columns, places = in_columns(data.features, data.offsets)
+        self.arrays = {
+            "rows": machine.put(data.features),
+            "columns": machine.put(columns),
+            "places": machine.put(places),
+            "offsets": machine.put(data.offsets.astype(np.int64)),
+            "ids": machine.put(crowd.ids.astype(np.int64)),
+            "pool": machine.put(crowd.pool.astype(np.int32)),
+            "interactions": machine.put(crowd.interactions.astype(np.int64)),
+            "queries": machine.put(crowd.queries.astype(np.int32)),
+            "pools": machine.put(crowd.pools.astype(np.int64)),
+            "view": machine.put(crowd.view.astype(np.int32)),
+            "grades": machine.put(crowd.grades.astype(np.int8)),
+            "ideal": machine.put(crowd.ideal.astype(np.float64)),
+            "user": machine.put(crowd.user.astype(np.int32)),
+            "click": machine.put(crowd.click.astype(np.float64)),
+            "stop": machine.put(crowd.stop.astype(np.float64)),
+            "attention": machine.put(crowd.attention.astype(np.float64)),
+            "discount": machine.put(kernels.elementary.discounts(SHOWN)),
+        }
+        if len(crowd.at):
+            self.arrays["at"] = machine.put(crowd.at.astype(np.int64))
+        self.updates: Any = None
+        self.online: Any = None
+
+    def learn(
+        self,
+        learner: Pdgd,
+        start: Weights,
+        chance: Chance,
+        present: NDArray[np.int64] | None = None,
+        bend: Bend = STRAIGHT,
+    ) -> tuple[Any, Any]:
+        """(updates, online) of those who take part, in the machine's memory; used again by the next call."""
+        machine, crowd, data = self.machine, self.crowd, self.crowd.data
+        count = len(crowd) if present is None else len(present)
+        features, longest = data.features.shape[1], int(data.longest)
+        if self.updates is None or len(self.updates) < count:
+            self.updates = machine.empty((count, features), np.float32)
+            self.online = machine.empty((count,), np.float64)
+        starts = machine.put(as_sent(start))
+        held = dict(self.arrays, starts=starts, updates=self.updates, online=self.online)
+        if present is not None:
+            held["present"] = machine.put(present.astype(np.int64))
+        if bend.drifts is not None:
+            held["drifts"] = machine.put(bend.drifts.astype(np.float64))
+        room = room_of(features, longest, learner.clip_gradients > 0)
+        task = np.zeros((), TASK)
+        for name, array in held.items():
+            task[name] = machine.address(array)
+        task["key"] = chance.key("learn")
+        numbers = {
+            "documents": data.documents, "query_count": data.queries, "features": features, "longest": longest,
+            "users": len(crowd.click), "levels": crowd.click.shape[1], "taking_part": count,
+            "many_starts": len(starts) > 1, "batch": learner.batch, "room": room, "rate": learner.rate,
+            "pull": learner.rate * bend.pull, "clip_weights": learner.clip_weights,
+            "clip_gradients": learner.clip_gradients, "temperature": learner.temperature, "keep": learner.keep,
+        }  # fmt: skip
+        for name, number in numbers.items():
+            task[name] = number
+        machine.each_client("pdgd_clients", task, count, room)
+        return self.updates[:count], self.online[:count]

@@ -1,0 +1,365 @@
+// Twin of pdgd.py: `pdgd_clients` for linear rankers and drawn lists. One warp is one client.
+
+struct Task {
+    const float* rows;       // [documents, features]
+    const float* columns;    // by query: [features, padded documents]
+    const i64* offsets;      // [queries + 1]: rows
+    const i64* places;       // [queries + 1]: where its columns begin
+    const i64* present;      // [taking part]: rows of clients, or none: all
+    const i64* ids;          // [clients]
+    const i32* pool;         // [clients]
+    const i64* interactions;  // [clients]
+    const i32* queries;
+    const i64* pools;
+    const i64* at;           // [clients], or none
+    const i32* view;         // [clients]
+    const i8* grades;        // [views, documents]
+    const double* ideal;     // [views, queries]
+    const i32* user;         // [clients]
+    const double* click;     // [users, levels]
+    const double* stop;
+    const double* attention;  // [users, SHOWN]
+    const double* discount;  // [SHOWN]
+    const float* starts;     // [1 or taking part, features]
+    const double* drifts;    // [taking part, features], or none
+    float* updates;          // [taking part, features]
+    double* online;          // [taking part]
+    char* scratch;           // of all warps, or none: they have fast memory of their own
+    u64 key;
+    i64 documents, query_count, features, longest, users, levels, taking_part, many_starts, batch, room;
+    double rate, pull, clip_weights, clip_gradients, temperature, keep;
+};
+
+// What one warp needs besides its page.
+struct Bench {
+    double* master;   // [features]
+    double* own;      // [features], where gradients are clipped
+    double* without;  // [SHOWN x SHOWN]
+    double* pairs;    // [SHOWN x SHOWN]
+    double* top;      // [SHOWN]
+    double* tail;     // [SHOWN + 1]
+    double* scales;   // [SHOWN]
+    float* weights;   // [features], at a multiple of 16 bytes
+};
+
+SLOW double log_add(double a, double b) {
+    const double high = a > b ? a : b, low = a > b ? b : a;
+    if (high == -infinity()) return high;
+    return high + log1p_safe(exp_safe(low - high));
+}
+
+// `pair_weights_in_logarithms`: rare, and done by one lane.
+SLOW void pair_weights_in_logarithms(
+    Page& page, Bench& bench, i64 count, i32 size, i32 considered, u32 clicked, double temperature, double keep) {
+    EACH_LANE(lane) {
+        if (lane == 0) {
+            double *tail = bench.tail, *without = bench.without, *scales = bench.scales;
+            double rest = -infinity();
+            for (i64 d = 0; d < count; d++) {
+                bool shown = false;
+                for (i32 i = 0; i < size; i++) shown = shown || page.shown[i] == d;
+                if (!shown) rest = log_add(rest, double(page.scores[d]) / temperature);
+            }
+            tail[size] = rest;
+            for (i32 i = size - 1; i >= 0; i--)
+                tail[i] = log_add(tail[i + 1], double(page.scores[page.shown[i]]) / temperature);
+            i32 best = -1;
+            double log_kept = 0.0;
+            if (keep > 0.0) {
+                best = best_of(page.scores, count);
+                log_kept = tail[0] - double(page.scores[best]) / temperature;
+                if (keep < 1.0) log_kept = log_add(log_safe(keep) + log_kept, log1p_safe(-keep));
+            }
+            for (i32 b = 1; b < considered; b++) {
+                without[b] = tail[b + 1];
+                for (i32 i = b - 1; i > 0; i--)
+                    without[i] = log_add(without[i + 1], double(page.scores[page.shown[i]]) / temperature);
+                for (i32 a = 0; a < b; a++) {
+                    if (((clicked >> a) & 1u) == ((clicked >> b) & 1u)) continue;
+                    const double score_a = double(page.scores[page.shown[a]]) / temperature;
+                    const double score_b = double(page.scores[page.shown[b]]) / temperature;
+                    double log_inverse = 0.0;
+                    for (i32 i = a + 1; i <= b; i++) log_inverse += log_add(without[i], score_a) - tail[i];
+                    if (best >= 0 && a == 0) {
+                        if (page.shown[0] == best)
+                            log_inverse = keep < 1.0 ? log_inverse + log_kept - log1p_safe(-keep) : infinity();
+                        else if (page.shown[b] == best)
+                            log_inverse += log1p_safe(-keep) - log_kept;
+                    }
+                    const double odds = exp_safe(-fabs(score_a - score_b));
+                    const double rho = log_inverse < 700.0 ? 1.0 / (1.0 + exp_safe(log_inverse)) : 0.0;
+                    const double weight = odds / ((1.0 + odds) * (1.0 + odds)) * rho;
+                    const double sign = (clicked >> a) & 1u ? 1.0 : -1.0;
+                    scales[a] += sign * weight;
+                    scales[b] -= sign * weight;
+                }
+            }
+        }
+    }
+    together();
+}
+
+// `pair_weights`: fills bench.scales. Pairs are weighed side by side, and added up in the order of the loop.
+FUNCTION void pair_weights(
+    Page& page, Bench& bench, double spread, i64 count, i32 size, i32 considered, u32 clicked, double temperature,
+    double keep) {
+    double *top = bench.top, *tail = bench.tail;
+    EACH_LANE(lane) {
+        if (lane < SHOWN) bench.scales[lane] = 0.0;
+    }
+    together();
+    if (!(spread < FAR_APART)) {
+        pair_weights_in_logarithms(page, bench, count, size, considered, clicked, temperature, keep);
+        return;
+    }
+    EACH_LANE(lane) {
+        for (i32 i = 0; i < SHOWN; i++) {
+            if (lane == i && i < size) {
+                top[i] = page.rates[page.shown[i]];
+                page.rates[page.shown[i]] = 0.0;
+            }
+        }
+    }
+    together();
+    double rest = 0.0;  // in every lane, one by one: the order says which bits come out
+    for (i64 d = 0; d < count; d++) rest += page.rates[d];
+    together();
+    EACH_LANE(lane) {
+        if (lane == 0) {
+            for (i32 i = 0; i < size; i++) page.rates[page.shown[i]] = top[i];
+            tail[size] = rest;
+            for (i32 i = size - 1; i >= 0; i--) tail[i] = tail[i + 1] + top[i];
+        }
+    }
+    together();
+    i32 best = -1;
+    double kept = 1.0;
+    if (keep > 0.0) {
+        best = best_of(page.scores, count);
+        kept = keep * tail[0] / page.rates[best] + (1.0 - keep);
+    }
+    EACH_LANE(lane) {
+        if (lane >= 1 && lane < considered) {
+            double sum = tail[lane + 1];
+            bench.without[lane * SHOWN + lane] = sum;
+            for (i32 i = lane - 1; i > 0; i--) {
+                sum = sum + top[i];
+                bench.without[lane * SHOWN + i] = sum;
+            }
+        }
+    }
+    together();
+    const i32 last = considered - 1, pair_count = considered * last / 2;
+    EACH_LANE(lane) {
+        for (i32 pair = lane; pair < pair_count; pair += 32) {
+            i32 b = 1, a = pair;  // pairs are numbered by b, and then by a
+            while (a >= b) {
+                a -= b;
+                b++;
+            }
+            double weight = 0.0;
+            if (((clicked >> a) & 1u) != ((clicked >> b) & 1u)) {
+                double inverse = 1.0;
+                for (i32 i = a + 1; i <= b; i++) inverse *= (bench.without[b * SHOWN + i] + top[a]) / tail[i];
+                if (best >= 0 && a == 0) {
+                    i32 shown_b = page.shown[0];
+                    for (i32 i = 0; i < SHOWN; i++) shown_b = i == b ? page.shown[i] : shown_b;
+                    if (page.shown[0] == best)
+                        inverse = keep < 1.0 ? inverse * kept / (1.0 - keep) : infinity();
+                    else if (shown_b == best)
+                        inverse *= (1.0 - keep) / kept;
+                }
+                const double low = top[a] < top[b] ? top[a] : top[b], high = top[a] < top[b] ? top[b] : top[a];
+                const double odds = low / high;
+                weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
+                if (((clicked >> a) & 1u) == 0) weight = -weight;
+            }
+            bench.pairs[a * SHOWN + b] = weight;
+        }
+    }
+    together();
+    EACH_LANE(lane) {
+        if (lane < considered) {
+            const bool own = (clicked >> lane) & 1u;
+            double sum = 0.0;
+            for (i32 a = 0; a < lane; a++)
+                if (((clicked >> a) & 1u) != own) sum -= bench.pairs[a * SHOWN + lane];
+            for (i32 b = lane + 1; b < considered; b++)
+                if (((clicked >> b) & 1u) != own) sum += bench.pairs[lane * SHOWN + b];
+            bench.scales[lane] = sum;
+        }
+    }
+    together();
+}
+
+FUNCTION double norm_of(const double* vector, i64 count) {  // in every lane, one by one
+    double total = 0.0;
+    for (i64 i = 0; i < count; i++) total += vector[i] * vector[i];
+    return sqrt(total);
+}
+
+FUNCTION void shorten(double* vector, i64 count, double longest) {
+    const double length = norm_of(vector, count);
+    together();
+    if (length > longest) {
+        EACH_LANE(lane) {
+            for (i64 i = lane; i < count; i += 32) vector[i] *= longest / length;
+        }
+    }
+    together();
+}
+
+// target += the sum of scale x features of what was shown, place by place.
+FUNCTION void add_gradients(
+    double* target, const float* rows, i64 features, const Page& page, const double* scales, i32 considered,
+    double factor) {
+    EACH_LANE(lane) {
+        for (i64 p = lane; p < features; p += 32) {
+            double sum = target[p];
+#pragma unroll
+            for (i32 i = 0; i < SHOWN; i++) {
+                if (i < considered && scales[i] != 0.0)
+                    sum += (scales[i] * factor) * double(rows[page.shown[i] * features + p]);
+            }
+            target[p] = sum;
+        }
+    }
+    together();
+}
+
+FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
+    const i64 features = task.features;
+    const float* start = task.starts + (task.many_starts ? c * features : 0);
+    double* master = bench.master;
+    EACH_LANE(lane) {
+        for (i64 p = lane; p < features; p += 32) {
+            bench.weights[p] = start[p];
+            master[p] = double(start[p]);
+        }
+    }
+    together();
+    const i64 row = task.present != nullptr ? task.present[c] : c;
+    const u64 client = stream(task.key, task.ids[row]);
+    const i64 pool_start = task.pools[task.pool[row]];
+    const i64 pool_size = task.pools[task.pool[row] + 1] - pool_start;
+    const i8* view = task.grades + task.view[row] * task.documents;
+    const double* ideal = task.ideal + task.view[row] * task.query_count;
+    const i64 interactions = task.interactions[row];
+    const bool bent = task.pull != 0.0 || task.drifts != nullptr || task.clip_weights > 0.0;
+    const bool clipped = task.clip_gradients > 0.0;
+    const double factor = (clipped ? 1.0 : task.rate) / task.temperature;
+    double quality = 0.0;
+    for (i64 interaction = 0; interaction < interactions; interaction++) {
+        const i64 place = task.at != nullptr ? task.at[row] + interaction : interaction;
+        const u64 chance = stream(client, place);
+        const i64 drawn = task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size));
+        const i64 query = task.queries[pool_start + drawn];
+        const i64 begin = task.offsets[query], count = task.offsets[query + 1] - begin;
+        const i64 padded = (task.places[query + 1] - task.places[query]) / features;
+        const i8* grades = view + begin;
+
+        linear_scores(bench.weights, task.columns + task.places[query], features, count, padded, page.scores);
+        const double spread = rates(page, count, task.temperature);
+        i32 first = -1;
+        if (task.keep > 0.0 && uniform(chance, KEEP_DRAW) < task.keep) first = best_of(page.scores, count);
+        const i32 size = plackett_luce(page, spread, count, task.temperature, first, chance);
+        const i64 who = task.user[row] >= 0 ? task.user[row] : i64(uniform(chance, 1) * double(task.users));
+        const u32 clicked = read_and_click(
+            grades, page, size, task.click + who * task.levels, task.stop + who * task.levels,
+            task.attention + who * SHOWN, chance);
+        quality += shown_ndcg(grades, page, size, ideal[query], task.discount);
+
+        const i32 below = highest_bit(clicked) + 2;
+        const i32 considered = clicked == 0 ? 0 : (below < size ? below : size);
+        const bool moved = considered >= 2;
+        if (task.pull != 0.0) {
+            EACH_LANE(lane) {
+                for (i64 p = lane; p < features; p += 32) master[p] -= task.pull * (master[p] - double(start[p]));
+            }
+        }
+        if (task.drifts != nullptr) {
+            EACH_LANE(lane) {
+                for (i64 p = lane; p < features; p += 32) master[p] += task.rate * task.drifts[c * features + p];
+            }
+        }
+        if (moved) {
+            pair_weights(page, bench, spread, count, size, considered, clicked, task.temperature, task.keep);
+            const float* rows = task.rows + begin * features;
+            if (!clipped) {
+                add_gradients(master, rows, features, page, bench.scales, considered, factor);
+            } else {
+                double* own = bench.own;
+                EACH_LANE(lane) {
+                    for (i64 p = lane; p < features; p += 32) own[p] = 0.0;
+                }
+                add_gradients(own, rows, features, page, bench.scales, considered, factor);
+                shorten(own, features, task.clip_gradients);
+                if (norm_of(own, features) < infinity()) {
+                    EACH_LANE(lane) {
+                        for (i64 p = lane; p < features; p += 32) master[p] += task.rate * own[p];
+                    }
+                }
+            }
+        }
+        together();
+        if ((moved || bent) && !task.batch) {
+            if (task.clip_weights > 0.0) shorten(master, features, task.clip_weights);
+            EACH_LANE(lane) {
+                for (i64 p = lane; p < features; p += 32) bench.weights[p] = float(master[p]);
+            }
+            together();
+        }
+    }
+    if (task.clip_weights > 0.0 && task.batch && interactions > 0) shorten(master, features, task.clip_weights);
+    EACH_LANE(lane) {
+        if (lane == 0) task.online[c] = interactions > 0 ? quality / double(interactions) : 0.0;
+        for (i64 p = lane; p < features; p += 32)
+            task.updates[c * features + p] = float(master[p] - double(start[p]));
+    }
+    together();
+}
+
+FUNCTION i64 rounded(i64 bytes) { return (bytes + 15) / 16 * 16; }
+
+// Room of one warp, from `memory` on; Python's `room_of` counts the same bytes.
+FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) {
+    const i64 features = task.features, longest = task.longest;
+    bench.weights = (float*)memory;
+    memory += rounded(4 * (features + 8));
+    bench.master = (double*)memory;
+    memory += rounded(8 * features);
+    bench.own = (double*)memory;
+    memory += task.clip_gradients > 0.0 ? rounded(8 * features) : 0;
+    page.rates = (double*)memory;
+    memory += rounded(8 * longest);
+    page.times = (double*)memory;
+    memory += rounded(8 * (longest > SHOWN ? longest : SHOWN));
+    page.scores = (float*)memory;
+    memory += rounded(4 * longest);
+    page.early = (i32*)memory;
+    memory += rounded(4 * (longest > SHOWN ? longest : SHOWN));
+    bench.without = (double*)memory;
+    bench.pairs = bench.without + SHOWN * SHOWN;
+    bench.top = bench.pairs + SHOWN * SHOWN;
+    bench.tail = bench.top + SHOWN;
+    bench.scales = bench.tail + SHOWN + 1;
+}
+
+#ifdef __CUDACC__
+extern "C" __global__ void pdgd_clients(const Task task) {
+    extern __shared__ __align__(16) char memory[];
+    const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
+    const i64 warp = blockIdx.x * warps + inside;
+    Page page;
+    Bench bench;
+    furnish(task, task.scratch != nullptr ? task.scratch + warp * task.room : memory + inside * task.room, page, bench);
+    for (i64 c = warp; c < task.taking_part; c += gridDim.x * warps) pdgd_client(task, c, page, bench);
+}
+#else
+extern "C" void pdgd_clients(const Task* task) {
+    Page page;
+    Bench bench;
+    furnish(*task, task->scratch, page, bench);
+    for (i64 c = 0; c < task->taking_part; c++) pdgd_client(*task, c, page, bench);
+}
+#endif
