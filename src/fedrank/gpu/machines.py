@@ -151,7 +151,7 @@ class Card:
             if room not in self._scratch:
                 self._scratch = {room: self.empty((self._multiprocessors * ENOUGH, room), np.uint8)}
             task["scratch"] = self.address(self._scratch[room])
-            self._loop(loop, 0)((blocks,), (32 * warps,), (task,))
+            self._loop(f"{loop}_wide", 0)((blocks,), (32 * warps,), (task,))
             return
         self._loop(loop, warps * room)((blocks,), (32 * warps,), (task,), shared_mem=warps * room)
 

@@ -17,32 +17,33 @@ from fedrank.types import STRAIGHT, Bend, Crowd, Weights
 SHOWN = kernels.show.SHOWN
 LANES = 32
 _ADDRESSES = (
-    "rows columns offsets places present ids pool interactions queries pools at view grades ideal user click stop "
+    "rows blocks offsets places present ids pool interactions queries pools at view grades ideal user click stop "
     "attention discount starts drifts updates online scratch key"
 ).split()
 _COUNTS = "documents query_count features longest users levels taking_part many_starts batch room".split()
 _REALS = "rate pull clip_weights clip_gradients temperature keep".split()
 # As `struct Task` in kernels/pdgd.cu has them.
 TASK = np.dtype([*((n, "<u8") for n in _ADDRESSES), *((n, "<i8") for n in _COUNTS), *((n, "<f8") for n in _REALS)])
+ROW_SUM = np.dtype([*((n, "<u8") for n in ("weights", "rows", "totals")), *((n, "<i8") for n in ("count", "columns", "part"))])
+ROWS_AT_ONCE = 64  # as in kernels/sums.cu
 
 
-def in_columns(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Features of each query by columns, its documents filled up to a multiple of 32; and where each query begins."""
-    sizes = np.diff(offsets)
-    padded = -(-sizes // LANES) * LANES
-    places = np.concatenate([[0], np.cumsum(padded * features.shape[1])]).astype(np.int64)
-    columns = np.zeros(places[-1], dtype=np.float32)
-    for query, size in enumerate(sizes):
-        block = columns[places[query] : places[query + 1]].reshape(features.shape[1], padded[query])
-        block[:, :size] = features[offsets[query] : offsets[query + 1]].T
-    return columns, places
+def in_blocks(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Features by groups of 32 documents of a query, [group, feature, 32], and where each query begins."""
+    sizes, width = np.diff(offsets), features.shape[1]
+    groups = -(-sizes // LANES)
+    places = np.concatenate([[0], np.cumsum(groups)[:-1]]) * (width * LANES)
+    padded = np.zeros((int(groups.sum()) * LANES, width), dtype=np.float32)
+    rows = np.arange(len(features)) + np.repeat(np.cumsum(groups * LANES) - groups * LANES - offsets[:-1], sizes)
+    padded[rows] = features
+    return np.ascontiguousarray(padded.reshape(-1, LANES, width).transpose(0, 2, 1)), places.astype(np.int64)
 
 
 def room_of(features: int, longest: int, clipped: bool) -> int:
     """Bytes of one warp, as `furnish` in kernels/pdgd.cu lays them out."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
-    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1)
+    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN
     return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
 
 
@@ -52,10 +53,10 @@ class ClientsThere:
     def __init__(self, machine: Machine, crowd: Crowd) -> None:
         self.machine, self.crowd = machine, crowd
         data = crowd.data
-        columns, places = in_columns(data.features, data.offsets)
+        blocks, places = in_blocks(data.features, data.offsets)
         self.arrays = {
             "rows": machine.put(data.features),
-            "columns": machine.put(columns),
+            "blocks": machine.put(blocks),
             "places": machine.put(places),
             "offsets": machine.put(data.offsets.astype(np.int64)),
             "ids": machine.put(crowd.ids.astype(np.int64)),
@@ -114,3 +115,26 @@ class ClientsThere:
             task[name] = number
         machine.each_client("pdgd_clients", task, count, room)
         return self.updates[:count], self.online[:count]
+
+    def part(self, learner: Pdgd, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool) -> Any:
+        """What `Mean.part` makes of the updates, [features], and online quality [taking part]: updates stay there."""
+        updates, online = self.learn(learner, start, chance, present)
+        return self.add_up(updates, present, weighted), self.machine.get(online)
+
+    def add_up(self, updates: Any, present: NDArray[np.int64] | None, weighted: bool) -> NDArray[np.float64]:
+        """The sum of updates, by interactions if `weighted`, row by row."""
+        machine, (count, columns) = self.machine, updates.shape
+        weights = None
+        if weighted:
+            weights = self.arrays["interactions"]
+            if present is not None:
+                weights = machine.put(self.crowd.interactions[present].astype(np.int64))
+        totals = machine.empty((1, columns), np.float64)
+        task = np.zeros((), ROW_SUM)
+        task["weights"] = 0 if weights is None else machine.address(weights)
+        task["rows"], task["totals"] = machine.address(updates), machine.address(totals)
+        task["count"], task["columns"], task["part"] = count, columns, count
+        threads = min(1024, -(-columns // LANES) * LANES + 512)
+        machine.each_part("add_rows", task, 1, threads, 2 * ROWS_AT_ONCE * (4 * columns + 8))
+        total: NDArray[np.float64] = machine.get(totals)[0]
+        return total

@@ -2,9 +2,9 @@
 
 struct Task {
     const float* rows;       // [documents, features]
-    const float* columns;    // by query: [features, padded documents]
+    const float* blocks;      // by query: [groups of 32 documents, features, 32]
     const i64* offsets;      // [queries + 1]: rows
-    const i64* places;       // [queries + 1]: where its columns begin
+    const i64* places;       // [queries]: where its blocks begin
     const i64* present;      // [taking part]: rows of clients, or none: all
     const i64* ids;          // [clients]
     const i32* pool;         // [clients]
@@ -24,7 +24,7 @@ struct Task {
     const double* drifts;    // [taking part, features], or none
     float* updates;          // [taking part, features]
     double* online;          // [taking part]
-    char* scratch;           // of all warps, or none: they have fast memory of their own
+    char* scratch;           // of all warps, where they have no fast memory of their own
     u64 key;
     i64 documents, query_count, features, longest, users, levels, taking_part, many_starts, batch, room;
     double rate, pull, clip_weights, clip_gradients, temperature, keep;
@@ -50,12 +50,12 @@ SLOW double log_add(double a, double b) {
 
 // `pair_weights_in_logarithms`: rare, and done by one lane.
 SLOW void pair_weights_in_logarithms(
-    Page& page, Bench& bench, i64 count, i32 size, i32 considered, u32 clicked, double temperature, double keep) {
+    Page& page, Bench& bench, i32 count, i32 size, i32 considered, u32 clicked, double temperature, double keep) {
     EACH_LANE(lane) {
         if (lane == 0) {
             double *tail = bench.tail, *without = bench.without, *scales = bench.scales;
             double rest = -infinity();
-            for (i64 d = 0; d < count; d++) {
+            for (i32 d = 0; d < count; d++) {
                 bool shown = false;
                 for (i32 i = 0; i < size; i++) shown = shown || page.shown[i] == d;
                 if (!shown) rest = log_add(rest, double(page.scores[d]) / temperature);
@@ -101,7 +101,7 @@ SLOW void pair_weights_in_logarithms(
 
 // `pair_weights`: fills bench.scales. Pairs are weighed side by side, and added up in the order of the loop.
 FUNCTION void pair_weights(
-    Page& page, Bench& bench, double spread, i64 count, i32 size, i32 considered, u32 clicked, double temperature,
+    Page& page, Bench& bench, double spread, i32 count, i32 size, i32 considered, u32 clicked, double temperature,
     double keep) {
     double *top = bench.top, *tail = bench.tail;
     EACH_LANE(lane) {
@@ -113,23 +113,26 @@ FUNCTION void pair_weights(
         return;
     }
     EACH_LANE(lane) {
-        for (i32 i = 0; i < SHOWN; i++) {
-            if (lane == i && i < size) {
-                top[i] = page.rates[page.shown[i]];
-                page.rates[page.shown[i]] = 0.0;
-            }
+        if (lane < size) {
+            top[lane] = page.rates[page.shown[lane]];
+            page.rates[page.shown[lane]] = 0.0;
         }
     }
     together();
     double rest = 0.0;  // in every lane, one by one: the order says which bits come out
-    for (i64 d = 0; d < count; d++) rest += page.rates[d];
+#pragma unroll 8
+    for (i32 d = 0; d < count; d++) rest += page.rates[d];
+    double sum = rest;
+    for (i32 i = size - 1; i >= 0; i--) {
+        sum = sum + top[i];
+        EACH_LANE(lane) {
+            if (lane == i) tail[i] = sum;
+        }
+    }
     together();
     EACH_LANE(lane) {
-        if (lane == 0) {
-            for (i32 i = 0; i < size; i++) page.rates[page.shown[i]] = top[i];
-            tail[size] = rest;
-            for (i32 i = size - 1; i >= 0; i--) tail[i] = tail[i + 1] + top[i];
-        }
+        if (lane == 0) tail[size] = rest;
+        if (lane < size) page.rates[page.shown[lane]] = top[lane];
     }
     together();
     i32 best = -1;
@@ -162,11 +165,9 @@ FUNCTION void pair_weights(
                 double inverse = 1.0;
                 for (i32 i = a + 1; i <= b; i++) inverse *= (bench.without[b * SHOWN + i] + top[a]) / tail[i];
                 if (best >= 0 && a == 0) {
-                    i32 shown_b = page.shown[0];
-                    for (i32 i = 0; i < SHOWN; i++) shown_b = i == b ? page.shown[i] : shown_b;
                     if (page.shown[0] == best)
                         inverse = keep < 1.0 ? inverse * kept / (1.0 - keep) : infinity();
-                    else if (shown_b == best)
+                    else if (page.shown[b] == best)
                         inverse *= (1.0 - keep) / kept;
                 }
                 const double low = top[a] < top[b] ? top[a] : top[b], high = top[a] < top[b] ? top[b] : top[a];
@@ -211,17 +212,31 @@ FUNCTION void shorten(double* vector, i64 count, double longest) {
 
 // target += the sum of scale x features of what was shown, place by place.
 FUNCTION void add_gradients(
-    double* target, const float* rows, i64 features, const Page& page, const double* scales, i32 considered,
-    double factor) {
+    double* target, const float* rows, i64 features, const Page& page, double* scales, i32 considered, double factor) {
     EACH_LANE(lane) {
-        for (i64 p = lane; p < features; p += 32) {
-            double sum = target[p];
+        if (lane < considered) scales[lane] *= factor;
+    }
+    together();
+    for (i32 begin = 0; begin < considered; begin += 5) {  // five rows are fetched before the first is added
+        i64 at[5];
+        double scale[5];
 #pragma unroll
-            for (i32 i = 0; i < SHOWN; i++) {
-                if (i < considered && scales[i] != 0.0)
-                    sum += (scales[i] * factor) * double(rows[page.shown[i] * features + p]);
+        for (i32 i = 0; i < 5; i++) {
+            const bool there = begin + i < considered;
+            at[i] = there ? page.shown[begin + i] * features : 0;
+            scale[i] = there ? scales[begin + i] : 0.0;
+        }
+        EACH_LANE(lane) {
+            for (i32 p = lane; p < features; p += 32) {
+                float x[5];
+#pragma unroll
+                for (i32 i = 0; i < 5; i++) x[i] = scale[i] != 0.0 ? rows[at[i] + p] : 0.0f;
+                double sum = target[p];
+#pragma unroll
+                for (i32 i = 0; i < 5; i++)
+                    if (scale[i] != 0.0) sum += scale[i] * double(x[i]);
+                target[p] = sum;
             }
-            target[p] = sum;
         }
     }
     together();
@@ -254,11 +269,11 @@ FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
         const u64 chance = stream(client, place);
         const i64 drawn = task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size));
         const i64 query = task.queries[pool_start + drawn];
-        const i64 begin = task.offsets[query], count = task.offsets[query + 1] - begin;
-        const i64 padded = (task.places[query + 1] - task.places[query]) / features;
+        const i64 begin = task.offsets[query];
+        const i32 count = i32(task.offsets[query + 1] - begin);
         const i8* grades = view + begin;
 
-        linear_scores(bench.weights, task.columns + task.places[query], features, count, padded, page.scores);
+        linear_scores(bench.weights, task.blocks + task.places[query], i32(features), count, page.scores);
         const double spread = rates(page, count, task.temperature);
         i32 first = -1;
         if (task.keep > 0.0 && uniform(chance, KEEP_DRAW) < task.keep) first = best_of(page.scores, count);
@@ -267,7 +282,7 @@ FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
         const u32 clicked = read_and_click(
             grades, page, size, task.click + who * task.levels, task.stop + who * task.levels,
             task.attention + who * SHOWN, chance);
-        quality += shown_ndcg(grades, page, size, ideal[query], task.discount);
+        quality += shown_ndcg(grades, page, size, ideal[query], task.discount, bench.scales);
 
         const i32 below = highest_bit(clicked) + 2;
         const i32 considered = clicked == 0 ? 0 : (below < size ? below : size);
@@ -343,17 +358,28 @@ FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) 
     bench.top = bench.pairs + SHOWN * SHOWN;
     bench.tail = bench.top + SHOWN;
     bench.scales = bench.tail + SHOWN + 1;
+    page.shown = (i32*)(bench.scales + SHOWN);
 }
 
 #ifdef __CUDACC__
-extern "C" __global__ void pdgd_clients(const Task task) {
+extern "C" __global__ void __launch_bounds__(128) pdgd_clients(const Task task) {
     extern __shared__ __align__(16) char memory[];
     const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
-    const i64 warp = blockIdx.x * warps + inside;
     Page page;
     Bench bench;
-    furnish(task, task.scratch != nullptr ? task.scratch + warp * task.room : memory + inside * task.room, page, bench);
-    for (i64 c = warp; c < task.taking_part; c += gridDim.x * warps) pdgd_client(task, c, page, bench);
+    furnish(task, memory + inside * task.room, page, bench);
+    for (i64 c = blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
+        pdgd_client(task, c, page, bench);
+}
+
+// The same where lists are too long for fast memory.
+extern "C" __global__ void __launch_bounds__(128) pdgd_clients_wide(const Task task) {
+    const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
+    Page page;
+    Bench bench;
+    furnish(task, task.scratch + (blockIdx.x * warps + inside) * task.room, page, bench);
+    for (i64 c = blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
+        pdgd_client(task, c, page, bench);
 }
 #else
 extern "C" void pdgd_clients(const Task* task) {

@@ -25,16 +25,25 @@ extern "C" __global__ void add_rows(const RowSum task) {
             const i64 some = end - row < ROWS_AT_ONCE ? end - row : ROWS_AT_ONCE;
             const i64 helpers = blockDim.x - adders, own = threadIdx.x - adders;
             float* to = fetched + side * ROWS_AT_ONCE * columns;
-            for (i64 i = own; i < some * columns; i += helpers) to[i] = task.rows[row * columns + i];
+            const float* from = task.rows + row * columns;
+            const i32 values = i32(some * columns), step = i32(helpers);
+            for (i32 i = i32(own); i < values; i += 8 * step) {
+                float x[8];
+#pragma unroll
+                for (i32 k = 0; k < 8; k++) x[k] = i + k * step < values ? from[i + k * step] : 0.0f;
+#pragma unroll
+                for (i32 k = 0; k < 8; k++)
+                    if (i + k * step < values) to[i + k * step] = x[k];
+            }
             for (i64 i = own; i < some; i += helpers)
                 counted[side * ROWS_AT_ONCE + i] = task.weights != nullptr ? double(task.weights[row + i]) : 1.0;
         } else if (row > begin && threadIdx.x < columns) {
             const i64 before = row - ROWS_AT_ONCE;
-            const i64 some = end - before < ROWS_AT_ONCE ? end - before : ROWS_AT_ONCE;
+            const i32 some = i32(end - before < ROWS_AT_ONCE ? end - before : ROWS_AT_ONCE);
             const float* from = fetched + (side ^ 1) * ROWS_AT_ONCE * columns + threadIdx.x;
             const double* weight = counted + (side ^ 1) * ROWS_AT_ONCE;
-#pragma unroll 8
-            for (i64 i = 0; i < some; i++) total += weight[i] * double(from[i * columns]);
+#pragma unroll 16
+            for (i32 i = 0; i < some; i++) total += weight[i] * double(from[i * i32(columns)]);
         }
         __syncthreads();
     }
