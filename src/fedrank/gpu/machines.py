@@ -46,8 +46,8 @@ class Machine(Protocol):
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
         """Run a loop with a warp for each client, which has `room` bytes."""
 
-    def each_part(self, loop: str, task: NDArray[Any], parts: int, threads: int, memory: int) -> None:
-        """Run a loop with a block of threads for each part."""
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int) -> None:
+        """Run a loop with so many blocks of threads."""
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -93,7 +93,7 @@ class Processor:
         task["scratch"] = -(-self.address(scratch) // 16) * 16
         self._call(loop, task)
 
-    def each_part(self, loop: str, task: NDArray[Any], parts: int, threads: int, memory: int) -> None:
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int) -> None:
         self._call(loop, task)
 
     def finish(self) -> None:
@@ -151,12 +151,12 @@ class Card:
             if room not in self._scratch:
                 self._scratch = {room: self.empty((self._multiprocessors * ENOUGH, room), np.uint8)}
             task["scratch"] = self.address(self._scratch[room])
-            self._loop(f"{loop}_wide", 0)((blocks,), (32 * warps,), (task,))
+            self._loop("pdgd_clients_wide", 0)((blocks,), (32 * warps,), (task,))
             return
         self._loop(loop, warps * room)((blocks,), (32 * warps,), (task,), shared_mem=warps * room)
 
-    def each_part(self, loop: str, task: NDArray[Any], parts: int, threads: int, memory: int) -> None:
-        self._loop(loop, memory)((parts,), (threads,), (task,), shared_mem=memory)
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int) -> None:
+        self._loop(loop, 0)((blocks,), (threads,), (task,))
 
     def finish(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
@@ -167,6 +167,7 @@ class Card:
         found = self._loops[loop]
         if memory > found.max_dynamic_shared_size_bytes:
             found.max_dynamic_shared_size_bytes = memory
+            found.preferred_shared_memory_carveout = 100  # of the memory that fast memory and the cache share
         return found
 
     def _guarded(self, take: Any, size: int) -> Any:

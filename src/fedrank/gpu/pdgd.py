@@ -25,7 +25,6 @@ _REALS = "rate pull clip_weights clip_gradients temperature keep".split()
 # As `struct Task` in kernels/pdgd.cu has them.
 TASK = np.dtype([*((n, "<u8") for n in _ADDRESSES), *((n, "<i8") for n in _COUNTS), *((n, "<f8") for n in _REALS)])
 ROW_SUM = np.dtype([*((n, "<u8") for n in ("weights", "rows", "totals")), *((n, "<i8") for n in ("count", "columns", "part"))])
-ROWS_AT_ONCE = 64  # as in kernels/sums.cu
 
 
 def in_blocks(features: NDArray[np.float32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -113,7 +112,11 @@ class ClientsThere:
         }  # fmt: skip
         for name, number in numbers.items():
             task[name] = number
-        machine.each_client("pdgd_clients", task, count, room)
+        plain = not (
+            learner.keep or learner.clip_weights or learner.clip_gradients or bend.pull or bend.drifts is not None
+        )
+        loop = "pdgd_clients_plain" if plain and learner.temperature == 1 else "pdgd_clients"
+        machine.each_client(loop, task, count, room)
         return self.updates[:count], self.online[:count]
 
     def part(self, learner: Pdgd, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool) -> Any:
@@ -134,7 +137,6 @@ class ClientsThere:
         task["weights"] = 0 if weights is None else machine.address(weights)
         task["rows"], task["totals"] = machine.address(updates), machine.address(totals)
         task["count"], task["columns"], task["part"] = count, columns, count
-        threads = min(1024, -(-columns // LANES) * LANES + 512)
-        machine.each_part("add_rows", task, 1, threads, 2 * ROWS_AT_ONCE * (4 * columns + 8))
+        machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES)
         total: NDArray[np.float64] = machine.get(totals)[0]
         return total

@@ -50,40 +50,41 @@ SLOW double log_add(double a, double b) {
 
 // `pair_weights_in_logarithms`: rare, and done by one lane.
 SLOW void pair_weights_in_logarithms(
-    Page& page, Bench& bench, i32 count, i32 size, i32 considered, u32 clicked, double temperature, double keep) {
+    const float* scores, const i32* shown, double* tail, double* without, double* scales, i32 count, i32 considered,
+    u32 clicked, double temperature, double keep) {
+    const i32 size = count < SHOWN ? count : SHOWN;
     EACH_LANE(lane) {
         if (lane == 0) {
-            double *tail = bench.tail, *without = bench.without, *scales = bench.scales;
             double rest = -infinity();
             for (i32 d = 0; d < count; d++) {
-                bool shown = false;
-                for (i32 i = 0; i < size; i++) shown = shown || page.shown[i] == d;
-                if (!shown) rest = log_add(rest, double(page.scores[d]) / temperature);
+                bool there = false;
+                ROLLED for (i32 i = 0; i < size; i++) there = there || shown[i] == d;
+                if (!there) rest = log_add(rest, double(scores[d]) / temperature);
             }
             tail[size] = rest;
-            for (i32 i = size - 1; i >= 0; i--)
-                tail[i] = log_add(tail[i + 1], double(page.scores[page.shown[i]]) / temperature);
+            ROLLED for (i32 i = size - 1; i >= 0; i--)
+                tail[i] = log_add(tail[i + 1], double(scores[shown[i]]) / temperature);
             i32 best = -1;
             double log_kept = 0.0;
             if (keep > 0.0) {
-                best = best_of(page.scores, count);
-                log_kept = tail[0] - double(page.scores[best]) / temperature;
+                best = best_of(scores, count);
+                log_kept = tail[0] - double(scores[best]) / temperature;
                 if (keep < 1.0) log_kept = log_add(log_safe(keep) + log_kept, log1p_safe(-keep));
             }
             for (i32 b = 1; b < considered; b++) {
                 without[b] = tail[b + 1];
                 for (i32 i = b - 1; i > 0; i--)
-                    without[i] = log_add(without[i + 1], double(page.scores[page.shown[i]]) / temperature);
+                    without[i] = log_add(without[i + 1], double(scores[shown[i]]) / temperature);
                 for (i32 a = 0; a < b; a++) {
                     if (((clicked >> a) & 1u) == ((clicked >> b) & 1u)) continue;
-                    const double score_a = double(page.scores[page.shown[a]]) / temperature;
-                    const double score_b = double(page.scores[page.shown[b]]) / temperature;
+                    const double score_a = double(scores[shown[a]]) / temperature;
+                    const double score_b = double(scores[shown[b]]) / temperature;
                     double log_inverse = 0.0;
-                    for (i32 i = a + 1; i <= b; i++) log_inverse += log_add(without[i], score_a) - tail[i];
+                    ROLLED for (i32 i = a + 1; i <= b; i++) log_inverse += log_add(without[i], score_a) - tail[i];
                     if (best >= 0 && a == 0) {
-                        if (page.shown[0] == best)
+                        if (shown[0] == best)
                             log_inverse = keep < 1.0 ? log_inverse + log_kept - log1p_safe(-keep) : infinity();
-                        else if (page.shown[b] == best)
+                        else if (shown[b] == best)
                             log_inverse += log1p_safe(-keep) - log_kept;
                     }
                     const double odds = exp_safe(-fabs(score_a - score_b));
@@ -99,6 +100,12 @@ SLOW void pair_weights_in_logarithms(
     together();
 }
 
+// The place of the n-th bit that is set, from 0.
+FUNCTION i32 nth_bit(u32 mask, i32 n) {
+    for (; n > 0; n--) mask &= mask - 1u;
+    return lowest_bit(mask);
+}
+
 // `pair_weights`: fills bench.scales. Pairs are weighed side by side, and added up in the order of the loop.
 FUNCTION void pair_weights(
     Page& page, Bench& bench, double spread, i32 count, i32 size, i32 considered, u32 clicked, double temperature,
@@ -109,7 +116,8 @@ FUNCTION void pair_weights(
     }
     together();
     if (!(spread < FAR_APART)) {
-        pair_weights_in_logarithms(page, bench, count, size, considered, clicked, temperature, keep);
+        pair_weights_in_logarithms(
+            page.scores, page.shown, tail, bench.without, bench.scales, count, considered, clicked, temperature, keep);
         return;
     }
     EACH_LANE(lane) {
@@ -123,7 +131,7 @@ FUNCTION void pair_weights(
 #pragma unroll 8
     for (i32 d = 0; d < count; d++) rest += page.rates[d];
     double sum = rest;
-    for (i32 i = size - 1; i >= 0; i--) {
+    ROLLED for (i32 i = size - 1; i >= 0; i--) {
         sum = sum + top[i];
         EACH_LANE(lane) {
             if (lane == i) tail[i] = sum;
@@ -145,37 +153,31 @@ FUNCTION void pair_weights(
         if (lane >= 1 && lane < considered) {
             double sum = tail[lane + 1];
             bench.without[lane * SHOWN + lane] = sum;
-            for (i32 i = lane - 1; i > 0; i--) {
+            ROLLED for (i32 i = lane - 1; i > 0; i--) {
                 sum = sum + top[i];
                 bench.without[lane * SHOWN + i] = sum;
             }
         }
     }
     together();
-    const i32 last = considered - 1, pair_count = considered * last / 2;
+    const u32 passed = ((1u << considered) - 1u) & ~clicked;  // seen, and not clicked
+    const i32 others = bits_in(passed), pair_count = bits_in(clicked) * others;  // 25 at most: a lane for each
     EACH_LANE(lane) {
-        for (i32 pair = lane; pair < pair_count; pair += 32) {
-            i32 b = 1, a = pair;  // pairs are numbered by b, and then by a
-            while (a >= b) {
-                a -= b;
-                b++;
+        if (lane < pair_count) {
+            const i32 one = nth_bit(clicked, lane / others), two = nth_bit(passed, lane % others);
+            const i32 a = one < two ? one : two, b = one < two ? two : one;
+            double inverse = 1.0;
+            ROLLED for (i32 i = a + 1; i <= b; i++) inverse *= (bench.without[b * SHOWN + i] + top[a]) / tail[i];
+            if (best >= 0 && a == 0) {
+                if (page.shown[0] == best)
+                    inverse = keep < 1.0 ? inverse * kept / (1.0 - keep) : infinity();
+                else if (page.shown[b] == best)
+                    inverse *= (1.0 - keep) / kept;
             }
-            double weight = 0.0;
-            if (((clicked >> a) & 1u) != ((clicked >> b) & 1u)) {
-                double inverse = 1.0;
-                for (i32 i = a + 1; i <= b; i++) inverse *= (bench.without[b * SHOWN + i] + top[a]) / tail[i];
-                if (best >= 0 && a == 0) {
-                    if (page.shown[0] == best)
-                        inverse = keep < 1.0 ? inverse * kept / (1.0 - keep) : infinity();
-                    else if (page.shown[b] == best)
-                        inverse *= (1.0 - keep) / kept;
-                }
-                const double low = top[a] < top[b] ? top[a] : top[b], high = top[a] < top[b] ? top[b] : top[a];
-                const double odds = low / high;
-                weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
-                if (((clicked >> a) & 1u) == 0) weight = -weight;
-            }
-            bench.pairs[a * SHOWN + b] = weight;
+            const double low = top[a] < top[b] ? top[a] : top[b], high = top[a] < top[b] ? top[b] : top[a];
+            const double odds = low / high;
+            const double weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
+            bench.pairs[a * SHOWN + b] = a == one ? weight : -weight;
         }
     }
     together();
@@ -183,9 +185,9 @@ FUNCTION void pair_weights(
         if (lane < considered) {
             const bool own = (clicked >> lane) & 1u;
             double sum = 0.0;
-            for (i32 a = 0; a < lane; a++)
+            ROLLED for (i32 a = 0; a < lane; a++)
                 if (((clicked >> a) & 1u) != own) sum -= bench.pairs[a * SHOWN + lane];
-            for (i32 b = lane + 1; b < considered; b++)
+            ROLLED for (i32 b = lane + 1; b < considered; b++)
                 if (((clicked >> b) & 1u) != own) sum += bench.pairs[lane * SHOWN + b];
             bench.scales[lane] = sum;
         }
@@ -204,7 +206,7 @@ FUNCTION void shorten(double* vector, i64 count, double longest) {
     together();
     if (length > longest) {
         EACH_LANE(lane) {
-            for (i64 i = lane; i < count; i += 32) vector[i] *= longest / length;
+            ROLLED for (i64 i = lane; i < count; i += 32) vector[i] *= longest / length;
         }
     }
     together();
@@ -217,7 +219,7 @@ FUNCTION void add_gradients(
         if (lane < considered) scales[lane] *= factor;
     }
     together();
-    for (i32 begin = 0; begin < considered; begin += 5) {  // five rows are fetched before the first is added
+    ROLLED for (i32 begin = 0; begin < considered; begin += 5) {  // five rows are fetched before the first is added
         i64 at[5];
         double scale[5];
 #pragma unroll
@@ -227,7 +229,7 @@ FUNCTION void add_gradients(
             scale[i] = there ? scales[begin + i] : 0.0;
         }
         EACH_LANE(lane) {
-            for (i32 p = lane; p < features; p += 32) {
+            ROLLED for (i32 p = lane; p < features; p += 32) {
                 float x[5];
 #pragma unroll
                 for (i32 i = 0; i < 5; i++) x[i] = scale[i] != 0.0 ? rows[at[i] + p] : 0.0f;
@@ -242,12 +244,17 @@ FUNCTION void add_gradients(
     together();
 }
 
-FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
+// `plain`: nothing keeps, clips, pulls or drifts, at temperature 1. Then none of that is compiled, and more warps fit.
+template <bool plain> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i64 features = task.features;
+    const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
+    const double pull = plain ? 0.0 : task.pull, clip_weights = plain ? 0.0 : task.clip_weights;
+    const double clip_gradients = plain ? 0.0 : task.clip_gradients;
+    const double* drifts = plain ? nullptr : task.drifts;
     const float* start = task.starts + (task.many_starts ? c * features : 0);
     double* master = bench.master;
     EACH_LANE(lane) {
-        for (i64 p = lane; p < features; p += 32) {
+        ROLLED for (i32 p = lane; p < features; p += 32) {
             bench.weights[p] = start[p];
             master[p] = double(start[p]);
         }
@@ -260,9 +267,9 @@ FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i8* view = task.grades + task.view[row] * task.documents;
     const double* ideal = task.ideal + task.view[row] * task.query_count;
     const i64 interactions = task.interactions[row];
-    const bool bent = task.pull != 0.0 || task.drifts != nullptr || task.clip_weights > 0.0;
-    const bool clipped = task.clip_gradients > 0.0;
-    const double factor = (clipped ? 1.0 : task.rate) / task.temperature;
+    const bool bent = pull != 0.0 || drifts != nullptr || clip_weights > 0.0;
+    const bool clipped = clip_gradients > 0.0;
+    const double factor = (clipped ? 1.0 : task.rate) / temperature;
     double quality = 0.0;
     for (i64 interaction = 0; interaction < interactions; interaction++) {
         const i64 place = task.at != nullptr ? task.at[row] + interaction : interaction;
@@ -274,10 +281,10 @@ FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
         const i8* grades = view + begin;
 
         linear_scores(bench.weights, task.blocks + task.places[query], i32(features), count, page.scores);
-        const double spread = rates(page, count, task.temperature);
+        const double spread = rates(page, count, temperature);
         i32 first = -1;
-        if (task.keep > 0.0 && uniform(chance, KEEP_DRAW) < task.keep) first = best_of(page.scores, count);
-        const i32 size = plackett_luce(page, spread, count, task.temperature, first, chance);
+        if (keep > 0.0 && uniform(chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
+        const i32 size = plackett_luce(page, spread, count, temperature, first, chance);
         const i64 who = task.user[row] >= 0 ? task.user[row] : i64(uniform(chance, 1) * double(task.users));
         const u32 clicked = read_and_click(
             grades, page, size, task.click + who * task.levels, task.stop + who * task.levels,
@@ -287,48 +294,48 @@ FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
         const i32 below = highest_bit(clicked) + 2;
         const i32 considered = clicked == 0 ? 0 : (below < size ? below : size);
         const bool moved = considered >= 2;
-        if (task.pull != 0.0) {
+        if (pull != 0.0) {
             EACH_LANE(lane) {
-                for (i64 p = lane; p < features; p += 32) master[p] -= task.pull * (master[p] - double(start[p]));
+                ROLLED for (i32 p = lane; p < features; p += 32) master[p] -= pull * (master[p] - double(start[p]));
             }
         }
-        if (task.drifts != nullptr) {
+        if (drifts != nullptr) {
             EACH_LANE(lane) {
-                for (i64 p = lane; p < features; p += 32) master[p] += task.rate * task.drifts[c * features + p];
+                ROLLED for (i32 p = lane; p < features; p += 32) master[p] += task.rate * drifts[c * features + p];
             }
         }
         if (moved) {
-            pair_weights(page, bench, spread, count, size, considered, clicked, task.temperature, task.keep);
+            pair_weights(page, bench, spread, count, size, considered, clicked, temperature, keep);
             const float* rows = task.rows + begin * features;
             if (!clipped) {
                 add_gradients(master, rows, features, page, bench.scales, considered, factor);
             } else {
                 double* own = bench.own;
                 EACH_LANE(lane) {
-                    for (i64 p = lane; p < features; p += 32) own[p] = 0.0;
+                    ROLLED for (i32 p = lane; p < features; p += 32) own[p] = 0.0;
                 }
                 add_gradients(own, rows, features, page, bench.scales, considered, factor);
-                shorten(own, features, task.clip_gradients);
+                shorten(own, features, clip_gradients);
                 if (norm_of(own, features) < infinity()) {
                     EACH_LANE(lane) {
-                        for (i64 p = lane; p < features; p += 32) master[p] += task.rate * own[p];
+                        ROLLED for (i32 p = lane; p < features; p += 32) master[p] += task.rate * own[p];
                     }
                 }
             }
         }
         together();
         if ((moved || bent) && !task.batch) {
-            if (task.clip_weights > 0.0) shorten(master, features, task.clip_weights);
+            if (clip_weights > 0.0) shorten(master, features, clip_weights);
             EACH_LANE(lane) {
-                for (i64 p = lane; p < features; p += 32) bench.weights[p] = float(master[p]);
+                ROLLED for (i32 p = lane; p < features; p += 32) bench.weights[p] = float(master[p]);
             }
             together();
         }
     }
-    if (task.clip_weights > 0.0 && task.batch && interactions > 0) shorten(master, features, task.clip_weights);
+    if (clip_weights > 0.0 && task.batch && interactions > 0) shorten(master, features, clip_weights);
     EACH_LANE(lane) {
         if (lane == 0) task.online[c] = interactions > 0 ? quality / double(interactions) : 0.0;
-        for (i64 p = lane; p < features; p += 32)
+        ROLLED for (i32 p = lane; p < features; p += 32)
             task.updates[c * features + p] = float(master[p] - double(start[p]));
     }
     together();
@@ -362,30 +369,37 @@ FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) 
 }
 
 #ifdef __CUDACC__
-extern "C" __global__ void __launch_bounds__(128) pdgd_clients(const Task task) {
-    extern __shared__ __align__(16) char memory[];
+template <bool plain> FUNCTION void all_clients(const Task& task, char* memory) {
     const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
     Page page;
     Bench bench;
-    furnish(task, memory + inside * task.room, page, bench);
+    furnish(task, memory, page, bench);
     for (i64 c = blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
-        pdgd_client(task, c, page, bench);
+        pdgd_client<plain>(task, c, page, bench);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 8) pdgd_clients_plain(const __grid_constant__ Task task) {
+    extern __shared__ __align__(16) char memory[];
+    all_clients<true>(task, memory + threadIdx.x / 32 * task.room);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients(const __grid_constant__ Task task) {
+    extern __shared__ __align__(16) char memory[];
+    all_clients<false>(task, memory + threadIdx.x / 32 * task.room);
 }
 
 // The same where lists are too long for fast memory.
-extern "C" __global__ void __launch_bounds__(128) pdgd_clients_wide(const Task task) {
-    const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
-    Page page;
-    Bench bench;
-    furnish(task, task.scratch + (blockIdx.x * warps + inside) * task.room, page, bench);
-    for (i64 c = blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
-        pdgd_client(task, c, page, bench);
+extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients_wide(const __grid_constant__ Task task) {
+    all_clients<false>(task, task.scratch + (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * task.room);
 }
 #else
-extern "C" void pdgd_clients(const Task* task) {
+template <bool plain> FUNCTION void all_clients(const Task& task) {
     Page page;
     Bench bench;
-    furnish(*task, task->scratch, page, bench);
-    for (i64 c = 0; c < task->taking_part; c++) pdgd_client(*task, c, page, bench);
+    furnish(task, task.scratch, page, bench);
+    for (i64 c = 0; c < task.taking_part; c++) pdgd_client<plain>(task, c, page, bench);
 }
+
+extern "C" void pdgd_clients_plain(const Task* task) { all_clients<true>(*task); }
+extern "C" void pdgd_clients(const Task* task) { all_clients<false>(*task); }
 #endif

@@ -5,7 +5,6 @@
 #define FIRST_DOCUMENT_DRAW 22
 #define KEEP_DRAW (1ll << 40)
 #define FAR_APART 500.0
-#define GROUPS 4  // of 32 documents, scored together: a weight is read once for all of them
 
 // Room for one list; of a warp alone.
 struct Page {
@@ -34,7 +33,7 @@ template <i32 groups> FUNCTION void scores_of(
 #pragma unroll
             for (i32 i = 0; i < 8; i++) sums[g][i] = 0.0f;
         }
-        for (i32 f = 0; f < whole; f += 8) {
+        ROLLED for (i32 f = 0; f < whole; f += 8) {
             float x[groups][8];
 #pragma unroll
             for (i32 g = 0; g < groups; g++) {
@@ -54,7 +53,7 @@ template <i32 groups> FUNCTION void scores_of(
         for (i32 g = 0; g < groups; g++) {
             const float* s = sums[g];
             float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-            for (i32 f = whole; f < features; f++) total += own[g][32 * (f - whole)] * weights[f];
+            ROLLED for (i32 f = whole; f < features; f++) total += own[g][32 * (f - whole)] * weights[f];
             const i32 d = first + 32 * g + lane;
             if (d < documents) scores[d] = total;
         }
@@ -62,14 +61,9 @@ template <i32 groups> FUNCTION void scores_of(
 }
 
 FUNCTION void linear_scores(const float* weights, const float* block, i32 features, i32 documents, float* scores) {
-    i32 first = 0;
-    for (; documents - first > 96; first += 128) scores_of<4>(weights, block, features, first, documents, scores);
-    if (documents - first > 64)
-        scores_of<3>(weights, block, features, first, documents, scores);
-    else if (documents - first > 32)
-        scores_of<2>(weights, block, features, first, documents, scores);
-    else if (documents - first > 0)
-        scores_of<1>(weights, block, features, first, documents, scores);
+    i32 first = 0;  // more than two groups at once would need registers that other warps can use better
+    for (; documents - first > 32; first += 64) scores_of<2>(weights, block, features, first, documents, scores);
+    if (documents - first > 0) scores_of<1>(weights, block, features, first, documents, scores);
     together();
 }
 
@@ -79,17 +73,16 @@ FUNCTION double rates(Page& page, i32 count, double temperature) {
     EACH_LANE(lane) {
         high[lane] = page.scores[0];
         low[lane] = -page.scores[0];
-        for (i32 d = lane; d < count; d += 32) {
+        ROLLED for (i32 d = lane; d < count; d += 32) {
             high[lane] = fmaxf(high[lane], page.scores[d]);
             low[lane] = fmaxf(low[lane], -page.scores[d]);
         }
     }
     const float highest = highest_of(high), lowest = -highest_of(low);
     EACH_LANE(lane) {
-        for (i32 d = lane; d < count; d += 32) {
-            double away = double(page.scores[d]) - double(highest);
-            if (temperature != 1.0) away /= temperature;
-            page.rates[d] = exponential(away);
+        ROLLED for (i32 d = lane; d < count; d += 32) {
+            const double away = double(page.scores[d]) - double(highest);
+            page.rates[d] = exponential(temperature == 1.0 ? away : away / temperature);
         }
     }
     together();
@@ -104,31 +97,30 @@ FUNCTION i32 best_of(const float* scores, i32 count) {
 }
 
 // The same list in logarithms, where rates are too far apart: rare, and done by one lane.
-SLOW void plackett_luce_in_logarithms(Page& page, i32 count, double temperature, i32 first, u64 chance, i32 size) {
+SLOW void plackett_luce_in_logarithms(
+    const float* scores, double* times, i32* early, i32* shown, i32 count, double temperature, i32 first, u64 chance) {
+    const i32 size = count < SHOWN ? count : SHOWN;
     EACH_LANE(lane) {
         if (lane == 0) {
             i32 filled = 0;
             for (i32 d = 0; d < count; d++) {
                 double key = -infinity();
                 if (d != first)
-                    key = log_safe(-log_safe(uniform(chance, FIRST_DOCUMENT_DRAW + d))) - page.scores[d] / temperature;
-                if (filled < size || key < page.times[size - 1]) {
+                    key = log_safe(-log_safe(uniform(chance, FIRST_DOCUMENT_DRAW + d))) - scores[d] / temperature;
+                if (filled < size || key < times[size - 1]) {
                     i32 at = filled < size ? filled : size - 1;
-                    while (at > 0 && page.times[at - 1] > key) {
-                        page.times[at] = page.times[at - 1];
-                        page.early[at] = page.early[at - 1];
+                    while (at > 0 && times[at - 1] > key) {
+                        times[at] = times[at - 1];
+                        early[at] = early[at - 1];
                         at--;
                     }
-                    page.times[at] = key;
-                    page.early[at] = d;
+                    times[at] = key;
+                    early[at] = d;
                     filled = filled + 1 < size ? filled + 1 : size;
                 }
             }
+            ROLLED for (i32 i = 0; i < size; i++) shown[i] = early[i];
         }
-    }
-    together();
-    EACH_LANE(lane) {
-        if (lane < size) page.shown[lane] = page.early[lane];
     }
     together();
 }
@@ -139,18 +131,19 @@ FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperat
     PerLane<double> part;
     EACH_LANE(lane) {
         part[lane] = 0.0;
-        for (i32 d = lane; d < count; d += 32) part[lane] += page.rates[d];
+        ROLLED for (i32 d = lane; d < count; d += 32) part[lane] += page.rates[d];
     }
     const double total = sum_of(part);  // says only when to stop looking: the order in which it is added up is all the same
     if (!(spread < FAR_APART) || !(total > 0.0)) {
-        plackett_luce_in_logarithms(page, count, temperature, first, chance, size);
+        plackett_luce_in_logarithms(
+            page.scores, page.times, page.early, page.shown, count, temperature, first, chance);
         return size;
     }
     double deadline = 1.8 * SHOWN / total;
     i32 candidates;
     while (true) {
         candidates = 0;
-        for (i32 begin = 0; begin < count; begin += 32) {
+        ROLLED for (i32 begin = 0; begin < count; begin += 32) {
             PerLane<bool> may;
             EACH_LANE(lane) {
                 const i32 d = begin + lane;
@@ -165,7 +158,7 @@ FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperat
         }
         together();
         i32 arrived = 0;
-        for (i32 begin = 0; begin < candidates; begin += 32) {
+        ROLLED for (i32 begin = 0; begin < candidates; begin += 32) {
             PerLane<bool> does;
             EACH_LANE(lane) {
                 const i32 i = begin + lane;
@@ -185,11 +178,11 @@ FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperat
         deadline *= 2.5;
     }
     EACH_LANE(lane) {  // a candidate's rank is the number of those that came before it
-        for (i32 i = lane; i < candidates; i += 32) {
+        ROLLED for (i32 i = lane; i < candidates; i += 32) {
             const double own = page.times[i];
             i32 rank = 0;
-            for (i32 j = 0; j < i; j++) rank += page.times[j] <= own;
-            for (i32 j = i + 1; j < candidates; j++) rank += page.times[j] < own;
+            ROLLED for (i32 j = 0; j < i; j++) rank += page.times[j] <= own;
+            ROLLED for (i32 j = i + 1; j < candidates; j++) rank += page.times[j] < own;
             if (rank < size) page.shown[rank] = page.early[i];
         }
     }
@@ -225,7 +218,7 @@ FUNCTION double shown_ndcg(
     }
     together();
     double gain = 0.0;
-    for (i32 i = 0; i < size; i++) gain += terms[i];
+    ROLLED for (i32 i = 0; i < size; i++) gain += terms[i];
     together();
     return gain / ideal;
 }

@@ -1,6 +1,6 @@
-// Twin of sums.py: `add_rows`, row by row. A block adds up one part of the rows, a thread one column of it.
+// Twin of sums.py: `add_rows`, row by row. A block adds up 32 columns of one part of the rows.
 
-#define ROWS_AT_ONCE 64
+#define ROWS_AT_ONCE 128
 
 struct RowSum {
     const i64* weights;  // [rows], or none: each counts once
@@ -10,44 +10,44 @@ struct RowSum {
 };
 
 #ifdef __CUDACC__
-// Threads fetch rows for all; those of the first columns add them, each its own column, in order.
-extern "C" __global__ void add_rows(const RowSum task) {
-    extern __shared__ __align__(16) char memory[];
-    const i64 columns = task.columns;
-    float* fetched = (float*)memory;                                     // [2, ROWS_AT_ONCE, columns]
-    double* counted = (double*)(fetched + 2 * ROWS_AT_ONCE * columns);  // [2, ROWS_AT_ONCE]
-    const i64 begin = blockIdx.x * task.part;
+// The first warp adds, each lane its own column, in order; all others fetch what comes next.
+extern "C" __global__ void __launch_bounds__(288) add_rows(const RowSum task) {
+    __shared__ float fetched[2][ROWS_AT_ONCE][32];
+    __shared__ double counted[2][ROWS_AT_ONCE];
+    const i64 columns = task.columns, slices = (columns + 31) / 32;
+    const i64 part = blockIdx.x / slices, column = blockIdx.x % slices * 32 + threadIdx.x % 32;
+    const i64 begin = part * task.part;
     const i64 end = begin + task.part < task.count ? begin + task.part : task.count;
-    const i64 adders = (columns + 31) / 32 * 32;  // whole warps add, and the others fetch what comes next
+    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     double total = 0.0;
-    for (i64 row = begin, side = 0; row < end + ROWS_AT_ONCE; row += ROWS_AT_ONCE, side ^= 1) {
-        if (threadIdx.x >= adders) {
-            const i64 some = end - row < ROWS_AT_ONCE ? end - row : ROWS_AT_ONCE;
-            const i64 helpers = blockDim.x - adders, own = threadIdx.x - adders;
-            float* to = fetched + side * ROWS_AT_ONCE * columns;
-            const float* from = task.rows + row * columns;
-            const i32 values = i32(some * columns), step = i32(helpers);
-            for (i32 i = i32(own); i < values; i += 8 * step) {
-                float x[8];
+    i32 side = 0;
+    for (i64 row = begin; row < end + ROWS_AT_ONCE; row += ROWS_AT_ONCE, side ^= 1) {
+        if (warp > 0) {
+            float x[ROWS_AT_ONCE / 8];
 #pragma unroll
-                for (i32 k = 0; k < 8; k++) x[k] = i + k * step < values ? from[i + k * step] : 0.0f;
-#pragma unroll
-                for (i32 k = 0; k < 8; k++)
-                    if (i + k * step < values) to[i + k * step] = x[k];
+            for (i32 k = 0; k < ROWS_AT_ONCE / 8; k++) {
+                const i64 r = row + 8 * k + warp - 1;
+                x[k] = r < end && column < columns ? task.rows[r * columns + column] : 0.0f;
             }
-            for (i64 i = own; i < some; i += helpers)
-                counted[side * ROWS_AT_ONCE + i] = task.weights != nullptr ? double(task.weights[row + i]) : 1.0;
-        } else if (row > begin && threadIdx.x < columns) {
+            const i64 own = row + threadIdx.x - 32;
+            double weight = 1.0;
+            if (threadIdx.x - 32 < ROWS_AT_ONCE && own < end && task.weights != nullptr) weight = double(task.weights[own]);
+#pragma unroll
+            for (i32 k = 0; k < ROWS_AT_ONCE / 8; k++) fetched[side][8 * k + warp - 1][lane] = x[k];
+            if (threadIdx.x - 32 < ROWS_AT_ONCE) counted[side][threadIdx.x - 32] = weight;
+        } else if (row > begin) {
             const i64 before = row - ROWS_AT_ONCE;
             const i32 some = i32(end - before < ROWS_AT_ONCE ? end - before : ROWS_AT_ONCE);
-            const float* from = fetched + (side ^ 1) * ROWS_AT_ONCE * columns + threadIdx.x;
-            const double* weight = counted + (side ^ 1) * ROWS_AT_ONCE;
-#pragma unroll 16
-            for (i32 i = 0; i < some; i++) total += weight[i] * double(from[i * i32(columns)]);
+            if (some == ROWS_AT_ONCE) {
+#pragma unroll 32
+                for (i32 i = 0; i < ROWS_AT_ONCE; i++) total += counted[side ^ 1][i] * double(fetched[side ^ 1][i][lane]);
+            } else {
+                for (i32 i = 0; i < some; i++) total += counted[side ^ 1][i] * double(fetched[side ^ 1][i][lane]);
+            }
         }
         __syncthreads();
     }
-    if (threadIdx.x < columns) task.totals[blockIdx.x * columns + threadIdx.x] = total;
+    if (warp == 0 && column < columns) task.totals[part * columns + column] = total;
 }
 #else
 extern "C" void add_rows(const RowSum* task) {

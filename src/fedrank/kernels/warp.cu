@@ -14,6 +14,7 @@ typedef unsigned long long u64;
 
 #define FUNCTION __device__ __forceinline__
 #define SLOW __device__ __noinline__
+#define ROLLED _Pragma("unroll 1")  // unrolled, a loop would need registers that more warps can use better
 #define EACH_LANE(lane) for (i32 lane = threadIdx.x & 31, once_ = 1; once_; once_ = 0)
 
 template <typename T> struct PerLane {
@@ -52,6 +53,7 @@ FUNCTION double infinity() { return from_bits(0x7ff0000000000000ll); }
 
 #define FUNCTION static inline
 #define SLOW static
+#define ROLLED
 #define EACH_LANE(lane) for (i32 lane = 0; lane < 32; lane++)
 
 template <typename T> struct PerLane {
