@@ -46,8 +46,8 @@ class Machine(Protocol):
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
         """Run a loop with a warp for each client, which has `room` bytes."""
 
-    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int) -> None:
-        """Run a loop with so many blocks of threads."""
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
+        """Run a loop with so many blocks of threads, and so many bytes of fast memory for each block."""
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -80,7 +80,7 @@ class Processor:
         return np.ascontiguousarray(array)
 
     def get(self, array: Any) -> NDArray[Any]:
-        return np.asarray(array)
+        return np.array(array)  # its memory is used again
 
     def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
         return np.empty(shape, kind)
@@ -93,7 +93,7 @@ class Processor:
         task["scratch"] = -(-self.address(scratch) // 16) * 16
         self._call(loop, task)
 
-    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int) -> None:
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         self._call(loop, task)
 
     def finish(self) -> None:
@@ -103,7 +103,7 @@ class Processor:
         getattr(self._loops, loop)(ctypes.c_void_p(task.ctypes.data))
 
 
-class Card:
+class GraphicsCard:
     """A graphics card, by CuPy."""
 
     def __init__(self) -> None:
@@ -127,13 +127,23 @@ class Card:
         self._module = cupy.RawModule(code=source(), options=("-std=c++17", "--fmad=false"))
         self._loops: dict[str, Any] = {}
         self._scratch: dict[int, Any] = {}
+        self._landing = self._pinned(0)
 
     def put(self, array: NDArray[Any]) -> Any:
         return self._guarded(lambda: self._cupy.asarray(np.ascontiguousarray(array)), array.nbytes)
 
     def get(self, array: Any) -> NDArray[Any]:
-        found: NDArray[Any] = self._cupy.asnumpy(array)
+        # By way of memory that the card can write to itself, which is ten times as fast.
+        if self._landing.nbytes < array.nbytes:
+            self._landing = self._pinned(array.nbytes)
+        landed = self._landing[: array.nbytes].view(array.dtype).reshape(array.shape)
+        array.get(out=landed)
+        found: NDArray[Any] = landed.copy()
         return found
+
+    def _pinned(self, size: int) -> NDArray[np.uint8]:
+        memory = self._cupy.cuda.alloc_pinned_memory(max(size, 1 << 20))
+        return np.frombuffer(memory, np.uint8, memory.size())
 
     def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
@@ -155,8 +165,8 @@ class Card:
             return
         self._loop(loop, warps * room)((blocks,), (32 * warps,), (task,), shared_mem=warps * room)
 
-    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int) -> None:
-        self._loop(loop, 0)((blocks,), (threads,), (task,))
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
+        self._loop(loop, memory)((blocks,), (threads,), (task,), shared_mem=memory)
 
     def finish(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()

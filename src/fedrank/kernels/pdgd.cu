@@ -245,7 +245,7 @@ FUNCTION void add_gradients(
 }
 
 // `plain`: nothing keeps, clips, pulls or drifts, at temperature 1. Then none of that is compiled, and more warps fit.
-template <bool plain> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
+template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i64 features = task.features;
     const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
     const double pull = plain ? 0.0 : task.pull, clip_weights = plain ? 0.0 : task.clip_weights;
@@ -280,7 +280,7 @@ template <bool plain> FUNCTION void pdgd_client(const Task& task, i64 c, Page& p
         const i32 count = i32(task.offsets[query + 1] - begin);
         const i8* grades = view + begin;
 
-        linear_scores(bench.weights, task.blocks + task.places[query], i32(features), count, page.scores);
+        linear_scores<groups>(bench.weights, task.blocks + task.places[query], i32(features), count, page.scores);
         const double spread = rates(page, count, temperature);
         i32 first = -1;
         if (keep > 0.0 && uniform(chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
@@ -369,37 +369,45 @@ FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) 
 }
 
 #ifdef __CUDACC__
-template <bool plain> FUNCTION void all_clients(const Task& task, char* memory) {
+template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task, char* memory) {
     const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
     Page page;
     Bench bench;
     furnish(task, memory, page, bench);
     for (i64 c = blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
-        pdgd_client<plain>(task, c, page, bench);
+        pdgd_client<plain, groups>(task, c, page, bench);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8) pdgd_clients_plain(const __grid_constant__ Task task) {
+// Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best.
+extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients_plain(const __grid_constant__ Task task) {
     extern __shared__ __align__(16) char memory[];
-    all_clients<true>(task, memory + threadIdx.x / 32 * task.room);
+    all_clients<true, 4>(task, memory + threadIdx.x / 32 * task.room);
+}
+
+// Short lists are a matter of waiting for one another: many warps are best.
+extern "C" __global__ void __launch_bounds__(128, 7) pdgd_clients_short(const __grid_constant__ Task task) {
+    extern __shared__ __align__(16) char memory[];
+    all_clients<true, 2>(task, memory + threadIdx.x / 32 * task.room);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients(const __grid_constant__ Task task) {
     extern __shared__ __align__(16) char memory[];
-    all_clients<false>(task, memory + threadIdx.x / 32 * task.room);
+    all_clients<false, 2>(task, memory + threadIdx.x / 32 * task.room);
 }
 
 // The same where lists are too long for fast memory.
 extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients_wide(const __grid_constant__ Task task) {
-    all_clients<false>(task, task.scratch + (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * task.room);
+    all_clients<false, 2>(task, task.scratch + (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * task.room);
 }
 #else
-template <bool plain> FUNCTION void all_clients(const Task& task) {
+template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task) {
     Page page;
     Bench bench;
     furnish(task, task.scratch, page, bench);
-    for (i64 c = 0; c < task.taking_part; c++) pdgd_client<plain>(task, c, page, bench);
+    for (i64 c = 0; c < task.taking_part; c++) pdgd_client<plain, groups>(task, c, page, bench);
 }
 
-extern "C" void pdgd_clients_plain(const Task* task) { all_clients<true>(*task); }
-extern "C" void pdgd_clients(const Task* task) { all_clients<false>(*task); }
+extern "C" void pdgd_clients_plain(const Task* task) { all_clients<true, 4>(*task); }
+extern "C" void pdgd_clients_short(const Task* task) { all_clients<true, 2>(*task); }
+extern "C" void pdgd_clients(const Task* task) { all_clients<false, 2>(*task); }
 #endif

@@ -60,10 +60,18 @@ template <i32 groups> FUNCTION void scores_of(
     }
 }
 
-FUNCTION void linear_scores(const float* weights, const float* block, i32 features, i32 documents, float* scores) {
-    i32 first = 0;  // more than two groups at once would need registers that other warps can use better
-    for (; documents - first > 32; first += 64) scores_of<2>(weights, block, features, first, documents, scores);
-    if (documents - first > 0) scores_of<1>(weights, block, features, first, documents, scores);
+// `most` groups at once: the more, the more is fetched together, and the more registers that takes.
+template <i32 most> FUNCTION void linear_scores(
+    const float* weights, const float* block, i32 features, i32 documents, float* scores) {
+    i32 first = 0;
+    ROLLED for (; documents - first > 32 * (most - 1); first += 32 * most)
+        scores_of<most>(weights, block, features, first, documents, scores);
+    if (most > 3 && documents - first > 64)
+        scores_of<3>(weights, block, features, first, documents, scores);
+    else if (most > 2 && documents - first > 32)
+        scores_of<2>(weights, block, features, first, documents, scores);
+    else if (documents - first > 0)
+        scores_of<1>(weights, block, features, first, documents, scores);
     together();
 }
 

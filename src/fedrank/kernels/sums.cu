@@ -1,6 +1,6 @@
 // Twin of sums.py: `add_rows`, row by row. A block adds up 32 columns of one part of the rows.
 
-#define ROWS_AT_ONCE 128
+#define ROWS_AT_ONCE 256
 
 struct RowSum {
     const i64* weights;  // [rows], or none: each counts once
@@ -12,8 +12,9 @@ struct RowSum {
 #ifdef __CUDACC__
 // The first warp adds, each lane its own column, in order; all others fetch what comes next.
 extern "C" __global__ void __launch_bounds__(288) add_rows(const RowSum task) {
-    __shared__ float fetched[2][ROWS_AT_ONCE][32];
-    __shared__ double counted[2][ROWS_AT_ONCE];
+    extern __shared__ __align__(16) char memory[];
+    float(*fetched)[ROWS_AT_ONCE][32] = (float(*)[ROWS_AT_ONCE][32])memory;
+    double(*counted)[ROWS_AT_ONCE] = (double(*)[ROWS_AT_ONCE])(memory + 2 * ROWS_AT_ONCE * 32 * 4);
     const i64 columns = task.columns, slices = (columns + 31) / 32;
     const i64 part = blockIdx.x / slices, column = blockIdx.x % slices * 32 + threadIdx.x % 32;
     const i64 begin = part * task.part;
