@@ -17,7 +17,7 @@ from fedrank.spec.families import FAMILIES
 ROOT = Path(fedrank.__file__).parent
 ORDER = [
     *("cli", "search", "watch", "engine", "deploy", "papers", "report", "run", "spec"),
-    *("unlearn", "attack", "trees", "silo", "protect", "federate", "rank", "data", "serve", "kernels"),
+    *("unlearn", "attack", "trees", "silo", "protect", "federate", "gpu", "rank", "data", "serve", "kernels"),
 ]
 BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "glance", "extras"}
 MODULE = re.compile(r"fedrank\.(\w+)(\.\w*)*(:[\w.]+)?")  # as text: a module, or something in one

@@ -117,11 +117,14 @@ def run(
     set_: Changes = None,
     workers: Workers = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
+    device: Annotated[
+        str, typer.Option(help="Where clients learn: cpu, cuda (a graphics card), or auto. Results are the same bytes.")
+    ] = "cpu",
 ) -> None:
     """Do an experiment. Finished runs are skipped, interrupted ones resume."""
     from fedrank.spec.source import read_spec
 
-    do_experiment(read_spec(spec, set_ or []), label_of(name, spec), out, workers, threads)
+    do_experiment(read_spec(spec, set_ or []), label_of(name, spec), out, workers, threads, device)
 
 
 @app.command(

@@ -212,7 +212,9 @@ def say_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
             say(console, f"    All of it: {cause.file}")
 
 
-def do_experiment(grid: Grid[Any], label: str, out: Path, workers: int | None, threads: int = 1) -> None:
+def do_experiment(
+    grid: Grid[Any], label: str, out: Path, workers: int | None, threads: int = 1, device: str = "cpu"
+) -> None:
     """Do all runs of an experiment that are not finished, and show what came out."""
     from fedrank.report.compose import brief
     from fedrank.report.tables import amount
@@ -233,7 +235,7 @@ def do_experiment(grid: Grid[Any], label: str, out: Path, workers: int | None, t
         say(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
     with progress(console) as tell:
         results = run_experiment(
-            grid, label, out, workers=workers or os.cpu_count() or 1, threads=threads, progress=tell
+            grid, label, out, workers=workers or os.cpu_count() or 1, threads=threads, device=device, progress=tell
         )
     if results.skipped:
         say(console, f"{count_runs(len(results.skipped))} of {runs} finished before")

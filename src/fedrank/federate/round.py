@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.federate.aggregate import Mean
 from fedrank.federate.arrival import SINCE, ArrivalRule, Schedule, schedule
 from fedrank.federate.client import of_clients, steps_of
 from fedrank.federate.federation import Federation, cohort_size
 from fedrank.federate.fitting import people_clashes
 from fedrank.federate.server import Combined, RoundError, ServerTask, State, advance, combine
 from fedrank.glance import as_pairs, one_line
+from fedrank.gpu.machines import Machine
+from fedrank.gpu.twins import find_twin
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
     STRAIGHT,
@@ -152,11 +155,16 @@ def simulate(
     noise: Source | None = None,
     journal: Journal | None = None,
     watch: Callable[[Messages], None] | None = None,
+    device: str | Machine = "cpu",
 ) -> Iterator[Outcome]:
-    """Round after round, each as it ends. Go on from a `state` and a `memory`, or begin (from `start`, if given)."""
+    """Round after round, each as it ends. Go on from a `state` and a `memory`, or begin (from `start`, if given).
+
+    With device = "cuda" clients learn on a graphics card, and the results have the same bits; "auto" does so where it
+    pays.
+    """
     if state is None:
         state, memory = first_state(federation, crowd, seed, start)
-    simulation = _Simulation(federation, crowd, seed, threads, noise, journal, watch)
+    simulation = _Simulation(federation, crowd, seed, threads, noise, journal, watch, device)
     while state.round < rounds:
         outcome = simulation.round(state, memory)
         state, memory = outcome.state, outcome.memory
@@ -216,6 +224,7 @@ class _Simulation:
         noise: Source | None,
         journal: Journal | None,
         watch: Callable[[Messages], None] | None,
+        device: str | Machine = "cpu",
     ) -> None:
         mechanism = federation.mechanism
         if crowd.people is not None and (
@@ -235,6 +244,16 @@ class _Simulation:
             and federation.attack is None
             and watch is None
         )
+        self.twin = find_twin(device, federation.learner, crowd)
+        # Where nothing else needs updates, they stay on the card, and their sum comes back.
+        self.sums_there = (
+            self.twin is not None
+            and self.in_chunks
+            and mechanism is None
+            and federation.local is None
+            and journal is None
+            and type(federation.aggregator) is Mean
+        )
 
     def round(self, state: State, memory: Memory) -> Outcome:
         task, number, journal = self.task, state.round + 1, self.journal
@@ -248,6 +267,8 @@ class _Simulation:
             # What was sent then is lost. The same updates with new noise would tell more than clients have paid for.
             watch = _without_messages(watch)
         seen: list[_Seen] = []
+        if self.sums_there and (summed := self._sum_there(state, present, seen)) is not None:
+            return self._outcome(advance(task, state, summed, present), memory, present, seen, summed)
         combined = combine(task, state, self._parts(state, memory, present, watch, seen), len(present), self.noise)
         if kept is not None:
             combined = combined._replace(change=kept.change, rule=state.rule)
@@ -255,6 +276,26 @@ class _Simulation:
             assert combined.change is not None
             journal.keep(number, combined.change)
         return self._outcome(advance(task, state, combined, present), memory, present, seen, combined)
+
+    def _sum_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
+        """What `combine` makes of all updates, added up on the card in the same parts; None if one is of no use."""
+        assert self.twin is not None
+        rule, chance = cast(Mean, self.federation.aggregator), Chance(self.seed, state.round + 1)
+        sizes = self.crowd.interactions if len(present) == len(self.crowd) else self.crowd.interactions[present]
+        rows = max(1, CHUNK_BYTES // (4 * state.weights.shape[-1]))
+        total = np.zeros(0)
+        for begin in range(0, len(present), rows):
+            some = present[begin : begin + rows]
+            which = None if len(some) == len(self.crowd) else some
+            part, online = self.twin.part(state.weights, chance, which, rule.weighted)
+            counted = sizes[begin : begin + rows].sum() if rule.weighted else len(some)
+            part = np.append(part, counted)
+            total = part if begin == 0 else total + part
+            seen.append(_Seen(Observed(online), None, None))
+        if not np.isfinite(total).all():
+            seen.clear()
+            return None
+        return Combined(rule.whole(total), present, None, sizes, state.rule, state.common)
 
     def drawn(self, round: int) -> NDArray[np.int64]:
         """Rows of the clients that take part in a round."""
@@ -306,7 +347,10 @@ class _Simulation:
             bend = local.bend(memory, None if state.common is None else state.common.astype(np.float32))
         if some.people is not None:
             return self._send_of_people(start, some, bend, number, seen)
-        learned = federation.learner(self._whole(start), some, chance, bend, self.threads)
+        if self.twin is not None and bend.personal is None:
+            learned = self.twin(start, chance, None if everybody else present, bend)
+        else:
+            learned = federation.learner(self._whole(start), some, chance, bend, self.threads)
         updates = learned.updates
         if self.keeps_a_part:
             updates = np.ascontiguousarray(updates[:, : start.shape[-1]])

@@ -129,7 +129,7 @@ def _rounds(
         return simulate_arrivals(federation, experiment.arrival, crowd, last, seed, **common)
 
     watch = None if history is None else history.watch
-    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, **common)
+    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, device=writer.task.device, **common)
 
 
 def record(outcome: Outcome, writer: RunWriter, evaluate: bool) -> None:

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -77,14 +77,16 @@ def run_experiment(
     *,
     workers: int = 1,
     threads: int = 1,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Results:
     """Do all runs that are not finished, `workers` of them at a time, each in its own process if there are several.
 
+    With device = "cuda" clients learn on a graphics card, with "auto" where it pays; what comes out is the same.
     How far they are is told to `progress`; without one a notebook shows it, and a script nothing.
     """
     grid = question if isinstance(question, Grid) else Grid.of(question)
-    tasks = plan(grid, name, out)
+    tasks = [replace(task, device=device) for task in plan(grid, name, out)]
     results = Results()
     waiting: list[Task] = []
     read: dict[Any, Sums | None] = {}

@@ -72,6 +72,7 @@ class Task:
     settings: dict[str, Any]  # what this variant varies
     fold: int
     seed: int
+    device: str = "cpu"  # where clients learn: what comes out is the same
 
     def __post_init__(self) -> None:
         parts = Path(self.name).parts

@@ -1,0 +1,196 @@
+"""Where twins of compiled loops run: on a graphics card (CuPy), or on this processor, where their text is tested.
+
+The sources lie beside the loops that they mirror (`kernels/*.cu`). Both machines compile the same text without fused
+multiply-adds, so that sums and products are rounded as compiled loops round them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.extras import missing
+
+SOURCES = ("warp", "chance", "elementary", "show", "pdgd", "sums")
+WARPS = 4  # of a block
+FAST_MEMORY = 220 << 10  # bytes of a block that are never too many on a card that has them
+ENOUGH = 64  # warps for each multiprocessor: more wait for their turn
+
+
+class DeviceError(RuntimeError):
+    """A graphics card that is not there, is too small, or cannot be used."""
+
+
+class Machine(Protocol):
+    """Memory of its own, and loops that run there."""
+
+    name: str
+
+    def put(self, array: NDArray[Any]) -> Any: ...
+
+    def get(self, array: Any) -> NDArray[Any]: ...
+
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any: ...
+
+    def address(self, array: Any) -> int: ...
+
+    def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
+        """Run a loop with a warp for each client, which has `room` bytes."""
+
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
+        """Run a loop with so many blocks of threads, and so many bytes of fast memory for each block."""
+
+    def finish(self) -> None:
+        """Wait until everything is done."""
+
+
+@cache
+def source() -> str:
+    """All twins as one text, each below what it builds on."""
+    folder = Path(__file__).parent.parent / "kernels"
+    return "\n".join((folder / f"{name}.cu").read_text(encoding="utf-8") for name in SOURCES)
+
+
+class Processor:
+    """This processor: the same text as C++, lane by lane. Slow; it shows that the text is right."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+        if compiler is None:
+            raise DeviceError("no C++ compiler is here; install g++ or clang++ to test twins without a graphics card")
+        with tempfile.TemporaryDirectory(prefix="fedrank-twins-") as folder:
+            text, library = Path(folder, "twins.cpp"), Path(folder, "twins.so")
+            text.write_text(source(), encoding="utf-8")
+            options = ["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
+            subprocess.run([compiler, *options, "-o", str(library), str(text)], check=True)
+            self._loops = ctypes.CDLL(str(library))
+
+    def put(self, array: NDArray[Any]) -> Any:
+        return np.ascontiguousarray(array)
+
+    def get(self, array: Any) -> NDArray[Any]:
+        return np.array(array)  # its memory is used again
+
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        return np.empty(shape, kind)
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
+        scratch = np.empty(room + 16, np.uint8)
+        task["scratch"] = -(-self.address(scratch) // 16) * 16
+        self._call(loop, task)
+
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
+        self._call(loop, task)
+
+    def finish(self) -> None:
+        pass
+
+    def _call(self, loop: str, task: NDArray[Any]) -> None:
+        getattr(self._loops, loop)(ctypes.c_void_p(task.ctypes.data))
+
+
+class GraphicsCard:
+    """A graphics card, by CuPy."""
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as problem:
+            raise missing("device = 'cuda' needs the package cupy", "gpu") from problem
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as problem:
+            raise DeviceError(
+                f"no graphics card can be used here ({problem}); look at nvidia-smi, or leave device as it is"
+            ) from problem
+        if count == 0:
+            raise DeviceError("no graphics card is here; leave device as it is")
+        self._cupy: Any = cupy
+        properties = cupy.cuda.runtime.getDeviceProperties(0)
+        self.name = str(properties["name"].decode())
+        self._multiprocessors = int(properties["multiProcessorCount"])
+        self._fast_memory = int(properties["sharedMemPerBlockOptin"]) - 1024
+        self._module = cupy.RawModule(code=source(), options=("-std=c++17", "--fmad=false"))
+        self._loops: dict[str, Any] = {}
+        self._scratch: dict[int, Any] = {}
+        self._landing = self._pinned(0)
+
+    def put(self, array: NDArray[Any]) -> Any:
+        return self._guarded(lambda: self._cupy.asarray(np.ascontiguousarray(array)), array.nbytes)
+
+    def get(self, array: Any) -> NDArray[Any]:
+        # By way of memory that the card can write to itself, which is ten times as fast.
+        if self._landing.nbytes < array.nbytes:
+            self._landing = self._pinned(array.nbytes)
+        landed = self._landing[: array.nbytes].view(array.dtype).reshape(array.shape)
+        array.get(out=landed)
+        found: NDArray[Any] = landed.copy()
+        return found
+
+    def _pinned(self, size: int) -> NDArray[np.uint8]:
+        memory = self._cupy.cuda.alloc_pinned_memory(max(size, 1 << 20))
+        return np.frombuffer(memory, np.uint8, memory.size())
+
+    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
+        size = int(np.prod(shape)) * np.dtype(kind).itemsize
+        return self._guarded(lambda: self._cupy.empty(shape, kind), size)
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
+        warps = min(WARPS, self._fast_memory // room)
+        blocks = -(-clients // max(warps, 1))
+        if warps == 0:  # lists so long that nobody's room is in fast memory
+            warps = WARPS
+            blocks = min(-(-clients // warps), self._multiprocessors * ENOUGH // warps)
+            if room not in self._scratch:
+                self._scratch = {room: self.empty((self._multiprocessors * ENOUGH, room), np.uint8)}
+            task["scratch"] = self.address(self._scratch[room])
+            self._loop("pdgd_clients_wide", 0)((blocks,), (32 * warps,), (task,))
+            return
+        self._loop(loop, warps * room)((blocks,), (32 * warps,), (task,), shared_mem=warps * room)
+
+    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
+        self._loop(loop, memory)((blocks,), (threads,), (task,), shared_mem=memory)
+
+    def finish(self) -> None:
+        self._cupy.cuda.get_current_stream().synchronize()
+
+    def _loop(self, loop: str, memory: int) -> Any:
+        if loop not in self._loops:
+            self._loops[loop] = self._module.get_function(loop)
+        found = self._loops[loop]
+        if memory > found.max_dynamic_shared_size_bytes:
+            found.max_dynamic_shared_size_bytes = memory
+            found.preferred_shared_memory_carveout = 100  # of the memory that fast memory and the cache share
+        return found
+
+    def _guarded(self, take: Any, size: int) -> Any:
+        try:
+            return take()
+        except self._cupy.cuda.memory.OutOfMemoryError as problem:
+            free, all_of_it = self._cupy.cuda.runtime.memGetInfo()
+            raise DeviceError(
+                f"{size / 2**30:.2f} GiB more do not fit on {self.name}: {free / 2**30:.2f} of "
+                f"{all_of_it / 2**30:.2f} GiB are free; use fewer clients or queries, or the processor"
+            ) from problem
+
+
+def digest() -> str:
+    """Of the twins' text: what a result of a graphics card was made with."""
+    return hashlib.blake2b(source().encode(), digest_size=8).hexdigest()

@@ -1,0 +1,85 @@
+"""Which learners have a twin on a graphics card, and when it pays to use it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.gpu.machines import DeviceError, GraphicsCard, Machine
+from fedrank.gpu.pdgd import PdgdThere
+from fedrank.rank.learners import Pdgd
+from fedrank.seeds import Chance
+from fedrank.types import Bend, Crowd, Learned, Learner, Observed, Weights
+
+DEVICES = ("cpu", "cuda", "auto")
+ENOUGH = 20_000  # interactions of a round: with fewer, a card waits for its orders longer than one core learns
+
+_cards: list[GraphicsCard] = []  # one for this process, once somebody asked
+
+
+class Twin(NamedTuple):
+    """A learner and a crowd on a card: what it learns has the bits that the learner itself would give."""
+
+    there: PdgdThere
+
+    def __call__(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
+        """What these rows of the crowd learn; all of them without `present`."""
+        updates, online = self.there.learn(start, chance, present, bend)
+        return Learned(self.there.machine.get(updates), Observed(self.there.machine.get(online)))
+
+    def part(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The sum of their updates, which stay there, and their online quality."""
+        return self.there.part(start, chance, present, weighted)
+
+
+def why_not(learner: Learner, crowd: Crowd) -> str:
+    """Why this learner cannot learn on a card; empty if it can."""
+    if not isinstance(learner, Pdgd):
+        return f"{type(learner).__name__} has no twin on a graphics card; Pdgd has"
+    if learner.ranker.hidden != 0:
+        return "neural rankers have no twin on a graphics card; linear ones have"
+    if learner.lists == "logged":
+        return 'lists = "logged" has no twin on a graphics card; drawn lists have'
+    if crowd.people is not None:
+        return "people of organisations have no twin on a graphics card"
+    return ""
+
+
+def find_twin(device: str | Machine, learner: Learner, crowd: Crowd) -> Twin | None:
+    """The twin to learn with; None: on the processor.
+
+    "cuda" insists on a card. "auto" takes one if it is there, can do this, and a round is large enough to pay.
+    """
+    if isinstance(device, str):
+        if device not in DEVICES:
+            raise ValueError(f"no device {device!r}; use one of {', '.join(DEVICES)}")
+        if device == "cpu":
+            return None
+    reason = why_not(learner, crowd)
+    if device == "auto":
+        if reason or int(crowd.interactions.sum()) < ENOUGH:
+            return None
+        try:
+            return Twin(PdgdThere(card(), learner, crowd))  # type: ignore[arg-type]
+        except (ImportError, DeviceError):
+            return None
+    if reason:
+        raise DeviceError(f'{reason}; use device = "cpu", or "auto"')
+    machine = card() if isinstance(device, str) else device
+    return Twin(PdgdThere(machine, learner, crowd))  # type: ignore[arg-type]
+
+
+def card() -> GraphicsCard:
+    """This process's card, found once."""
+    if not _cards:
+        _cards.append(GraphicsCard())
+    return _cards[0]
+
+
+def name_of(device: str) -> str:
+    """What a device is called where it can be told: the card's name; empty without one."""
+    return "" if device == "cpu" or not _cards else _cards[0].name

@@ -1,0 +1,232 @@
+// Twin of show.py: what people are shown, and what they do with it. One warp draws one list.
+
+#define SHOWN 10
+#define FIRST_CLICK_DRAW 2
+#define FIRST_DOCUMENT_DRAW 22
+#define KEEP_DRAW (1ll << 40)
+#define FAR_APART 500.0
+
+// Room for one list; of a warp alone.
+struct Page {
+    float* scores;  // [longest]
+    double* rates;  // [longest]: e^((score - highest) / temperature)
+    double* times;  // [longest]
+    i32* early;     // [longest]
+    i32* shown;     // [SHOWN]
+};
+
+struct Four {
+    float a, b, c, d;
+};
+
+// Scores of `groups` x 32 documents, whose features lie by groups: [group, feature, 32]. A weight is read once for all of
+// them. Sums are those of `lanes.dot`: eight side by side, folded, and what is left over added one by one.
+template <i32 groups> FUNCTION void scores_of(
+    const float* weights, const float* block, i32 features, i32 first, i32 documents, float* scores) {
+    const i32 whole = features & ~7;
+    EACH_LANE(lane) {
+        const float* own[groups];
+        float sums[groups][8];
+#pragma unroll
+        for (i32 g = 0; g < groups; g++) {
+            own[g] = block + (i64(first / 32 + g) * features) * 32 + lane;
+#pragma unroll
+            for (i32 i = 0; i < 8; i++) sums[g][i] = 0.0f;
+        }
+        ROLLED for (i32 f = 0; f < whole; f += 8) {
+            float x[groups][8];
+#pragma unroll
+            for (i32 g = 0; g < groups; g++) {
+#pragma unroll
+                for (i32 i = 0; i < 8; i++) x[g][i] = own[g][32 * i];
+                own[g] += 32 * 8;
+            }
+            const Four low = *(const Four*)(weights + f), high = *(const Four*)(weights + f + 4);
+            const float w[8] = {low.a, low.b, low.c, low.d, high.a, high.b, high.c, high.d};
+#pragma unroll
+            for (i32 g = 0; g < groups; g++) {
+#pragma unroll
+                for (i32 i = 0; i < 8; i++) sums[g][i] += x[g][i] * w[i];
+            }
+        }
+#pragma unroll
+        for (i32 g = 0; g < groups; g++) {
+            const float* s = sums[g];
+            float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+            ROLLED for (i32 f = whole; f < features; f++) total += own[g][32 * (f - whole)] * weights[f];
+            const i32 d = first + 32 * g + lane;
+            if (d < documents) scores[d] = total;
+        }
+    }
+}
+
+// `most` groups at once: the more, the more is fetched together, and the more registers that takes.
+template <i32 most> FUNCTION void linear_scores(
+    const float* weights, const float* block, i32 features, i32 documents, float* scores) {
+    i32 first = 0;
+    ROLLED for (; documents - first > 32 * (most - 1); first += 32 * most)
+        scores_of<most>(weights, block, features, first, documents, scores);
+    if (most > 3 && documents - first > 64)
+        scores_of<3>(weights, block, features, first, documents, scores);
+    else if (most > 2 && documents - first > 32)
+        scores_of<2>(weights, block, features, first, documents, scores);
+    else if (documents - first > 0)
+        scores_of<1>(weights, block, features, first, documents, scores);
+    together();
+}
+
+// Fills page.rates; returns the spread of the scores, in temperatures.
+FUNCTION double rates(Page& page, i32 count, double temperature) {
+    PerLane<float> high, low;
+    EACH_LANE(lane) {
+        high[lane] = page.scores[0];
+        low[lane] = -page.scores[0];
+        ROLLED for (i32 d = lane; d < count; d += 32) {
+            high[lane] = fmaxf(high[lane], page.scores[d]);
+            low[lane] = fmaxf(low[lane], -page.scores[d]);
+        }
+    }
+    const float highest = highest_of(high), lowest = -highest_of(low);
+    EACH_LANE(lane) {
+        ROLLED for (i32 d = lane; d < count; d += 32) {
+            const double away = double(page.scores[d]) - double(highest);
+            page.rates[d] = exponential(temperature == 1.0 ? away : away / temperature);
+        }
+    }
+    together();
+    return (double(highest) - double(lowest)) / temperature;
+}
+
+FUNCTION i32 best_of(const float* scores, i32 count) {
+    i32 best = 0;
+    for (i32 d = 1; d < count; d++)
+        if (scores[d] > scores[best]) best = d;
+    return best;
+}
+
+// The same list in logarithms, where rates are too far apart: rare, and done by one lane.
+SLOW void plackett_luce_in_logarithms(
+    const float* scores, double* times, i32* early, i32* shown, i32 count, double temperature, i32 first, u64 chance) {
+    const i32 size = count < SHOWN ? count : SHOWN;
+    EACH_LANE(lane) {
+        if (lane == 0) {
+            i32 filled = 0;
+            for (i32 d = 0; d < count; d++) {
+                double key = -infinity();
+                if (d != first)
+                    key = log_safe(-log_safe(uniform(chance, FIRST_DOCUMENT_DRAW + d))) - scores[d] / temperature;
+                if (filled < size || key < times[size - 1]) {
+                    i32 at = filled < size ? filled : size - 1;
+                    while (at > 0 && times[at - 1] > key) {
+                        times[at] = times[at - 1];
+                        early[at] = early[at - 1];
+                        at--;
+                    }
+                    times[at] = key;
+                    early[at] = d;
+                    filled = filled + 1 < size ? filled + 1 : size;
+                }
+            }
+            ROLLED for (i32 i = 0; i < size; i++) shown[i] = early[i];
+        }
+    }
+    together();
+}
+
+// Fills page.shown; returns how many.
+FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperature, i32 first, u64 chance) {
+    const i32 size = count < SHOWN ? count : SHOWN;
+    PerLane<double> part;
+    EACH_LANE(lane) {
+        part[lane] = 0.0;
+        ROLLED for (i32 d = lane; d < count; d += 32) part[lane] += page.rates[d];
+    }
+    const double total = sum_of(part);  // says only when to stop looking: the order in which it is added up is all the same
+    if (!(spread < FAR_APART) || !(total > 0.0)) {
+        plackett_luce_in_logarithms(
+            page.scores, page.times, page.early, page.shown, count, temperature, first, chance);
+        return size;
+    }
+    double deadline = 1.8 * SHOWN / total;
+    i32 candidates;
+    while (true) {
+        candidates = 0;
+        ROLLED for (i32 begin = 0; begin < count; begin += 32) {
+            PerLane<bool> may;
+            EACH_LANE(lane) {
+                const i32 d = begin + lane;
+                const double draw = d == first ? 1.0 : uniform(chance, FIRST_DOCUMENT_DRAW + d);
+                may[lane] = d < count && 1.0 - draw < deadline * page.rates[d < count ? d : 0];
+            }
+            const u32 mask = ballot(may);
+            EACH_LANE(lane) {
+                if (may[lane]) page.early[candidates + bits_in(mask & ((1u << lane) - 1u))] = begin + lane;
+            }
+            candidates += bits_in(mask);
+        }
+        together();
+        i32 arrived = 0;
+        ROLLED for (i32 begin = 0; begin < candidates; begin += 32) {
+            PerLane<bool> does;
+            EACH_LANE(lane) {
+                const i32 i = begin + lane;
+                does[lane] = false;
+                if (i < candidates) {
+                    const i32 d = page.early[i];
+                    const double draw = d == first ? 1.0 : uniform(chance, FIRST_DOCUMENT_DRAW + d);
+                    const double time = -logarithm(draw) / page.rates[d];
+                    page.times[i] = time;
+                    does[lane] = time < deadline;
+                }
+            }
+            arrived += bits_in(ballot(does));
+        }
+        together();
+        if (arrived >= size || candidates == count) break;
+        deadline *= 2.5;
+    }
+    EACH_LANE(lane) {  // a candidate's rank is the number of those that came before it
+        ROLLED for (i32 i = lane; i < candidates; i += 32) {
+            const double own = page.times[i];
+            i32 rank = 0;
+            ROLLED for (i32 j = 0; j < i; j++) rank += page.times[j] <= own;
+            ROLLED for (i32 j = i + 1; j < candidates; j++) rank += page.times[j] < own;
+            if (rank < size) page.shown[rank] = page.early[i];
+        }
+    }
+    together();
+    return size;
+}
+
+// Bit i is set where place i was clicked. Every place is read as if nobody had left; then who leaves, leaves.
+FUNCTION u32 read_and_click(
+    const i8* grades, const Page& page, i32 size, const double* click, const double* stop, const double* attention,
+    u64 chance) {
+    PerLane<bool> clicks, stops;
+    EACH_LANE(lane) {
+        clicks[lane] = false;
+        stops[lane] = false;
+        if (lane < size) {
+            const i32 grade = grades[page.shown[lane]];
+            clicks[lane] = uniform(chance, FIRST_CLICK_DRAW + 2 * lane) < click[grade] * attention[lane];
+            stops[lane] = clicks[lane] && uniform(chance, FIRST_CLICK_DRAW + 2 * lane + 1) < stop[grade];
+        }
+    }
+    const u32 clicked = ballot(clicks), left = ballot(stops);
+    return left == 0 ? clicked : clicked & ((2u << lowest_bit(left)) - 1u);
+}
+
+// nDCG@10 of the list, in every lane. `terms` [SHOWN] is scratch.
+FUNCTION double shown_ndcg(
+    const i8* grades, const Page& page, i32 size, double ideal, const double* discount, double* terms) {
+    if (ideal == 0.0) return 0.0;
+    EACH_LANE(lane) {
+        if (lane < size)  // 2^grade from its bits
+            terms[lane] = (from_bits((1023ll + grades[page.shown[lane]]) << 52) - 1.0) * discount[lane];
+    }
+    together();
+    double gain = 0.0;
+    ROLLED for (i32 i = 0; i < size; i++) gain += terms[i];
+    together();
+    return gain / ideal;
+}

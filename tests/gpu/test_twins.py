@@ -1,0 +1,136 @@
+"""Twins of compiled loops, compiled as C++ for this processor: the same bits as the loops themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedrank as fr
+from fedrank.data.ranking import RankingData
+from fedrank.federate.round import simulate
+from fedrank.gpu.machines import DeviceError, Processor
+from fedrank.gpu.pdgd import PdgdThere, in_blocks
+from fedrank.gpu.twins import find_twin, why_not
+from fedrank.seeds import Chance
+from fedrank.types import Bend
+
+
+@pytest.fixture(scope="module")
+def machine() -> Processor:
+    try:
+        return Processor()
+    except DeviceError as problem:
+        pytest.skip(str(problem))
+
+
+def problem(seed: int, features: int, longest: int, grades: int = 4) -> RankingData:
+    """Queries of all lengths from 1 on."""
+    rng = np.random.default_rng(seed)
+    sizes = np.concatenate([[1, 2, longest], rng.integers(1, longest + 1, 20)])
+    documents = int(sizes.sum())
+    table = rng.normal(size=(documents, features)).astype(np.float32)
+    return RankingData(
+        table,
+        rng.integers(0, grades + 1, documents).astype(np.int8),
+        np.concatenate([[0], np.cumsum(sizes)]),
+        np.array([str(q) for q in range(len(sizes))]),
+        top_grade=grades,
+    )
+
+
+LEARNERS = {
+    "plain": {},
+    "batch": {"batch": True},
+    "kept first place": {"keep": 0.5},
+    "always kept": {"keep": 1.0},
+    "cold": {"temperature": 0.3},
+    "far apart": {"temperature": 0.001},
+    "far apart and kept": {"temperature": 0.001, "keep": 0.5},
+    "clipped weights": {"clip_weights": 0.5},
+    "clipped gradients": {"batch": True, "clip_gradients": 0.1},
+    "steps too large": {"rate": 1000.0},
+}
+
+
+@pytest.mark.parametrize("settings", LEARNERS.values(), ids=LEARNERS)
+@pytest.mark.parametrize("shape", [(5, 7), (8, 33), (46, 41), (136, 130)])
+def test_twin_gives_the_same_bits(machine: Processor, settings: dict[str, float], shape: tuple[int, int]) -> None:
+    features, longest = shape
+    learner = fr.learners.Pdgd(**{"rate": 0.1, **settings})  # type: ignore[arg-type]
+    for seed, user in enumerate(("perfect", "navigational", "informational")):
+        crowd = fr.make_clients(problem(seed, features, longest), count=15, user=user, interactions=6, seed=seed)
+        start = np.random.default_rng(seed).normal(size=features) * 0.3
+        expected = learner(start, crowd, Chance(seed, 5))
+        updates, online = PdgdThere(machine, learner, crowd).learn(start, Chance(seed, 5))
+        assert np.array_equal(expected.updates, updates, equal_nan=True)
+        assert np.array_equal(expected.observed.online, online)
+
+
+def test_twin_bends_as_the_loop_does(machine: Processor) -> None:
+    crowd = fr.make_clients(problem(1, 12, 40), count=9, user="informational", interactions=5)
+    rng = np.random.default_rng(1)
+    start, learner = rng.normal(size=12), fr.learners.Pdgd(rate=0.2)
+    bend = Bend(pull=0.3, drifts=rng.normal(size=(9, 12)).astype(np.float64))
+    expected = learner(start, crowd, Chance(1, 1), bend)
+    updates, _ = PdgdThere(machine, learner, crowd).learn(start, Chance(1, 1), None, bend)
+    assert np.array_equal(expected.updates, updates)
+
+
+def test_some_clients_learn_as_they_do_among_all(machine: Processor) -> None:
+    crowd = fr.make_clients(problem(2, 12, 40), count=20, user="informational", interactions=5)
+    learner, start, some = fr.learners.Pdgd(rate=0.2), np.zeros(12), np.array([3, 4, 11, 19])
+    expected = learner(start, crowd.rows(some), Chance(1, 1))
+    updates, online = PdgdThere(machine, learner, crowd).learn(start, Chance(1, 1), some)
+    assert np.array_equal(expected.updates, updates)
+    assert np.array_equal(expected.observed.online, online)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        fr.aggregators.Mean(),
+        fr.aggregators.Mean(weighted=False),
+        fr.aggregators.Median(),
+        fr.aggregators.Apart(),
+    ],
+)
+def test_rounds_on_a_machine_are_those_of_the_processor(machine: Processor, rule: object, participation: float) -> None:
+    crowd = fr.make_clients(problem(3, 12, 40), count=20, user="informational", interactions=5)
+    federation = fr.Federation(fr.learners.Pdgd(rate=0.2), rule, participation=participation)  # type: ignore[arg-type]
+    there = list(simulate(federation, crowd, 6, seed=4, device=machine))
+    for one, other in zip(simulate(federation, crowd, 6, seed=4), there, strict=True):
+        assert np.array_equal(one.weights, other.weights)
+        assert (one.online, one.interactions, one.bytes_up) == (other.online, other.interactions, other.bytes_up)
+
+
+def test_a_sum_in_parts_is_added_up_in_the_same_parts(machine: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedrank.federate.round.CHUNK_BYTES", 4 * 12 * 7)
+    crowd = fr.make_clients(problem(3, 12, 40), count=20, user="informational", interactions=5)
+    federation = fr.Federation(fr.learners.Pdgd(rate=0.2))
+    (one,), (other,) = (list(simulate(federation, crowd, 1, device=device)) for device in ("cpu", machine))
+    assert np.array_equal(one.weights, other.weights)
+    assert one.online == other.online
+
+
+def test_documents_lie_in_groups_of_a_warp() -> None:
+    data = problem(1, 3, 70)
+    blocks, places = in_blocks(data.features, data.offsets)
+    flat = blocks.reshape(-1)
+    for query in range(data.queries):
+        begin, end = data.offsets[query], data.offsets[query + 1]
+        for d in range(end - begin):
+            at = places[query] + (d // 32 * 3 + np.arange(3)) * 32 + d % 32
+            assert np.array_equal(flat[at], data.features[begin + d])
+
+
+def test_what_has_no_twin_is_named(machine: Processor) -> None:
+    crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=5)
+    neural = fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=4))
+    assert "neural" in why_not(neural, crowd)
+    with pytest.raises(DeviceError, match="neural rankers have no twin"):
+        find_twin(machine, neural, crowd)
+    assert find_twin("auto", neural, crowd) is None
+    assert find_twin("cpu", neural, crowd) is None
+    with pytest.raises(ValueError, match="no device 'tpu'"):
+        find_twin("tpu", neural, crowd)
