@@ -11,6 +11,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +49,9 @@ class Machine(Protocol):
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         """Run a loop with so many blocks of threads, and so many bytes of fast memory for each block."""
+
+    def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
+        """Do each of `second` after its counterpart in `first`, and at the same time as the next of these."""
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -96,6 +100,11 @@ class Processor:
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         self._call(loop, task)
 
+    def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
+        for one, other in zip(first, second, strict=True):
+            one()
+            other()
+
     def finish(self) -> None:
         pass
 
@@ -128,6 +137,7 @@ class GraphicsCard:
         self._loops: dict[str, Any] = {}
         self._scratch: dict[int, Any] = {}
         self._landing = self._pinned(0)
+        self._behind = cupy.cuda.Stream(non_blocking=True, priority=-1)  # before others: it has little to do
 
     def put(self, array: NDArray[Any]) -> Any:
         return self._guarded(lambda: self._cupy.asarray(np.ascontiguousarray(array)), array.nbytes)
@@ -167,6 +177,17 @@ class GraphicsCard:
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         self._loop(loop, memory)((blocks,), (threads,), (task,), shared_mem=memory)
+
+    def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
+        front = self._cupy.cuda.get_current_stream()
+        begun = front.record()
+        self._behind.wait_event(begun)
+        for one, other in zip(first, second, strict=True):
+            one()
+            self._behind.wait_event(front.record())
+            with self._behind:
+                other()
+        front.wait_event(self._behind.record())
 
     def finish(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,17 @@ _ADDRESSES = (
     "rows blocks offsets places present ids pool interactions queries pools at view grades ideal user click stop "
     "attention discount starts drifts updates online scratch key"
 )
-_COUNTS = "documents query_count features longest users levels taking_part many_starts batch room"
+_COUNTS = "documents query_count features longest users levels first taking_part many_starts batch room"
 _REALS = "rate pull clip_weights clip_gradients temperature keep"
 # As `struct Task` in kernels/pdgd.cu and `struct RowSum` in kernels/sums.cu have them.
 TASK = np.dtype(
     [(name, kind) for names, kind in ((_ADDRESSES, "<u8"), (_COUNTS, "<i8"), (_REALS, "<f8")) for name in names.split()]
 )
 ROW_SUM = np.dtype(
-    [(name, "<u8") for name in ("weights", "rows", "totals")] + [(name, "<i8") for name in ("count", "columns", "part")]
+    [(name, "<u8") for name in ("weights", "rows", "totals")]
+    + [(name, "<i8") for name in ("count", "columns", "fresh")]
 )
+PIECES, PIECE = 8, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
 
 
 def in_blocks(
@@ -99,12 +102,36 @@ class PdgdThere:
         self._bare = not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
         self._updates: Any = None
         self._online: Any = None
-        self._totals = machine.empty((1, self._features), np.float64)
+        self._round: tuple[Any, ...] = ()
+        self._loop = ""
+        self._totals = machine.empty((self._features,), np.float64)
 
     def learn(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None = None, bend: Bend = STRAIGHT
     ) -> tuple[Any, Any]:
         """(updates, online) of those who take part, in the machine's memory: the next call uses it again."""
+        count = self._ready(start, chance, present, bend)
+        self._learn(0, count)
+        return self._updates[:count], self._online[:count]
+
+    def part(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The sum of updates [features], by interactions if `weighted`, and online quality: updates stay there."""
+        count = self._ready(start, chance, present, STRAIGHT)
+        weights = self._held["interactions"]
+        if present is not None:
+            weights = self.machine.put(self.crowd.interactions[present].astype(np.int64))
+        piece = max(PIECE, -(-count // PIECES))
+        pieces = [(first, min(first + piece, count)) for first in range(0, count, piece)]
+        self.machine.one_behind_the_other(
+            [partial(self._learn, *each) for each in pieces],
+            [partial(self._add_up, weights if weighted else None, *each) for each in pieces],
+        )
+        return self.machine.get(self._totals), self.machine.get(self._online[:count])
+
+    def _ready(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> int:
+        """Bring what a round needs into place; returns how many take part."""
         machine, task = self.machine, self._task
         count = len(self.crowd) if present is None else len(present)
         if self._updates is None or len(self._updates) < count:
@@ -113,34 +140,27 @@ class PdgdThere:
         starts = machine.put(as_sent(start))
         there = None if present is None else machine.put(present.astype(np.int64))
         drifts = None if bend.drifts is None else machine.put(bend.drifts.astype(np.float64))
+        self._round = (starts, there, drifts)  # kept until the next one
         task["starts"], task["many_starts"] = machine.address(starts), len(starts) > 1
         task["present"] = 0 if there is None else machine.address(there)
         task["drifts"] = 0 if drifts is None else machine.address(drifts)
         task["updates"], task["online"] = machine.address(self._updates), machine.address(self._online)
-        task["key"], task["taking_part"], task["pull"] = chance.key("learn"), count, self.learner.rate * bend.pull
-        loop = "pdgd_clients"
+        task["key"], task["pull"] = chance.key("learn"), self.learner.rate * bend.pull
+        self._loop = "pdgd_clients"
         if self._bare and not bend.pull and drifts is None:
-            loop = "pdgd_clients_short" if self.crowd.data.longest <= SHORT else "pdgd_clients_plain"
-        machine.each_client(loop, task, count, self._room)
-        return self._updates[:count], self._online[:count]
+            self._loop = "pdgd_clients_short" if self.crowd.data.longest <= SHORT else "pdgd_clients_plain"
+        return count
 
-    def part(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The sum of updates [features], by interactions if `weighted`, and online quality: updates stay there."""
-        updates, online = self.learn(start, chance, present)
-        return self.add_up(updates, present, weighted), self.machine.get(online)
+    def _learn(self, first: int, last: int) -> None:
+        task = self._task.copy()
+        task["first"], task["taking_part"] = first, last
+        self.machine.each_client(self._loop, task, last - first, self._room)
 
-    def add_up(self, updates: Any, present: NDArray[np.int64] | None, weighted: bool) -> NDArray[np.float64]:
-        machine, (count, columns) = self.machine, updates.shape
-        weights = self._held["interactions"]
-        if present is not None:
-            weights = machine.put(self.crowd.interactions[present].astype(np.int64))
+    def _add_up(self, weights: Any, first: int, last: int) -> None:
+        machine, columns = self.machine, self._features
         task = np.zeros((), ROW_SUM)
-        task["weights"] = machine.address(weights) if weighted else 0
-        task["rows"], task["totals"] = machine.address(updates), machine.address(self._totals)
-        task["count"], task["columns"], task["part"] = count, columns, count
-        memory = 2 * ROWS_AT_ONCE * (4 * LANES + 8)
-        machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, memory)
-        total: NDArray[np.float64] = machine.get(self._totals)[0]
-        return total
+        task["weights"] = 0 if weights is None else machine.address(weights) + 8 * first
+        task["rows"] = machine.address(self._updates) + 4 * columns * first
+        task["totals"], task["count"], task["columns"] = machine.address(self._totals), last - first, columns
+        task["fresh"] = first == 0
+        machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))

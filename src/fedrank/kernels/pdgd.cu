@@ -26,7 +26,7 @@ struct Task {
     double* online;          // [taking part]
     char* scratch;           // of all warps, where they have no fast memory of their own
     u64 key;
-    i64 documents, query_count, features, longest, users, levels, taking_part, many_starts, batch, room;
+    i64 documents, query_count, features, longest, users, levels, first, taking_part, many_starts, batch, room;
     double rate, pull, clip_weights, clip_gradients, temperature, keep;
 };
 
@@ -374,7 +374,7 @@ template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task, ch
     Page page;
     Bench bench;
     furnish(task, memory, page, bench);
-    for (i64 c = blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
+    for (i64 c = task.first + blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
         pdgd_client<plain, groups>(task, c, page, bench);
 }
 
@@ -404,7 +404,7 @@ template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task) {
     Page page;
     Bench bench;
     furnish(task, task.scratch, page, bench);
-    for (i64 c = 0; c < task.taking_part; c++) pdgd_client<plain, groups>(task, c, page, bench);
+    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<plain, groups>(task, c, page, bench);
 }
 
 extern "C" void pdgd_clients_plain(const Task* task) { all_clients<true, 4>(*task); }
