@@ -80,7 +80,7 @@ def test_what_cannot_be_drawn_is_said(runs, tmp_path):
     with pytest.raises(ValueError, match=r"no column 'ndgc@10'; did you mean \"ndcg@10\""):
         fr.plot.curves(runs, "ndgc@10")
     write_run(tmp_path, experiment="another", queries=17)
-    with pytest.raises(ValueError, match=r"same queries \(another, robust\).*runs.filter\(experiment='another'\)"):
+    with pytest.raises(ValueError, match=r"same queries \(another; robust\).*runs.filter\(experiment='another'\)"):
         fr.plot.curves(fr.load_runs(tmp_path))
     with pytest.raises(ValueError, match="no runs to report on"):
         fr.plot.curves(runs.filter(variant="nobody"))
@@ -105,3 +105,17 @@ def test_a_notebook_and_a_paper_get_the_same_figure(runs, tmp_path):
 def test_matplotlib_is_imported_when_something_is_drawn():
     code = "import sys; import fedrank as fr; fr.plot.curves; print('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_prompt_completes_pictures_alone():
+    assert dir(fr.plot) == ["clients", "curves", "final", "weights"]
+
+
+def test_what_is_advised_where_experiments_do_not_belong_together_can_be_drawn(tmp_path):
+    for name, queries in (("a", 30), ("b", 30), ("c", 20)):
+        write_run(tmp_path, name, queries=queries)
+    runs = fr.load_runs(tmp_path)
+    with pytest.raises(ValueError, match="not tested on the same queries") as told:
+        fr.plot.curves(runs)
+    assert "runs.filter(experiment=['a', 'b'])" in str(told.value)
+    assert isinstance(fr.plot.curves(runs.filter(experiment=["a", "b"])), Figure)

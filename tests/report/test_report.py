@@ -183,13 +183,14 @@ def test_unfinished_runs_are_listed_and_not_counted(tmp_path: Path) -> None:
     error = {"message": "3 updates are not finite", "round": 12, "client": 4}
     settings = {"aggregator.name": "krum"}
     write_run(out, variant="aggregator.name=krum", seed=9, level=0.99, settings=settings, status="failed", error=error)
-    write_run(out, "other", seed=1, status="failed", error=error)
+    for seed in (1, 2, 3):
+        write_run(out, "other", seed=seed, status="failed", error=error | {"round": seed})
     runs = load_runs(out)
     text = write_report(runs, tmp_path / "report.html").read_text()
     assert "Unfinished runs" in text
     assert "3 updates are not finite (round 12, client 4)" in text
     assert "1 of 13 runs is not finished" in text
-    assert "without a finished run are not reported on: other" in text
+    assert "without a finished run are not reported on: other, 3 runs, the first of them only fold 1 seed 1: " in text
     (found,) = find(runs)
     assert [len(variant.repeats) for variant in found.variants] == [6, 6]
 

@@ -226,6 +226,11 @@ def test_the_list_names_state_quality_and_reason(tmp_path: Path) -> None:
     assert "ndcg@10 0.2500" in text
     assert "24 / 24" in text
     assert "boom (round 3, client 4)" in text
+    for seed in range(3, 23):
+        write_run(tmp_path, seed=seed, status="failed", error={"message": "bang", "round": seed, "client": None})
+    show(about_runs(load_runs(tmp_path)), console)
+    assert console.file.getvalue().count("bang") == 1  # type: ignore[attr-defined]
+    assert "20 runs, the first of them only fold 1 seed 3: bang (round 3)" in console.file.getvalue()  # type: ignore[attr-defined]
     show(about_runs(Runs()), console)
     assert "No runs here" in console.file.getvalue()  # type: ignore[attr-defined]
 

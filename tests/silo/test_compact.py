@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -261,6 +262,24 @@ def test_a_small_file_cannot_fill_the_memory_of_whoever_opens_it(tmp_path):
     rewritten(path, bad, **{f"body.{name}": part for name, part in crowd.items()})
     with pytest.raises(SketchFileError, match="more than a file of this size can have"):
         open_sketch(bad)
+
+
+def test_a_crowd_at_no_end_of_its_cell_takes_no_room(tmp_path):
+    """A cell that says it holds many makes all that are read with it as wide: 80,000 times the bytes of the file."""
+    path, bad = made(tmp_path / "a.sketch", noise=1.0), tmp_path / "bad.sketch"
+    top = open_sketch(path).fields["body"]
+    held, many = np.zeros((6, 40), np.int32), 100_000
+    held[0, 0] = many
+    sizes, ones = np.zeros_like(top.sizes), np.ones(many, np.int32)
+    crowd = {"held": held, "gaps": ones, "counts": 0 * ones, "sizes": sizes}
+    rewritten(path, bad, **{f"body.{name}": part for name, part in crowd.items()})
+    tracemalloc.start()
+    try:
+        with pytest.raises(SketchFileError, match="at none of its ends"):
+            open_sketch(bad)
+        assert tracemalloc.get_traced_memory()[1] < 2 * GROWTH * bad.stat().st_size
+    finally:
+        tracemalloc.stop()
 
 
 def test_planes_that_lie_are_refused(tmp_path):

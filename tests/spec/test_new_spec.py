@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
-from fedrank.spec.blank import BEGINNINGS, SCHEMA, blank_spec
+from fedrank.spec.blank import BEGINNINGS, NEEDED, SCHEMA, blank_spec
 from fedrank.spec.grid import read_tables
 from fedrank.spec.kinds import KINDS
 from fedrank.spec.schema import schema_text
@@ -88,6 +88,13 @@ def test_a_new_spec_can_be_read_and_fits_the_schema(kind, tmp_path):
     tables = tomllib.loads(text)
     assert read_tables(tables).kind == kind
     assert fits(tables, WHOLE)
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_what_is_needed_first_is_said_where_a_new_spec_names_nothing_that_is_here(kind):
+    """What comes with fedrank can be run at once."""
+    assert (kind in NEEDED) == ("data.name" not in BEGINNINGS[kind])
+    assert all(value in NEEDED[kind] for key, value in BEGINNINGS[kind].items() if key == "data.log")
 
 
 @pytest.mark.parametrize("kind", BEGINNINGS)

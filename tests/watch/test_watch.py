@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrank.watch.state import Watched, charts
+from fedrank.run.runs import load_runs
+from fedrank.watch.state import LONGEST_LOG, Watched, charts, log_of
 from tests.report.made_up_runs import write_run
 from tests.watch.served import BAD, WatchedPage, finish, grow, running, served, write_folders
 
@@ -94,6 +95,26 @@ def test_a_run_that_cannot_be_read_is_shown_as_broken(tmp_path: Path) -> None:
 def _line(found: list[dict], name: str) -> dict:
     (line,) = [line for line in found[0]["lines"] if line["name"].endswith(name)]
     return line
+
+
+def test_numbers_that_are_none_do_not_end_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "first", "mean", status="running", round=0, rounds=40)
+    (folder / "rounds.csv").write_text("round,online,interactions,ndcg@10\n1,0.2,5,0.5\n2,inf,inf,0.6\ninf,0.3,9,0.7\n")
+    (experiment,) = Watched((tmp_path,)).look()
+    assert [one.run.round for one in experiment.runs] == [0]
+    assert [chart["lines"][0]["rounds"] for chart in charts([experiment])] == [[1], [1]]
+
+
+def test_of_a_log_the_end_is_shown_and_nothing_that_lies_elsewhere(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs", status="failed")
+    (run,) = load_runs(tmp_path / "runs")
+    (folder / "traceback.txt").write_bytes(b"\xff" * 3 * LONGEST_LOG + b"\nKeyError: 1\n")
+    assert log_of(run).endswith("KeyError: 1\n")
+    assert len(log_of(run)) == LONGEST_LOG
+    (folder / "traceback.txt").unlink()
+    (tmp_path / "elsewhere").write_text("secret")
+    (folder / "traceback.txt").symlink_to(tmp_path / "elsewhere")
+    assert log_of(run) == ""
 
 
 def test_pages(site: WatchedPage) -> None:

@@ -89,7 +89,7 @@ def new(
     kind: Annotated[str, typer.Option(help="federated, async, silo or trees.")] = "federated",
 ) -> None:
     """Write a commented spec to begin with, and beside it a JSON schema, by which editors complete its keys."""
-    from fedrank.spec.blank import SCHEMA, blank_spec
+    from fedrank.spec.blank import NEEDED, SCHEMA, blank_spec
     from fedrank.spec.schema import schema_text
 
     if file.suffix != ".toml":
@@ -102,6 +102,8 @@ def new(
     console = new_console()
     say(console, f"Spec: {file}")
     say(console, f"For editors: {file.with_name(SCHEMA)}")
+    if needed := NEEDED.get(kind):
+        say(console, f"First: {needed}")
     say(console, f"Do it: fedrank run {file}")
 
 

@@ -145,8 +145,7 @@ def about_papers() -> list[Section]:
             cost = item.grid.about.paper
             times = (None, None) if cost is None else (cost.minutes, cost.quick_minutes)
             here = Cell("no", tone="warn") if item.missing else Cell("yes", tone="better")
-            caption = f"{item.label}: {item.grid.title}" if item.grid.title else item.label
-            cells = [Cell(caption), Cell(item.name, tone="name"), Cell(item.data), here]
+            cells = [Cell(_captioned(item.label, item.grid.title)), Cell(item.name, tone="name"), Cell(item.data), here]
             rows.append([*cells, *(Cell(_minutes(time)) for time in times)])
         table = Table(["item", "experiment", "data", "here", "whole", "quick"], rows, 4, whole=1)  # it is to be typed
         others = [say(f"{other.item}:  ", Span(other.command, "code")) for other in paper.other]
@@ -157,6 +156,19 @@ def about_papers() -> list[Section]:
         "made-up data of the same shape otherwise. --set data.name=... takes other data."
     )
     return [*sections, Section("", (say(last, tone="quiet"),))]
+
+
+def _captioned(label: str, title: str) -> str:
+    """What an item is called and what it shows, nothing of it twice.
+
+    >>> _captioned("Figure 1", "SelGB, figure 1: how many negatives")
+    'Figure 1: how many negatives'
+    >>> _captioned("Ours: few queries", "Few queries")
+    'Ours: few queries'
+    """
+    before, _, shows = title.partition(": ")
+    title = shows if before.casefold().endswith(label.casefold()) else title
+    return label if label.casefold().endswith(title.casefold()) else f"{label}: {title}"
 
 
 def papers_facts() -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from fedrank.rank.propensity import IN_THE_CLEAR, SHARED
 from fedrank.report.sections import Cell, Part, Section, Span, Table, Tone, say
 from fedrank.report.statistics import randomisation_test
 from fedrank.report.tables import duration
+from fedrank.run.failures import alike, several
 from fedrank.run.folder import Receipt, paid_for
 from fedrank.run.leaving import budget_line, cost_of_words, leaving, sketch_noise_needed
 from fedrank.run.privacy import (
@@ -85,9 +86,8 @@ def about_runs(runs: Runs) -> list[Section]:
         ]
         table = Table(["variant", "fold", "seed", "status", "round", "quality", "time"], rows, 4)
         reasons = [
-            say(f"{run.variant} fold {run.fold} seed {run.seed}: {run.reason}", tone="quiet")
-            for run in group
-            if run.status in ("failed", "broken")
+            say(f"{several(some)}: {some[0].reason}", tone="quiet")
+            for some in alike(run for run in group if run.status in ("failed", "broken"))
         ]
         sections.append(Section(name, (table, *reasons)))
     return sections

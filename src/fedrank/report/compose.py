@@ -46,6 +46,7 @@ from fedrank.report.tables import (
     unfinished_table,
     unlearned_table,
 )
+from fedrank.run.failures import alike, several
 from fedrank.run.folder import LAST
 from fedrank.run.runs import Runs
 
@@ -79,9 +80,8 @@ def _brief(findings: Findings) -> Section:
     parts += map(say, privacy_lines(findings))
     if len(findings.unfinished):
         parts.append(say(f"{len(findings.unfinished)} of {len(findings.runs)} runs are not finished and not counted:"))
-        for run in findings.unfinished:
-            line = f"  {run.variant} fold {run.fold} seed {run.seed}: {run.status}, {run.reason}"
-            parts.append(say(line, tone="warn"))
+        for some in alike(findings.unfinished):
+            parts.append(say(f"  {several(some)}: {some[0].status}, {some[0].reason}", tone="warn"))
     return Section(findings.title, tuple(parts))
 
 
@@ -316,6 +316,8 @@ def left_out(runs: Runs, reported: Sequence[Findings]) -> str:
     missing = [run for run in runs if run.folder not in folders]
     if not missing:
         return ""
-    reasons = "; ".join(f"{run.experiment}, {run.variant}: {run.status}, {run.reason}" for run in missing[:20])
-    more = f"; and {len(missing) - 20} more" if len(missing) > 20 else ""
+    groups = [some for own in Runs(tuple(missing)).group("folder").values() for some in alike(own)]
+    said = (f"{some[0].experiment}, {several(some)}: {some[0].status}, {some[0].reason}" for some in groups[:20])
+    reasons = "; ".join(said)
+    more = f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     return f"Experiments without a finished run are not reported on: {reasons}{more}."

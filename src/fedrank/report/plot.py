@@ -23,6 +23,13 @@ from fedrank.types import Crowd
 if TYPE_CHECKING:
     from fedrank.report.figures import Picture
 
+__all__ = ["clients", "curves", "final", "weights"]
+
+
+def __dir__() -> list[str]:
+    """What a prompt completes."""
+    return __all__
+
 
 def curves(runs: Runs | Run, column: str | None = None) -> Picture:
     """One column by round: a line for each variant, with a 95% band where there are enough repeats.
@@ -83,10 +90,11 @@ def _found(runs: Runs | Run) -> Findings:
     """What finished runs of one experiment come to, or of several that were tested on the same queries."""
     reported = join(find(Runs((runs,)) if isinstance(runs, Run) else runs))
     if len(reported) > 1:
-        names = ", ".join(findings.name for findings in reported)
+        names = "; ".join(findings.name for findings in reported)
+        first = [*dict.fromkeys(run.experiment for run in reported[0].runs)]
         raise ValueError(
             f"these are experiments that were not tested on the same queries ({names}), which one picture mixes up; "
-            f"choose one, as in runs.filter(experiment={reported[0].name!r})"
+            f"choose some, as in runs.filter(experiment={first if len(first) > 1 else first[0]!r})"
         )
     return reported[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedrank.federate.server import RoundError
 from fedrank.files import read_text, told, write_whole
-from fedrank.run.runs import load_runs
+from fedrank.run.runs import Run, load_runs
 from fedrank.run.writer import Task
 from fedrank.spec.experiment import Experiment, to_tables
 
@@ -95,6 +95,21 @@ def causes(failed: Iterable[tuple[Task, str]]) -> list[FailureCause]:
         alike = PLACE.sub("", reason).replace(str(task.folder), "")
         groups.setdefault(alike, []).append((task, reason))
     return [_cause(some) for some in groups.values()]
+
+
+def alike(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs that are not finished by their state and reason, wherever in a run it came up."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        reason = PLACE.sub("", run.reason).replace(str(run.path), "")
+        groups.setdefault((run.status, reason), []).append(run)
+    return list(groups.values())
+
+
+def several(runs: Sequence[Run]) -> str:
+    """Runs in few words: a single one by its name, several by their number and the first of them."""
+    first = f"{runs[0].variant} fold {runs[0].fold} seed {runs[0].seed}"
+    return first if len(runs) == 1 else f"{len(runs):,} runs, the first of them {first}"
 
 
 def _cause(some: Sequence[tuple[Task, str]]) -> FailureCause:

@@ -540,7 +540,7 @@ def _round_reached(path: Path, begun: int) -> int:
         file = os.path.join(path, "rounds.csv")
         names, lines = _last_lines(file, END)
         return int(_cell(file, names, lines[-1], "round")) if lines else begun
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError):  # being written, or no number of a round
         return begun
 
 

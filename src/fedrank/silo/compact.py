@@ -84,6 +84,8 @@ def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, 
         raise ValueError("packed cells that hold another number of documents than they say")
     if in_ends.min(initial=0) < 0 or np.any(in_ends > held):
         raise ValueError("a cell with more documents at an end than it holds")
+    if np.any(held > in_ends.sum(axis=0, dtype=np.int64)):  # a crowded cell makes room in all that are read with it
+        raise ValueError("a cell that holds documents which are at none of its ends")
     slots = int(in_ends.max(initial=0))
     if 8 * in_ends.size * slots > most:
         raise ValueError(f"packed cells of {8 * in_ends.size * slots:,} bytes, more than a file of this size can have")

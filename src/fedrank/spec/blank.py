@@ -48,6 +48,9 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
     "trees": {"title": "What I want to know", "data.name": "synthetic-istella-x", "booster": "lambdamart"},
 }
 
+# What cannot be run before somebody did something.
+NEEDED = {"async": 'put the folder of your search log in place of "LOG" (fedrank logs build makes one)'}
+
 VARIED = {
     "federated": '"learner.rate" = [0.03, 0.1]',
     "async": '"learner.rate" = [0.03, 0.1]',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.files import read_text
+from fedrank.files import opened, read_text
 from fedrank.report.readings import running_mean, thinned
 from fedrank.report.tables import heading
 from fedrank.run.folder import STATES
@@ -26,7 +27,7 @@ from fedrank.spec.toml import parse_toml
 
 SECONDS_BETWEEN_LOOKS = 1.0  # however many tabs ask
 LINES = 24  # runs that are drawn one by one; of more, one for each variant
-LONGEST_LOG = 40_000  # characters of a traceback, the last ones
+LONGEST_LOG = 40_000  # bytes of a traceback, the last ones
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,12 @@ def log_of(run: Run) -> str:
     """What a failed run left of its failure, the end of it; empty where there is nothing."""
     from fedrank.run.failures import TRACEBACK
 
+    file = run.path / TRACEBACK
     with suppress(OSError, ValueError):
-        return read_text(run.path / TRACEBACK)[-LONGEST_LOG:]
+        if not file.is_symlink():  # a folder from elsewhere shows nothing that lies outside it
+            with opened(file) as content:
+                content.seek(max(0, os.fstat(content.fileno()).st_size - LONGEST_LOG))
+                return content.read().decode("utf-8", "replace")
     return ""
 
 
@@ -201,12 +206,14 @@ def _lines(runs: Sequence[WatchedRun], many: bool) -> Iterator[tuple[str, dict[s
 def _curves(run: Run) -> dict[str, dict[str, Any]]:
     rounds = run.rounds
     number, found = rounds["round"], {}
-    brought = rounds.get("interactions")
+    brought, known = rounds.get("interactions"), np.isfinite(number)
+    if brought is not None:
+        known &= np.isfinite(brought)
     for column in (*run.measures, "online"):
         values = rounds.get(column)
         if values is None:
             continue
-        rows = np.flatnonzero(np.isfinite(values))
+        rows = np.flatnonzero(np.isfinite(values) & known)
         shown = running_mean(values[rows], max(1, len(number) // 50)) if column == "online" else values[rows]
         kept = thinned(len(rows))
         if len(kept):
