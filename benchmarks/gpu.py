@@ -2,14 +2,17 @@
 
     python benchmarks/gpu.py                 # needs a graphics card and CuPy
     python benchmarks/gpu.py --clients 1000000 --interactions 4
+    python benchmarks/gpu.py --check         # fails where a bit differs
 
-Prints, for each shape: interactions a second on one core and on the card, the share of the card's memory bandwidth that
-reading features alone needs (measured in the same run by a copy), and whether updates are the same bits.
+First random problems: settings, lengths of lists and users, learned by both. Then, for each shape: interactions a
+second on one core and on the card, the share of the card's memory bandwidth (measured in the same run by a copy) that reading
+the features needs, and rounds of a federation with the model stepped in between.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,17 +22,55 @@ import numpy as np
 
 import fedrank as fr
 from fedrank.data.ranking import RankingData
-from fedrank.gpu.machines import GraphicsCard
+from fedrank.gpu.machines import GraphicsCard, Machine
 from fedrank.gpu.pdgd import PdgdThere
+from fedrank.gpu.twins import Twin
 from fedrank.seeds import Chance
 
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"batch": True},
+    {"keep": 0.5},
+    {"temperature": 0.3},
+    {"temperature": 0.001, "keep": 0.5},
+    {"clip_weights": 0.5},
+    {"batch": True, "clip_gradients": 0.1},
+)
+SHAPES = ((6000, 120, 136), (18000, 120, 136), (400, 120, 136), (1000, 41, 46))  # queries, documents, features
 
-def made_up(queries: int, documents: int, features: int) -> RankingData:
-    rng = np.random.default_rng(1)
-    table = rng.random((queries * documents, features), dtype=np.float32)
-    grades = rng.integers(0, 5, queries * documents).astype(np.int8)
-    offsets = np.arange(queries + 1) * documents
-    return RankingData(table, grades, offsets, np.array([str(q) for q in range(queries)]), top_grade=4)
+
+def made_up(queries: int, documents: int, features: int, seed: int = 1, ragged: bool = False) -> RankingData:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, documents + 1, queries) if ragged else np.full(queries, documents)
+    count = int(sizes.sum())
+    return RankingData(
+        rng.random((count, features), dtype=np.float32),
+        rng.integers(0, 5, count).astype(np.int8),
+        np.concatenate([[0], np.cumsum(sizes)]),
+        np.array([str(q) for q in range(queries)]),
+        top_grade=4,
+    )
+
+
+def agreement(machine: Machine, clients: int = 200) -> tuple[int, int]:
+    """(clients whose update and online quality are the same bits, clients) over random problems."""
+    same = tried = 0
+    for number, settings in enumerate(SETTINGS):
+        learner = fr.learners.Pdgd(rate=0.1, **settings)
+        for documents, features in ((7, 5), (41, 46), (130, 136), (300, 64)):
+            for user in ("perfect", "navigational", "informational"):
+                data = made_up(40, documents, features, number, ragged=True)
+                crowd = fr.make_clients(data, count=clients, user=user, interactions=5, seed=number)
+                start = np.random.default_rng(number).normal(size=features)
+                expected = learner(start, crowd, Chance(number, 3))
+                found = PdgdThere(machine, learner, crowd).learn(start, Chance(number, 3))
+                updates, online = (machine.get(each) for each in found)
+                total, _ = PdgdThere(machine, learner, crowd).part(start, Chance(number, 3), None, True)
+                if not np.array_equal(total, fr.kernels.sums.weighted_sum(crowd.interactions, expected.updates)):
+                    sys.exit(f"the sum of updates is another one: {settings}, {documents} x {features}, {user}")
+                alike = (expected.updates == updates).all(axis=1) & (expected.observed.online == online)
+                same, tried = same + int(alike.sum()), tried + clients
+    return same, tried
 
 
 def seconds(card: GraphicsCard, repeats: int, what: Callable[[], Any]) -> float:
@@ -47,45 +88,42 @@ def seconds(card: GraphicsCard, repeats: int, what: Callable[[], Any]) -> float:
 def bandwidth(card: GraphicsCard) -> float:
     """Bytes a second that a copy reads and writes."""
     a, b = card.empty((1 << 30,), np.uint8), card.empty((1 << 30,), np.uint8)
-    taken = seconds(card, 10, lambda: b.__setitem__(slice(None), a))
-    return 2 * (1 << 30) / taken
+    return 2 * (1 << 30) / seconds(card, 10, lambda: b.__setitem__(slice(None), a))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--interactions", type=int, default=5)
+    parser.add_argument("--check", action="store_true", help="fail where a bit differs")
     options = parser.parse_args()
     card = GraphicsCard()
+    same, tried = agreement(card)
+    print(f"{card.name}: the same bits for {same:,} of {tried:,} clients")
+    if options.check and same < tried:
+        sys.exit("updates of the card are not those of the processor")
     best = bandwidth(card)
-    print(f"{card.name}: a copy moves {best / 1e12:.2f} TB a second")
-    for queries, documents, features in ((6000, 120, 136), (18000, 120, 136), (400, 120, 136), (1000, 41, 46)):
-        data = made_up(queries, documents, features)
-        learner, chance, weights = fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(features)
+    print(f"a copy moves {best / 1e12:.2f} TB a second")
+    for queries, documents, features in SHAPES:
+        data, learner, chance, weights = (
+            made_up(queries, documents, features), fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(features),
+        )  # fmt: skip
         few = fr.make_clients(data, count=2000, user="informational", interactions=options.interactions)
-        learned = learner(weights, few, chance)  # compiles
+        learner(weights, few, chance)  # compiles
         begin = time.process_time()
-        learned = learner(weights, few, chance)
+        learner(weights, few, chance)
         one_core = len(few) * options.interactions / (time.process_time() - begin)
-        there = PdgdThere(card, learner, few)
-        updates, online = (card.get(each) for each in there.learn(weights, chance))
-        same = int((learned.updates == updates).all(axis=1).sum())
-        same_online = int((learned.observed.online == online).sum())
-        total, _ = there.part(weights, chance, None, True)
-        mean = np.zeros(features)
-        fr.kernels.sums.add_rows(few.interactions, learned.updates, mean)
         crowd = fr.make_clients(data, count=options.clients, user="informational", interactions=options.interactions)
         many = PdgdThere(card, learner, crowd)
         learn = seconds(card, 7, partial(many.learn, weights, chance))
-        whole = seconds(card, 7, partial(many.part, weights, chance, None, True))
-        all_of_them = options.clients * options.interactions
-        read = all_of_them * documents * features * 4
+        whole = seconds(card, 7, partial(Twin(many).part, weights, chance, None, True))
+        searches = options.clients * options.interactions
+        needed = searches * documents * features * 4 / best
         print(
-            f"{features} x {documents}, {data.features.nbytes / 2**20:.0f} MiB: one core {one_core:,.0f} a second; "
-            f"card {all_of_them / learn / 1e6:.1f} million, with the mean {all_of_them / whole / 1e6:.1f} million "
-            f"({all_of_them / whole / one_core:,.0f} times), {read / whole / best:.0%} of the bandwidth "
-            f"({read / learn / best:.0%} without the mean); the same bits: {same} of {len(few)} updates, "
-            f"{same_online} online, mean {'yes' if np.array_equal(total, mean) else 'NO'}"
+            f"{features} x {documents}, {data.features.nbytes / 2**20:,.0f} MiB: one core {one_core:,.0f} a second; "
+            f"card {searches / whole / 1e6:.1f} million with the mean ({searches / whole / one_core:,.0f} times one core, "
+            f"{needed / whole:.0%} of the bandwidth), {searches / learn / 1e6:.1f} without ({needed / learn:.0%}); "
+            f"{1e3 * whole:.2f} milliseconds, of which learning {1e3 * learn:.2f}"
         )
 
 
