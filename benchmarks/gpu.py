@@ -5,8 +5,8 @@
     python benchmarks/gpu.py --check         # fails where a bit differs
 
 First random problems: settings, lengths of lists and users, learned by both. Then, for each shape: interactions a
-second on one core and on the card, the share of the card's memory bandwidth (measured in the same run by a copy) that reading
-the features needs, and rounds of a federation with the model stepped in between.
+second on one core and on the card, and the share of the card's memory bandwidth (measured in the same run by a copy)
+that reading the features needs.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def main() -> None:
         needed = searches * documents * features * 4 / best
         print(
             f"{features} x {documents}, {data.features.nbytes / 2**20:,.0f} MiB: one core {one_core:,.0f} a second; "
-            f"card {searches / whole / 1e6:.1f} million with the mean ({searches / whole / one_core:,.0f} times one core, "
-            f"{needed / whole:.0%} of the bandwidth), {searches / learn / 1e6:.1f} without ({needed / learn:.0%}); "
+            f"card {searches / whole / 1e6:.1f} million with the mean ({searches / whole / one_core:,.0f} times one "
+            f"core, {needed / whole:.0%} of the bandwidth), {searches / learn / 1e6:.1f} without ({needed / learn:.0%}); "
             f"{1e3 * whole:.2f} milliseconds, of which learning {1e3 * learn:.2f}"
         )
 
