@@ -63,6 +63,8 @@ def test_alike_means_inside_the_margin() -> None:
     assert found.verdict == OPEN
     assert found.power == 0.0  # an interval of this width never fits
     assert "power 0.00 to show them alike" in found.why
+    assert found.why.endswith("would show it")
+    assert judge(stated(0.05, 0.02, 0.02)).why.endswith("would show the opposite")
 
 
 @given(st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(0.001, 0.1)), min_size=1, max_size=6))

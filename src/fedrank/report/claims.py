@@ -152,7 +152,8 @@ def _needed(claim: Stated, level: float, power: float) -> str:
         whose = "the paper's difference" if claim.reported else "the smallest of interest"
         seen = f"power {power:.2f} for {_sought(claim):.3g}, {whose}"
     distance = abs(found.difference) if within is None else abs(within - abs(found.difference))
-    told = "the opposite" if within is None and found.difference < 0 else "it"
+    against = found.difference < 0 if within is None else abs(found.difference) > within
+    told = "the opposite" if against else "it"
     error = distance / float(ndtri(1 - level / 2) + ndtri(ENOUGH))
     if error <= found.floor:
         share = f"{found.unit} of one data set share their queries"
