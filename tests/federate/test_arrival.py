@@ -82,6 +82,8 @@ def test_in_step_those_who_have_no_batch_left_are_skipped():
     plan = schedule(clients, Sync())
     assert [plan.cohort(round).tolist() for round in (1, 2, 3)] == [[0, 1], [0], [0]]
     assert models(Sync(), clients=clients) == [(1 + 3) / 2, 2 + 1, 3 + 1]
+    # Who never receives goes on from its own model, and the mean is of the models that come.
+    assert models(Sync(receive=False), clients=clients) == [(1 + 3) / 2, 1 + 1, 2 + 1]
 
 
 def test_ties_in_time_go_by_client():

@@ -63,6 +63,8 @@ def test_alike_means_inside_the_margin() -> None:
     assert found.verdict == OPEN
     assert found.power == 0.0  # an interval of this width never fits
     assert "power 0.00 to show them alike" in found.why
+    assert found.why.endswith("would show it")
+    assert judge(stated(0.05, 0.02, 0.02)).why.endswith("would show the opposite")
 
 
 @given(st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(0.001, 0.1)), min_size=1, max_size=6))
@@ -117,6 +119,15 @@ def test_repeats_do_not_help_where_queries_are_too_few() -> None:
 def test_a_design_that_cannot_tell_says_so() -> None:
     found = judge(Stated("a and b", "online", Contrast(0.5, unit="folds", counted=1, repeats=5, why="one fold")))
     assert (found.verdict, found.why, found.power) == (OPEN, "this design cannot tell: one fold", 0.0)
+    lucky = Contrast(0.5, unit="folds", counted=1, repeats=5, why="one fold", luck=0.1)
+    half = float(stats.t.isf(0.025, 4)) * 0.1
+    told = f"on exactly these, 5 repeats put it between {0.5 - half:+.4g} and {0.5 + half:+.4g}"
+    assert judge(Stated("a and b", "online", lucky)).why == f"this design cannot tell: one fold; {told}"
+
+
+def test_in_general_it_takes_data_sets() -> None:
+    over = Contrast(0.02, 0.02, 3, "data sets", 4, 20, 0.04)
+    assert "data sets instead of 4 would show it" in judge(Stated("a and b", "ndcg@10", over)).why
 
 
 @pytest.mark.parametrize(

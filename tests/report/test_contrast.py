@@ -163,6 +163,7 @@ def test_folds_by_hand() -> None:
     few = by_folds(np.array([0.1, 0.1, 0.1]), np.array([1, 1, 2]))
     assert not few.tested
     assert "2 folds cannot stand for other queries" in few.why
+    assert few.luck == pytest.approx(0.0, abs=1e-12)
 
 
 def test_in_general_means_over_data_sets() -> None:

@@ -63,7 +63,11 @@ class GatheringRule(ArrivalRule, Protocol):
 
 @dataclass(frozen=True)
 class Sync:
-    """In step: round t averages the t-th update of every client that still has one, whenever it was made."""
+    """In step: round t averages the t-th update of every client that still has one, whenever it was made.
+
+    Who never receives the global model goes on with its own; the global one is then the mean of the models that come
+    (AOL4FOLTR, equation 1), in which those have no part that have run out of updates.
+    """
 
     receive: bool = True  # whether clients get the global model after every round (AOL4FOLTR's released code: never)
 
@@ -74,7 +78,7 @@ class Sync:
         return {}
 
     def __call__(self, weights: Weights, arrival: Arrival, state: Arrays) -> Weights:
-        return weights + arrival.change
+        return weights + arrival.change if self.receive else arrival.model
 
 
 @dataclass(frozen=True)

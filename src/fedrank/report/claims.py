@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedrank.report.contrast import Contrast
-from fedrank.report.statistics import LEVEL
+from fedrank.report.statistics import LEVEL, t_quantile
 
 SMALL = 0.01  # of a measure between 0 and 1: a difference that nobody would act on
 ENOUGH = 0.8  # power of a design that is worth its time
@@ -104,7 +104,7 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     if found.repeats == 0 and not found.counted:
         return Verdict(claim, UNTESTED, level, why=found.why)
     if not found.tested:
-        why = f"{CANNOT}: {found.why}"
+        why = f"{CANNOT}: {found.why}{_on_these_queries(found)}"
         return Verdict(claim, OPEN, level, sought=sought, power=0.0, why=why)
     if within is not None:
         verdict = HOLDS if -within < low and high < within else FAILS if low > within or high < -within else OPEN
@@ -113,6 +113,15 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
         verdict = HOLDS if low > 0 else FAILS if high < 0 or small else OPEN
     why = _needed(claim, level, power) if verdict == OPEN else ""
     return Verdict(claim, verdict, level, low, high, sought, power, why)
+
+
+def _on_these_queries(found: Contrast) -> str:
+    """What repeats say, who know nothing about other queries."""
+    if math.isnan(found.luck):
+        return ""
+    half = t_quantile(1 - LEVEL / 2, found.repeats - 1) * found.luck
+    low, high = found.difference - half, found.difference + half
+    return f"; on exactly these, {found.repeats} repeats put it between {low:+.4g} and {high:+.4g}"
 
 
 def _sought(claim: Stated) -> float:
@@ -143,14 +152,16 @@ def _needed(claim: Stated, level: float, power: float) -> str:
         whose = "the paper's difference" if claim.reported else "the smallest of interest"
         seen = f"power {power:.2f} for {_sought(claim):.3g}, {whose}"
     distance = abs(found.difference) if within is None else abs(within - abs(found.difference))
-    told = "the opposite" if within is None and found.difference < 0 else "it"
+    against = found.difference < 0 if within is None else abs(found.difference) > within
+    told = "the opposite" if against else "it"
     error = distance / float(ndtri(1 - level / 2) + ndtri(ENOUGH))
     if error <= found.floor:
         share = f"{found.unit} of one data set share their queries"
         because = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
         return f"{seen}; more repeats would not show {told}: {because}"
-    luck, room = found.repeats * (found.error**2 - found.floor**2), error**2 - found.floor**2
+    count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "repeats")
+    luck, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
     if luck > MOST * room:
-        return f"{seen}; more than {MOST:,} repeats would be needed to show {told}"
-    wanted = max(math.ceil(luck / room), found.repeats + 1)
-    return f"{seen}; about {wanted:,} repeats instead of {found.repeats:,} would show {told}"
+        return f"{seen}; more than {MOST:,} {what} would be needed to show {told}"
+    wanted = max(math.ceil(luck / room), count + 1)
+    return f"{seen}; about {wanted:,} {what} instead of {count:,} would show {told}"

@@ -41,6 +41,7 @@ class Contrast:
     spread: float = math.nan  # standard deviation of what is counted
     floor: float = 0.0  # what the error would be after ever so many repeats
     why: str = ""  # why there is no test; empty if there is one
+    luck: float = math.nan  # where there is no test: standard error over repeats, which is for exactly these queries
 
     @property
     def tested(self) -> bool:
@@ -254,7 +255,8 @@ def by_folds(finals: NDArray[np.float64], folds: NDArray[np.int64]) -> Contrast:
     count, runs, mean = len(names), len(finals), float(finals.mean())
     if count < FEWEST:
         why = f"they are known of runs, not of queries, and {_few(count, 'fold')} cannot stand for other queries"
-        return Contrast(mean, unit="folds", counted=count, repeats=runs, why=why)
+        luck = float(finals.std(ddof=1)) / math.sqrt(runs) if runs >= 2 else math.nan
+        return Contrast(mean, unit="folds", counted=count, repeats=runs, why=why, luck=luck)
     each = np.bincount(place)
     means = np.bincount(place, finals) / each
     variance, common, luck = float(means.var(ddof=1)), SHARED / (1 - SHARED), 0.0
