@@ -25,6 +25,7 @@ from fedrank.run.trees import begin_trees
 from fedrank.run.writer import RunWriter
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.forest import planted, transplanted
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.training import Merging, measured, merge_grown
 from fedrank.wire import Label, Part, Refused
@@ -105,6 +106,10 @@ def perform_forests(
     """Gather the forests of all sites, merge them, and give everybody what came out."""
     books = Books(writer.folder, say)
     fold, _, nothing = begin_trees(experiment, writer)
+    if isinstance(experiment.merge, Histograms):
+        from fedrank.deploy.grown import perform_grown
+
+        return perform_grown(experiment, writer, plan, send, patience, books, fold, nothing)
     writer.know(conventions=CONVENTIONS if plan.simulated else CONVENTIONS | BETWEEN_SITES)
     writer.begin()
     hub = ForestHub(
@@ -118,14 +123,14 @@ def perform_forests(
     outcome = merge(experiment, writer, plan, fold, sent)
     save_merged(outcome, writer, fold)
     # All that sites get is written and given before the run counts as finished: whoever is stopped here comes back.
-    issued(_card(plan, sent), writer.folder, fold.name).write(writer.folder)
-    why = hub.give_merged(_files(writer, plan, sorted(sent)))
+    issued(site_card(plan, sorted(sent)), writer.folder, fold.name).write(writer.folder)
+    why = hub.give_merged(result_files(writer, plan, sorted(sent)))
     notes = [f"{name}: {reason}" for name, reason in hub.left_out.items()]
     notes += [f"{name} has not been given the result: {reason}" for name, reason in why.items()]
     absent = [site.name for site in plan.sites if not set(site.clients) & set(sent)]
     notes += [f"{name} sent no forest, and the model is without it" for name in absent]
     finish_merge(outcome, writer, fold, nothing, notes=notes, tuned=None)
-    books.progress(plan, ROUND, ROUND)
+    return books.progress(plan, ROUND, ROUND)
 
 
 def _merged_in_trial(
@@ -155,15 +160,18 @@ def _merged_between_sites(
     return measured(queries, local, [model] * len(local), fold, experiment.measures, nobodys)
 
 
-def _card(plan: Plan, sent: Mapping[int, SentForest]) -> Card:
-    card = forest_card(len(sent))
+def site_card(plan: Plan, clients: Sequence[int], sees: str = "") -> Card:
+    """What may be claimed for what sites made together; `sees` says who saw what, where it is not forests."""
+    card = forest_card(len(clients))
+    if sees:
+        card = replace(card, who_sees_what=sees, summary=f"No mechanism: {sees}. Nothing can be claimed.")
     if plan.simulated:
         return card
-    sites = ", ".join(site.name for site in plan.sites if site.clients[0] in sent)
+    sites = ", ".join(site.name for site in plan.sites if site.clients[0] in clients)
     return replace(card, what=DEPLOYED_RUN, not_covered=(*card.not_covered, f"which sites took part: {sites}"))
 
 
-def _files(writer: RunWriter, plan: Plan, clients: Sequence[int]) -> dict[str, bytes]:
+def result_files(writer: RunWriter, plan: Plan, clients: Sequence[int]) -> dict[str, bytes]:
     """What every site gets: the merged model, or where each client has its own, that of the site's first one."""
     card, files = writer.folder / Card.FILE, {}
     for site in plan.sites:

@@ -39,6 +39,7 @@ from fedrank.spec.toml import write_toml
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.arrays import BY_CATEGORY, Trees
 from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.model_files import load_model
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import useful
@@ -179,6 +180,8 @@ class ForestRun:
     def answer(self, label: Label, content: bytes) -> bytes:
         """The trees of every client of this site: on the disk before they leave, and the same when asked again."""
         plan = self.plan
+        if isinstance(self.experiment.merge, Histograms):
+            raise Refused("this run grows one forest from histograms, and the forest of this site alone is not sent")
         wire.unpack(content, Label("forest", label.run, ROUND), {})
         wanted = {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
         if self.facts != wanted:

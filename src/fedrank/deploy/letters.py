@@ -5,6 +5,7 @@ partners -> letters     public keys of everybody, before a secure sum
 round    -> answers     the call of a round; a message of every client of the site
 advertise, share, mask, sign, open -> letters      a round of a secure sum, phase by phase
 forest   -> answers     the trees that every client of the site has grown, where sites merge forests
+grow     -> grown       a message of the half that decides splits; histograms, where sites grow one forest together
 silo-key, silo-meet, silo-open, silo-ask, silo-answer, silo-hear, silo-turn -> letters     sealed ones, to carry
 merged   -> facts       the files of a merged model and its card, at the end
 measure  -> measured    sums of measures of a model on the site's own queries, where its policy allows it

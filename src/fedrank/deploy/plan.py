@@ -33,6 +33,7 @@ from fedrank.spec.grid import read_tables
 from fedrank.spec.silo import SiloExperiment, SilosSpec
 from fedrank.spec.toml import TomlTable, parse_toml, write_toml
 from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.splits import Sites
 from fedrank.types import Weights, has
@@ -305,10 +306,16 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
 def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
     """What keeps a question to forests from being asked between sites: one line each."""
     found, merge = [], experiment.merge
-    if not isinstance(merge, WeightedSum | Stacking):
+    if isinstance(merge, Histograms):
+        if merge.edges not in ("grid", "bounded"):
+            found.append(f'merge.edges: "{merge.edges}" do not follow from a plan; use "grid" or "bounded"')
+        if merge.private != "no":
+            found.append("merge.private: noise is added in simulations, and not yet between sites; use `fedrank run`")
+    elif not isinstance(merge, WeightedSum | Stacking):
         named = "there is none" if merge is None else f'"{name_of(merge)}"'
         found.append(
-            f"merge: {named}, and sites grow forests that are then merged: use linear or stacking, or `fedrank run`"
+            f"merge: {named}, and sites grow forests that are then merged: use linear, stacking or histograms, or "
+            "`fedrank run`"
         )
     if experiment.tune:
         found.append("tune: settings are not looked for between sites; find them with `fedrank tune`, and set it to 0")

@@ -36,7 +36,7 @@ from fedrank.protect.secure_sum import message_bytes, threshold_for
 from fedrank.report.answers import about_prices
 from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
 from fedrank.report.tables import amount
-from fedrank.run.cards import MERGED_FORESTS, TREES
+from fedrank.run.cards import GROWN_FOREST, GROWN_IN_SUM, MERGED_FORESTS, TREES
 from fedrank.run.privacy import UNPROTECTED, Price, most_participations, prices
 from fedrank.run.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.silo.sketch import SLACK
@@ -46,6 +46,7 @@ from fedrank.spec.grid import read_tables
 from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.toml import parse_toml, shown
 from fedrank.spec.trees import TreesExperiment
+from fedrank.trees.histograms import Histograms
 from fedrank.types import has
 from fedrank.wire import Label
 
@@ -226,13 +227,26 @@ def _look_at_forests(
     about = (
         f"at most {experiment.booster.trees:,} trees, whose thresholds and leaves are made of own documents; no noise"
     )
-    leaves = (
+    leaves: tuple[Outgoing, ...] = (
         Outgoing("forest", f"{COORDINATOR}, and merged to all sites", largest_forest(experiment), 1, False, about),
         Outgoing("number of queries", COORDINATOR, 8, 1, False, "that the forest was grown on"),
         FACTS,
         REFUSALS,
     )
-    view = _view(folder, settings, plan, leaves, MERGED_FORESTS, ("anything: forests leave as they are", *TREES))
+    sees = MERGED_FORESTS
+    if isinstance(experiment.merge, Histograms):
+        secure = experiment.merge.secure
+        sees = GROWN_IN_SUM if secure else GROWN_FOREST
+        each = "added up over all sites before anybody sees them" if secure else "which tell grades where rows are few"
+        trees, leaf = experiment.booster.trees, getattr(experiment.booster, "leaves", 64)
+        about = f"of gradients, hessians and rows, for every leaf of at most {trees:,} trees, {each}; no noise"
+        leaves = (
+            Outgoing("histograms", COORDINATOR, 24 * 256 * plan.features, trees * leaf, False, about),
+            Outgoing("number of rows, and nDCG@10 in sum", COORDINATOR, 24, trees, False, "of own queries"),
+            FACTS,
+            REFUSALS,
+        )
+    view = _view(folder, settings, plan, leaves, sees, ("anything: forests leave as they are", *TREES))
     refused = view.refused if share is None or plan.simulated else (*view.refused, *differences(share, plan))
     return replace(view, refused=tuple(dict.fromkeys(refused)))
 

@@ -48,6 +48,7 @@ from fedrank.rank.measures import Evaluator
 from fedrank.rank.model import load_weights, save_model
 from fedrank.run.folder import Card, Receipt
 from fedrank.seeds import Chance
+from fedrank.trees.histograms import Histograms
 from fedrank.types import Crowd, Memory, Observed, OwnChance, has
 from fedrank.wire import Label, Part, Refused
 
@@ -66,6 +67,7 @@ class Site:
         self._turn = threading.Lock()  # engines call from several threads
         self._held = ExitStack()
         self._runs: dict[bytes, _Run | ForestRun | SiloRun] = {}
+        self._growing: Any = None  # the halves of a forest that grows, of the run that is open
         self._told = 0.0
         self._identity: IdentityKey | None = None
         self._journal = None if settings.data.impressions is None else LeavingJournal(folder)
@@ -361,6 +363,17 @@ class Site:
     def _forest(self, label: Label, content: bytes) -> bytes:
         return self._forest_run(label).answer(label, content)
 
+    def _grow(self, label: Label, content: bytes) -> bytes:
+        """Histograms of own rows, where all sites grow one forest."""
+        from fedrank.deploy.grown import GrowingRun
+
+        run = self._forest_run(label)
+        if not isinstance(run.experiment.merge, Histograms):
+            raise Refused("this run merges forests, and there is nothing of kind 'grow' in it")
+        if self._growing is None or self._growing.run is not run:
+            self._growing = GrowingRun.open(run, self.identity)
+        return bytes(self._growing.answer(label, content))
+
     def _merged(self, label: Label, content: bytes) -> bytes:
         keep_merged(self._forest_run(label), self.folder / MODELS, label, content)
         return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
@@ -378,6 +391,7 @@ _ANSWERS: dict[str, Callable[[Site, Label, bytes], bytes]] = {
     "measure": Site._measure,
     "result": Site._result,
     "forest": Site._forest,
+    "grow": Site._grow,
     "merged": Site._merged,
     **dict.fromkeys([*STEPS, "silo-turn"], Site._silo),
 }

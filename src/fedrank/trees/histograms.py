@@ -85,14 +85,19 @@ class Histograms:
 
     def edges_for(self, train: Sequence[RankingData], bins: int) -> Edges:
         """The edges that all bin their features by."""
-        features = train[0].features.shape[1]
+        if self.edges == "pooled":
+            return quantile_edges(RankingData.join(train), bins)
+        if self.edges == "file":
+            return Edges.load(self.file)
+        return self.public_edges(train[0].features.shape[1], bins)
+
+    def public_edges(self, features: int, bins: int) -> Edges:
+        """Edges that follow from the settings alone, without a file or data."""
         if self.edges == "grid":
             return grid_edges(features, bins)
         if self.edges == "bounded":
             return bounded_edges(features, self.low, self.high, bins)
-        if self.edges == "pooled":
-            return quantile_edges(RankingData.join(train), bins)
-        return Edges.load(self.file)
+        raise ValueError(f'edges = "{self.edges}" do not follow from a plan; use "grid" or "bounded"')
 
 
 def rules_of(booster: Booster) -> Grower:

@@ -1,0 +1,166 @@
+"""Sites grow one forest from histograms: the pooled one, through drop-outs and restarts, and no site sends more."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lightgbm")
+pytest.importorskip("cryptography")
+
+from fedrank import wire
+from fedrank.data.letor import read_letor
+from fedrank.data.ranking import RankingData
+from fedrank.deploy import letters
+from fedrank.deploy.identity import read_identity
+from fedrank.deploy.plan import PlannedSite
+from fedrank.deploy.planning import plan_runs
+from fedrank.deploy.settings import read_site
+from fedrank.deploy.show import look_at
+from fedrank.deploy.site import Site
+from fedrank.run.schedule import run_experiment
+from fedrank.spec.experiment import SpecError
+from fedrank.trees.binning import grid_edges
+from fedrank.trees.boosters import Past
+from fedrank.trees.growth import grow_alone
+from fedrank.trees.histograms import rules_of
+from fedrank.trees.model_files import load_model
+from tests.deploy.test_forests import Federation, files_of, no_pause, spec_of
+
+__all__ = ["no_pause"]  # a fixture
+HISTOGRAMS = '[merge]\nname = "histograms"\n'
+SECURE = f"{HISTOGRAMS}secure = true\n"
+
+
+def pooled(made: Federation) -> tuple[str, ...]:
+    """What one would grow who had the rows of all sites."""
+    from fedrank.deploy.holdings import load_share
+
+    shares = [load_share(read_site(folder).data) for folder in made.folders.values()]
+    rows = RankingData.join([share.train for share in shares])
+    judged = RankingData.join([share.test for share in shares])
+    rules = rules_of(made.task.experiment.booster)
+    steps = list(grow_alone(rules, rows, judged, made.plan.seed, Past(), grid_edges(made.plan.features, rules.bins)))
+    best = int(np.argmax([step.validation for step in steps])) + 1
+    return tuple(step.tree for step in steps[:best])
+
+
+def real(folder, merge=HISTOGRAMS, sites=3) -> Federation:
+    made = Federation(folder, spec_of(folder, 'split = "sites"\n', merge), sites=sites, simulated=False)
+    if "secure" in merge:  # everybody's keys stand in the plan, as people have compared them
+        keys = {name: read_identity(where).public for name, where in made.folders.items()}
+        parties = [PlannedSite(f"site-{s}", (s,), keys[f"site-{s}"]) for s in range(sites)]
+        [(made.task, made.plan)] = plan_runs(made.grid, "trial", folder / "sites-run", parties, "clinics")
+    return made
+
+
+@pytest.mark.parametrize("merge", [HISTOGRAMS, SECURE])
+def test_sites_grow_the_forest_of_their_pooled_rows(tmp_path, merge):
+    made = real(tmp_path, merge)
+    kinds = set()
+
+    def listen(name, content, answer):
+        kinds.add(wire.label_of(answer).kind)
+        return answer
+
+    assert made.run(listen) == "finished", made.reason()
+    assert kinds == {"facts", "grown"}
+    forest = load_model(made.task.folder / "model.json")
+    assert forest.trees == pooled(made)
+    card = json.loads((made.task.folder / "privacy.json").read_text())
+    assert "Nothing can be claimed" in card["summary"]
+    assert ("no client's own" in card["who_sees_what"]) == (merge == SECURE)
+    for where in made.folders.values():
+        [place] = (where / "models").iterdir()
+        assert load_model(place / "model.json").trees == forest.trees
+
+
+@pytest.mark.parametrize("merge", [HISTOGRAMS, SECURE])
+def test_a_line_that_breaks_changes_nothing(tmp_path, merge):
+    made = real(tmp_path, merge)
+    broken = []
+
+    def once(name, content, answer):
+        asked = wire.label_of(content).kind
+        if name == "site-1" and asked == "grow" and len(broken) < 12:
+            broken.append(name)
+            if len(broken) in (4, 9):
+                raise RuntimeError("the line broke")
+        return answer
+
+    assert made.run(once) == "finished", made.reason()
+    assert load_model(made.task.folder / "model.json").trees == pooled(made)
+
+
+def test_a_stopped_coordinator_goes_on_after_its_last_tree(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", 0)
+    made = real(tmp_path)
+    asked: list[str] = []
+
+    def listen(name, content, answer):
+        asked.append(wire.label_of(content).kind)
+        return answer
+
+    assert made.run(listen, stop=lambda: asked.count("grow") > 40) == "interrupted"
+    assert made.run() == "finished", made.reason()
+    assert load_model(made.task.folder / "model.json").trees == pooled(made)
+
+
+def test_a_trial_is_the_simulation(tmp_path):
+    made = Federation(tmp_path, spec_of(tmp_path, '[split]\nname = "dealt"\nclients = 3\n', HISTOGRAMS))
+    assert made.run() == "finished", made.reason()
+    run_experiment(made.grid, "trial", tmp_path / "simulated")
+    simulated = tmp_path / "simulated" / made.task.folder.relative_to(tmp_path / "sites-run")
+    mine, theirs = (load_model(folder / "model.json") for folder in (made.task.folder, simulated))
+    assert mine.trees == theirs.trees
+    assert files_of(made.task.folder)["rounds.csv"] == files_of(simulated)["rounds.csv"]
+
+
+def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
+    made = real(tmp_path)
+    with Site.open(made.folders["site-0"]) as site:
+        hello = letters.request("hello", made.plan.run, 0, plan=made.plan.dump())
+        site.answer(hello)
+
+        def refused(content: bytes) -> str:
+            answer = site.answer(content)
+            assert wire.label_of(answer).kind == "refused"
+            return answer.decode("utf-8", "replace")
+
+        assert "of this site alone is not sent" in refused(letters.request("forest", made.plan.run, 1))
+        whom = np.array([0], "<i8").tobytes()
+        other = np.array([1], "<i8").tobytes()
+        assert "none of growing" in refused(
+            letters.request("grow", made.plan.run, 1, whom=whom, message=wire.pack(wire.Label("x", bytes(16), 0), {}))
+        )
+        assert "this site has [0]" in refused(letters.request("grow", made.plan.run, 1, whom=other, message=b"x"))
+        assert "too short" in refused(letters.request("grow", made.plan.run, 1, whom=whom, message=b"x"))
+    assert read_letor(made.folders["site-0"] / "own.txt").documents > 0
+
+
+def test_what_leaves_is_told_before(tmp_path):
+    made = real(tmp_path, SECURE)
+    view = look_at(made.folders["site-0"], read_site(made.folders["site-0"]), made.plan)
+    assert [one.what for one in view.leaves][:1] == ["histograms"]
+    assert "added up over all sites" in view.leaves[0].about
+    assert not any(one.covered for one in view.leaves)
+
+
+@pytest.mark.parametrize(
+    ("merge", "message"),
+    [
+        ('edges = "pooled"\n', "do not follow from a plan"),
+        ('private = "random-splits"\n', "not yet between sites"),
+    ],
+)
+def test_plans_that_cannot_be(tmp_path, merge, message):
+    with pytest.raises(SpecError, match=message):
+        real(tmp_path, HISTOGRAMS + merge)
+
+
+def test_a_secure_sum_needs_everybodys_key(tmp_path):
+    made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n', SECURE), sites=3, simulated=False)
+    assert made.run() != "finished"
+    assert "no key of site-0" in made.reason()
