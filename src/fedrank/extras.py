@@ -16,7 +16,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "deploy": ("dp-accounting>=0.5", "cryptography>=45", "nvflare>=2.9,<2.10"),
     "search": ("tantivy>=0.27", "starlette>=0.45", "uvicorn>=0.30", "PyStemmer>=2.2.0.2", "watchdog>=4"),
     "watch": ("starlette>=0.45", "uvicorn>=0.30"),
-    "gpu": ("cupy-cuda13x>=13.6",),
+    "gpu": ("cupy-cuda13x>=14.2",),
     "ir-datasets": ("ir-datasets>=0.5",),
 }
 
