@@ -122,8 +122,8 @@ def main() -> None:
         print(
             f"{features} x {documents}, {data.features.nbytes / 2**20:,.0f} MiB: one core {one_core:,.0f} a second; "
             f"card {searches / whole / 1e6:.1f} million with the mean ({searches / whole / one_core:,.0f} times one "
-            f"core, {needed / whole:.0%} of the bandwidth), {searches / learn / 1e6:.1f} without ({needed / learn:.0%}); "
-            f"{1e3 * whole:.2f} milliseconds, of which learning {1e3 * learn:.2f}"
+            f"core, {needed / whole:.0%} of the bandwidth), {searches / learn / 1e6:.1f} without it "
+            f"({needed / learn:.0%}); {1e3 * whole:.2f} milliseconds, of which learning {1e3 * learn:.2f}"
         )
 
 

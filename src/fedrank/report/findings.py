@@ -26,6 +26,15 @@ from fedrank.spec.kinds import KINDS
 from fedrank.spec.toml import parse_toml, readable
 from fedrank.types import has
 
+HEADINGS = {
+    "online": "online nDCG@10",
+    "online_sum": "online, discounted sum",
+    "interactions": "interactions",
+    "bytes_up": "sent by clients",
+    "bytes_down": "sent to clients",
+    "seconds": "time",
+    "cpu_seconds": "processor time",
+}
 MOST_NAMED = 4  # variants of one warning
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 
@@ -440,7 +449,7 @@ def untested(findings: Findings, comparisons: Mapping[str, Mapping[str, Comparis
                 which, columns = reasons.setdefault(comparison.contrast.why, ({}, {}))
                 which[labels[name]] = columns[column] = None
     return [
-        f"No test of {', '.join(columns)}: "
+        f"No test of {', '.join(HEADINGS.get(column, column) for column in columns)}: "
         f"{f'{len(which)} variants' if len(which) > MOST_NAMED else '; '.join(which)} against the baseline, {why}."
         for why, (which, columns) in reasons.items()
     ]

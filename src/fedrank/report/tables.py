@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrank.protect.promises import up
 from fedrank.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
-from fedrank.report.findings import Findings
+from fedrank.report.findings import HEADINGS, Findings
 from fedrank.report.readings import Threat, VariantRuns
 from fedrank.report.reproduced import OUTSIDE, WITHIN, Reproduced
 from fedrank.report.sections import Cell, Table
@@ -26,16 +26,6 @@ from fedrank.spec.grid import Grid
 from fedrank.spec.toml import TomlTable, readable
 
 ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
-
-HEADINGS = {
-    "online": "online nDCG@10",
-    "online_sum": "online, discounted sum",
-    "interactions": "interactions",
-    "bytes_up": "sent by clients",
-    "bytes_down": "sent to clients",
-    "seconds": "time",
-    "cpu_seconds": "processor time",
-}
 
 
 def heading(column: str) -> str:
