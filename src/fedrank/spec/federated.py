@@ -149,9 +149,9 @@ class FederatedExperiment(Experiment):
 
     @classmethod
     def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
-        """An attack knows the rule and ranker that it attacks; updates that arrive meet a rule; SCAFFOLD's is plain.
+        """An attack knows the rule and the ranker that it attacks; updates that arrive meet a rule.
 
-        A mechanism for people knows how many an organisation has.
+        A mechanism for people knows how many an organisation has; the mean of SCAFFOLD is not weighted.
         """
         mechanism: Any = values.get("mechanism")
         settings = tables.get("mechanism")
