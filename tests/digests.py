@@ -67,7 +67,7 @@ def small(one: Any, folder: Path) -> Any:
         one = dataclasses.replace(one, booster=dataclasses.replace(one.booster, trees=2), tune=min(one.tune, 2))
         if one.data.name in (
             "synthetic-istella-x",
-            "synthetic-istella-x-large",
+            "synthetic-istella-xl",
         ):  # of half a million documents and more
             file = folder / "short.txt"
             if not file.exists():

@@ -94,6 +94,6 @@ def test_the_catalog_has_it() -> None:
 def test_the_large_one_is_the_same_shape(monkeypatch) -> None:
     asked = []
     monkeypatch.setattr("fedrank.data.synthetic.synthetic", lambda *given: asked.append(given) or synthetic("mslr", 10))
-    load("synthetic-istella-x-large")
+    load("synthetic-istella-xl")
     load("synthetic-mq2007-large")
     assert asked == [("istella-x", 1_750), ("mq2007", 10_000)]

@@ -476,7 +476,7 @@ def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
             few = dataclasses.replace(few, booster=dataclasses.replace(few.booster, trees=2), tune=min(few.tune, 2))
             if few.data.name in (
                 "synthetic-istella-x",
-                "synthetic-istella-x-large",
+                "synthetic-istella-xl",
             ):  # of half a million documents and more
                 few = dataclasses.replace(few, data=dataclasses.replace(few.data, name=None, **short_lists(tmp_path)))
         else:

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.letor import LetorError, read_letor
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.data.ranking import RankingData
 from fedrank.files import parse_json, read_text, write_whole
@@ -59,6 +58,8 @@ def check_features(data: RankingData, features: int) -> None:
 
 def read_for(file: str | Path, features: int, how: str) -> RankingData:
     """A LETOR file for a model that reads so many features; a sparse one may leave out its last ones."""
+    from fedrank.data.letor import LetorError, read_letor  # compiles: reading a spec must not
+
     read = read_letor(file, normalise=how)
     if read.features.shape[1] >= features:
         return read
