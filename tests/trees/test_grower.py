@@ -173,6 +173,16 @@ def test_selgb_keeps_what_lightgbms_selgb_keeps_and_copies_nothing():
         np.testing.assert_allclose(np.sort(mine.grown.value), np.sort(other.grown.value), atol=1e-4)
 
 
+def test_selgb_on_a_share_of_the_queries():
+    data = made_up_data(queries=40, longest=60, top_grade=1)
+    rules = SelectiveGrower(trees=4, leaves=4, min_data_in_leaf=1, keep=0.3, query_share=0.5)
+    for number, step in enumerate(rules.grow(data, None, 3)):
+        drawn = np.repeat(drawn_queries(numbers_of(data.query_ids), 0.5, 3, number), np.diff(data.offsets))
+        rows = drawn if step.kept is None else drawn & step.kept
+        counts = next(line for line in step.tree.split("\n") if line.startswith("leaf_count="))
+        assert sum(map(int, counts.removeprefix("leaf_count=").split())) == rows.sum() > 0
+
+
 @pytest.mark.parametrize("rules", [SMALL, SelectiveGrower(trees=7, leaves=5, min_data_in_leaf=2, keep=0.5, every=3)])
 @pytest.mark.parametrize("stopped", [1, 3])
 def test_a_resumed_forest_is_the_same_to_the_last_bit(rules, stopped):

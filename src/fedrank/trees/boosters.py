@@ -408,8 +408,6 @@ class SelectiveGrower(Grower):
         _check_keep(self.keep, self.least)
         if self.every < 1:
             raise ValueError(f"every = {self.every} never chooses rows; use 1 or more")
-        if self.query_share != 1:
-            raise ValueError(f"query_share = {self.query_share}: rows are chosen already; use 1")
 
     def check(self, train: RankingData) -> None:
         _check_keeps_something(self.keep, self.least, train)

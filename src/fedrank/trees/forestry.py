@@ -39,9 +39,9 @@ class Forestry:
     settings: Settings | None = None  # finds those with which a forest is grown; None: as the booster has them
     turn: Callable[[], None] = lambda: None  # after every tree: raises what ends the run, keeps `forests` somewhere
     forests: list[Grown] = field(default_factory=list)  # those of earlier processes, the last of them unfinished
+    _next: int = 0  # forest to be grown
     # Before anything of a round leaves clients under noise: how many there are, and the round, from 1.
     charge: Callable[[int, int], None] = lambda clients, round: None
-    _next: int = 0  # forest to be grown
 
     @property
     def trees(self) -> int:

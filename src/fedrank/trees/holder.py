@@ -50,6 +50,8 @@ class Holder:
     def begin(self, tree: int, shift: int, kept: Rows | None = None) -> Packed:
         """Gradients for one more tree, on all rows or those kept; the histogram of its root."""
         self._cuts, self._whole = [], kept is None and self.rules.query_share == 1.0
+        if kept is not None and self.rules.query_share < 1.0:
+            kept = kept & self._drawn(tree)
         self._rows = self._chosen(tree, kept)
         features = drawn_features(self.edges.features, self.rules.feature_share, self.seed, tree)
         self._words = np.unique(features // 8)
@@ -121,8 +123,12 @@ class Holder:
             return np.flatnonzero(kept).astype(np.int32)
         if self._whole:
             return np.arange(self.train.documents, dtype=np.int32)
+        return np.flatnonzero(self._drawn(tree)).astype(np.int32)
+
+    def _drawn(self, tree: int) -> Rows:
+        """[documents]: whether each is of a query that was drawn for this tree."""
         queries = drawn_queries(self._ids, self.rules.query_share, self.seed, tree)
-        return np.flatnonzero(np.repeat(queries, np.diff(self.train.offsets))).astype(np.int32)
+        return np.asarray(np.repeat(queries, np.diff(self.train.offsets)))
 
     def _weigh(self, shift: int, kept: Rows | None) -> None:
         """Gradients and hessians of the chosen rows as whole numbers."""
