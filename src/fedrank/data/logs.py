@@ -57,6 +57,8 @@ BAD_ROW = "not a row"  # broken JSON, or quotes of CSV that do not close
 _SECONDS = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)
 _LATEST = 10**11  # seconds, in the year 5138; what is larger counts milliseconds
 
+_ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class Clicks:
@@ -142,7 +144,7 @@ class SearchLog:
         """Lists stand in the order in which they count as shown; the published ones in none that is known."""
         return "" if self.facts.get("settings", {}).get("published") == "AOL4FOLTR" else "file"
 
-    def clicked(self, entries: NDArray[np.integer] | slice = slice(None)) -> NDArray[np.int64]:
+    def clicked(self, entries: NDArray[np.integer] | slice = _ALL) -> NDArray[np.int64]:
         """Rows of `features` that were clicked in some entries, entry by entry; one in each made-up list."""
         lists, target = self.lists[entries], self.target
         if self.clicks is not None:
