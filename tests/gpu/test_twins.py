@@ -8,6 +8,7 @@ import pytest
 import fedrank as fr
 from fedrank.data.ranking import RankingData
 from fedrank.federate.round import simulate
+from fedrank.gpu import pdgd
 from fedrank.gpu.machines import DeviceError, Processor
 from fedrank.gpu.pdgd import PdgdThere, in_blocks
 from fedrank.gpu.twins import find_twin, why_not
@@ -134,3 +135,7 @@ def test_what_has_no_twin_is_named(machine: Processor) -> None:
     assert find_twin("cpu", neural, crowd) is None
     with pytest.raises(ValueError, match="no device 'tpu'"):
         find_twin("tpu", neural, crowd)
+
+
+def test_lists_have_one_length_everywhere() -> None:
+    assert pdgd.SHOWN == fr.kernels.show.SHOWN
