@@ -273,6 +273,7 @@ def test_without_javascript(site: ServedPage, person: Callable[..., Any]) -> Non
     assert site.client.status().bounced == before.bounced + 1, "back at once is noticed without a script"
     tab.click("a[rel=next]")
     tab.click("text=Why this order?")
+    tab.wait_for_load_state()  # counting does not wait for the rest of a long page
     assert tab.locator("section.why").count() == 20
     tab.goto(f"{site.origin}/status")
     tab.click("text=Turn learning off")
