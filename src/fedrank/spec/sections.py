@@ -133,9 +133,10 @@ class DataSpec(SpecSection):
             found.append("data.features: is a number for files only; a log knows its own; leave it out, or name a set")
         if self.evaluate_on == "validation":
             found.append("data.evaluate_on: a log has no validation queries; use test")
-        if self.propensities not in (None, SHARED, OWN) and not Path(self.propensities).is_file():
+        named = self.propensities
+        if named is not None and named not in (SHARED, OWN) and not Path(named).is_file():
             found.append(
-                f'data.propensities: {self.propensities!r} is no file; use "{SHARED}", "{OWN}", or a file of '
+                f'data.propensities: {named!r} is no file; use "{SHARED}", "{OWN}", or a file of '
                 "`fedrank logs places`"
             )
         if self.propensities is None and self.bias != "position":
