@@ -136,8 +136,7 @@ class DataSpec(SpecSection):
         named = self.propensities
         if named is not None and named not in (SHARED, OWN) and not Path(named).is_file():
             found.append(
-                f'data.propensities: {named!r} is no file; use "{SHARED}", "{OWN}", or a file of '
-                "`fedrank logs places`"
+                f'data.propensities: {named!r} is no file; use "{SHARED}", "{OWN}", or a file of `fedrank logs places`'
             )
         if self.propensities is None and self.bias != "position":
             found.append(f"data.bias: {self.bias!r} corrects nothing by itself; set data.propensities, or leave it out")
