@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,10 @@ from fedrank.gpu import pdgd
 from fedrank.gpu.machines import DeviceError, Processor
 from fedrank.gpu.pdgd import PdgdThere, in_blocks
 from fedrank.gpu.twins import find_twin, why_not
+from fedrank.run.runs import load_runs
+from fedrank.run.schedule import run_experiment
 from fedrank.seeds import Chance
+from fedrank.spec.source import read_spec
 from fedrank.types import Bend
 
 
@@ -139,3 +144,22 @@ def test_what_has_no_twin_is_named(machine: Processor) -> None:
 
 def test_lists_have_one_length_everywhere() -> None:
     assert pdgd.SHOWN == fr.kernels.show.SHOWN
+
+
+def test_a_run_on_a_machine_writes_the_same_rows_and_says_where(
+    machine: Processor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedrank.gpu.twins.card", lambda: machine)
+    (tmp_path / "spec.toml").write_text(
+        'rounds = 4\nmeasures = ["ndcg@10"]\nlearner = "pdgd"\naggregator = "mean"\n[data]\nname = "synthetic-mq2007"\n'
+        'folds = [1]\n[clients]\ncount = 5\nuser = "navigational"\ninteractions = 3\n',
+        encoding="utf-8",
+    )
+    grid = read_spec(tmp_path / "spec.toml")
+    for device in ("cpu", "cuda"):
+        assert not run_experiment(grid, device, tmp_path, device=device).failed
+    here, there = (next(run for run in load_runs(tmp_path / device)) for device in ("cpu", "cuda"))
+    assert (here.path / "rounds.csv").read_bytes() == (there.path / "rounds.csv").read_bytes()
+    assert (here.path / "queries.csv").read_bytes() == (there.path / "queries.csv").read_bytes()
+    assert any("clients learned on cpu" in note for note in there.notes)
+    assert not any("clients learned on" in note for note in here.notes)

@@ -49,28 +49,32 @@ def why_not(learner: Learner, crowd: Crowd) -> str:
     return ""
 
 
-def find_twin(device: str | Machine, learner: Learner, crowd: Crowd) -> Twin | None:
-    """The twin to learn with; None: on the processor.
+def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | None:
+    """The machine on which these clients learn; None: the processor.
 
     "cuda" insists on a card. "auto" takes one if it is there, can do this, and a round is large enough to pay.
     """
-    if isinstance(device, str):
-        if device not in DEVICES:
-            raise ValueError(f"no device {device!r}; use one of {', '.join(DEVICES)}")
-        if device == "cpu":
-            return None
+    if isinstance(device, str) and device not in DEVICES:
+        raise ValueError(f"no device {device!r}; use one of {', '.join(DEVICES)}")
+    if device == "cpu":
+        return None
     reason = why_not(learner, crowd)
     if device == "auto":
         if reason or int(crowd.interactions.sum()) < ENOUGH:
             return None
         try:
-            return Twin(PdgdThere(card(), learner, crowd))  # type: ignore[arg-type]
+            return card()
         except (ImportError, DeviceError):
             return None
     if reason:
         raise DeviceError(f'{reason}; use device = "cpu", or "auto"')
-    machine = card() if isinstance(device, str) else device
-    return Twin(PdgdThere(machine, learner, crowd))  # type: ignore[arg-type]
+    return card() if isinstance(device, str) else device
+
+
+def find_twin(device: str | Machine, learner: Learner, crowd: Crowd) -> Twin | None:
+    """The twin to learn with; None: on the processor."""
+    machine = choose(device, learner, crowd)
+    return None if machine is None else Twin(PdgdThere(machine, learner, crowd))  # type: ignore[arg-type]
 
 
 def card() -> GraphicsCard:
@@ -78,8 +82,3 @@ def card() -> GraphicsCard:
     if not _cards:
         _cards.append(GraphicsCard())
     return _cards[0]
-
-
-def name_of(device: str) -> str:
-    """What a device is called where it can be told: the card's name; empty without one."""
-    return "" if device == "cpu" or not _cards else _cards[0].name

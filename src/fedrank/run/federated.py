@@ -20,6 +20,7 @@ from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.robust import without_promise
 from fedrank.federate.round import Outcome, evaluated, first_weights, personal_models, simulate, simulate_arrivals
 from fedrank.federate.server import State
+from fedrank.gpu.twins import choose
 from fedrank.rank.given import GIVEN, given_order, given_weights
 from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import Evaluator, average, measure
@@ -129,7 +130,10 @@ def _rounds(
         return simulate_arrivals(federation, experiment.arrival, crowd, last, seed, **common)
 
     watch = None if history is None else history.watch
-    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, device=writer.task.device, **common)
+    machine = choose(writer.task.device, federation.learner, crowd)
+    if machine is not None:
+        writer.know(notes=[f"clients learned on {machine.name}; the results are those of any processor"])
+    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, device=machine or "cpu", **common)
 
 
 def record(outcome: Outcome, writer: RunWriter, evaluate: bool) -> None:
