@@ -124,7 +124,7 @@ def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> Non
     assert not online.contrast.tested
     assert online.verdict == ""
     assert any(
-        "No test of online, online_sum: krum against the baseline, they are known of runs" in note
+        "No test of online nDCG@10, online, discounted sum: krum against the baseline, they are known of runs" in note
         for note in found.notes
     )
 

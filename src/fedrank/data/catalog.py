@@ -67,6 +67,7 @@ class DataSet:
     feature_names: tuple[str, ...] = ()
     given: str = ""  # what ranks documents before anybody learns, as in `RankingData`
     intents: int = 0  # of a query, each with its own judgements; 0: there are none
+    shape: str = ""  # of generated data, where the name does not say it
 
 
 @dataclass(frozen=True, repr=False)
@@ -244,7 +245,7 @@ def _generated(entry: DataSet, how: str) -> RankingData:
     elif entry.name == "synthetic-intents":
         data = synthetic_intents(entry.queries)
     else:
-        data = synthetic(entry.name.removeprefix("synthetic-").removesuffix("-large"), entry.queries)
+        data = synthetic(entry.shape or entry.name.removeprefix("synthetic-"), entry.queries)
     return normalise(data, how) if how == "query" else data
 
 
