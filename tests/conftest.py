@@ -5,6 +5,7 @@ Set FEDRANK_EXPLORE=1 to look for new ones.
 
 import os
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("steady", derandomize=not os.environ.get("FEDRANK_EXPLORE"))
