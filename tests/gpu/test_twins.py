@@ -163,3 +163,9 @@ def test_a_run_on_a_machine_writes_the_same_rows_and_says_where(
     assert (here.path / "queries.csv").read_bytes() == (there.path / "queries.csv").read_bytes()
     assert any("clients learned on cpu" in note for note in there.notes)
     assert not any("clients learned on" in note for note in here.notes)
+
+
+def test_a_device_that_is_none_stops_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no device 'cdua'.*cuda"):
+        run_experiment(read_spec("quickstart"), "typo", tmp_path, device="cdua")
+    assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedrank.gpu.machines import DeviceError, GraphicsCard, Machine
 from fedrank.gpu.pdgd import PdgdThere
+from fedrank.names import nearest
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance
 from fedrank.types import Bend, Crowd, Learned, Learner, Observed, Weights
@@ -49,13 +50,21 @@ def why_not(learner: Learner, crowd: Crowd) -> str:
     return ""
 
 
+def check_device(device: str) -> None:
+    """Refuse, before anything runs, a device that is none, or a card that is not there."""
+    if device not in DEVICES:
+        raise ValueError(f"no device {device!r}{nearest(device, DEVICES)}; use one of {', '.join(DEVICES)}")
+    if device == "cuda":
+        card()
+
+
 def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | None:
     """The machine on which these clients learn; None: the processor.
 
     "cuda" insists on a card. "auto" takes one if it is there, can do this, and a round is large enough to pay.
     """
-    if isinstance(device, str) and device not in DEVICES:
-        raise ValueError(f"no device {device!r}; use one of {', '.join(DEVICES)}")
+    if isinstance(device, str):
+        check_device(device)
     if device == "cpu":
         return None
     reason = why_not(learner, crowd)

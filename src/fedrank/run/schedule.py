@@ -18,6 +18,7 @@ from typing import Any
 
 from fedrank.files import read_text, told, write_whole
 from fedrank.glance import Glance
+from fedrank.gpu.twins import check_device
 from fedrank.progress import Progress, here
 from fedrank.run.ahead import check_ahead
 from fedrank.run.data import drop_kept_data
@@ -85,6 +86,7 @@ def run_experiment(
     With device = "cuda" clients learn on a graphics card, with "auto" where it pays; what comes out is the same.
     How far they are is told to `progress`; without one a notebook shows it, and a script nothing.
     """
+    check_device(device)
     grid = question if isinstance(question, Grid) else Grid.of(question)
     tasks = [replace(task, device=device) for task in plan(grid, name, out)]
     results = Results()
