@@ -84,6 +84,8 @@ def test_what_cannot_be_drawn_is_said(runs, tmp_path):
         fr.plot.curves(fr.load_runs(tmp_path))
     with pytest.raises(ValueError, match="no runs to report on"):
         fr.plot.curves(runs.filter(variant="nobody"))
+    with pytest.raises(TypeError, match=r"'runs/robust' is no run that was read; give what fedrank.load_runs"):
+        fr.plot.curves("runs/robust")
 
 
 def test_experiments_on_the_same_queries_share_a_picture(runs, tmp_path):

@@ -23,6 +23,8 @@ FORMATS = {  # without a date, so that the same runs give the same files
 
 def write_figures(reported: Sequence[Findings], folder: Path) -> list[Path]:
     """Write every chart as SVG and PDF, and the tables as LaTeX; the files."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, and figures and tables need a folder; name another one")
     written: list[Path] = []
     for i, findings in enumerate(reported, 1):
         before = "" if len(reported) == 1 else f"{i}-{_plain(findings.name)}-"

@@ -88,6 +88,8 @@ def _alone(model: Model) -> VariantRuns:
 
 def _found(runs: Runs | Run) -> Findings:
     """What finished runs of one experiment come to, or of several that were tested on the same queries."""
+    if not isinstance(runs, Runs | Run):
+        raise TypeError(f"{runs!r} is no run that was read; give what fedrank.load_runs(folder) returns")
     reported = join(find(Runs((runs,)) if isinstance(runs, Run) else runs))
     if len(reported) > 1:
         names = "; ".join(findings.name for findings in reported)
