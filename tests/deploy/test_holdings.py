@@ -72,6 +72,9 @@ def test_people_are_rows_of_their_own(tmp_path):
     assert len(held.client(1).people) == 12
     with pytest.raises(ValueError, match=r"this site has 12, and the plan is made for 11"):
         crowd_of(load_share(data), made_plan(clients={"count": 3, "people": 11}, mechanism=None), 1)
+    assert differences(load_share(data), made_plan(clients={"count": 3, "people": 12}, mechanism=None)) == []
+    [why] = differences(load_share(data), made_plan(clients={"count": 3, "people": 11}, mechanism=None))
+    assert why.startswith("people: this site has 12, and the plan is made for 11")  # so that a look at the plan says it
     with pytest.raises(ValueError, match=r"data\.person: the plan has clients\.people = 20"):
         crowd_of(load_share(replace(data, person=None)), plan, 1)
 

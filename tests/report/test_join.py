@@ -252,5 +252,5 @@ def test_figures_and_tables_for_a_paper(tmp_path: Path) -> None:
     again = tmp_path / "again"
     write_report(runs, tmp_path / "r.md", figures=again)
     assert all((again / name).read_bytes() == (tmp_path / "paper" / name).read_bytes() for name in names)
-    with pytest.raises(NotADirectoryError, match="r.md is a file, and figures and tables need a folder"):
+    with pytest.raises(NotADirectoryError, match=r"r\.md is a file, and figures and tables need a folder"):
         write_report(runs, tmp_path / "r.md", figures=tmp_path / "r.md")

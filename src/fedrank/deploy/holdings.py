@@ -165,9 +165,7 @@ def crowd_of(share: SiteShare, plan: Plan, id: int) -> Crowd:
         share.train, 1, user=clients.users[id % len(clients.users)], interactions=searches_of(plan, id)
     )
     crowd = replace(crowd, ids=np.array([id], dtype=np.int64))
-    if clients.people == 1 and not has(experiment.mechanism, "people"):
-        return crowd
-    return _with_people(crowd, share, plan, id)
+    return _with_people(crowd, share, plan, id) if _protects_people(plan) else crowd
 
 
 def differences(share: SiteShare, plan: Plan) -> list[str]:
@@ -190,7 +188,30 @@ def differences(share: SiteShare, plan: Plan) -> list[str]:
             "data.propensities: the plan corrects clicks for their places, and lists of this site's log were made up, "
             "so that they have none; build it from a log of shown lists"
         )
+    if learner is not None and _protects_people(plan):
+        found += _other_people(share.people, plan)
     return found
+
+
+def _protects_people(plan: Plan) -> bool:
+    """Whether each person of a site is protected, and not the site as a whole."""
+    return plan.experiment.clients.people > 1 or has(plan.experiment.mechanism, "people")
+
+
+def _other_people(people: int, plan: Plan) -> list[str]:
+    most = plan.experiment.clients.people
+    if not people:
+        return [
+            f"data.person: the plan has clients.people = {most}, and nobody says whose the queries here are; name the "
+            "key of the comments, or of a log its users, in site.toml"
+        ]
+    bound = min(most, getattr(plan.experiment.mechanism, "people", most))
+    if people <= bound:
+        return []
+    return [
+        f"people: this site has {people:,}, and the plan is made for {bound:,} at most (clients.people); plan with "
+        "more, which is a public number"
+    ]
 
 
 def differences_of_recorded(plan: Plan) -> list[str]:
@@ -225,19 +246,7 @@ def _other_features(width: int, names: str, normalised: str, plan: Plan) -> list
 
 
 def _with_people(crowd: Crowd, share: SiteShare, plan: Plan, id: int) -> Crowd:
-    experiment, people = plan.experiment, share.people
-    most = experiment.clients.people
-    if not people:
-        raise ValueError(
-            f"data.person: the plan has clients.people = {most}, and nobody says whose the queries here are; name the "
-            "key of the comments, or of a log its users, in site.toml"
-        )
-    bound = min(most, getattr(experiment.mechanism, "people", most))
-    if people > bound:
-        raise ValueError(
-            f"people: this site has {people:,}, and the plan is made for {bound:,} at most (clients.people); plan with "
-            "more, which is a public number"
-        )
+    most, people = plan.experiment.clients.people, share.people
     pools = [np.flatnonzero(share.whose == person).astype(np.int32) for person in range(people)]
     each = replace(
         crowd.rows(np.zeros(people, dtype=np.int64)),
