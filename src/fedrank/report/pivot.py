@@ -17,7 +17,7 @@ FEWEST = 8  # variants; fewer can be read one below the other
 MOST_ACROSS = 6  # columns of numbers
 VARIANT = "variants"  # the key under which a variant's given name stands among its settings
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d+(?:\.\d+)?)")
-ENOUGH = 0.5  # of the cells of a grid must be there
+ENOUGH = 1 / 3  # of the cells of a grid must be there
 
 
 @dataclass(frozen=True)
