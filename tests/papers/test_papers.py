@@ -472,6 +472,7 @@ def test_remarks_stand_next_to_runs_that_show_them_once(runs: Path, tmp_path: Pa
     thesis = next(paper for paper in papers() if paper.key == "thesis")
     [seen] = [row.says for row in thesis.remarks if row.experiments == ["thesis/mq2008-foltr-es"]]
     assert [section.partition("\n")[0] for section in sections if seen in section] == ["thesis/mq2008-foltr-es"]
+    assert [("mrr@10" in section) for section in sections if section.startswith("thesis/mq2008")] == [True, True]
 
 
 def test_details_go_with_claims_only(tmp_path: Path) -> None:

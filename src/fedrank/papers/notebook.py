@@ -21,7 +21,8 @@ def notebook(known: Sequence[Paper], told: Mapping[str, Sequence[Entry]], here: 
     parts: list[Part] = [
         say(
             "Written from run folders, and not by hand, together with the page of claims: final values of every "
-            "variant next to doing nothing, in the first measure of its experiment and in those that claims are about. "
+            "variant next to doing nothing, in the first measure of its experiment and in those that claims are about, "
+            "or in all where it has no claim. "
             "± is the spread over repeats (folds x seeds), and decides nothing; ▲ and ▼ do, by the rule that claims "
             "are judged by. What was seen besides, and why, is told in “What reappeared, and what did not”."
         )
@@ -68,9 +69,10 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _columns(findings: Findings) -> list[str]:
-    """The first measure, and those that claims or published values are about."""
+    """The first measure, and those that claims or published values are about; all where there are none."""
     asked = [claim.column for claim in findings.claims] + [value.column for value in findings.published]
-    return [column for column in dict.fromkeys([findings.main, *asked]) if column in findings.columns]
+    wanted = dict.fromkeys([findings.main, *(asked or findings.measures)])
+    return [column for column in wanted if column in findings.columns]
 
 
 def _warnings(findings: Findings, columns: Sequence[str]) -> list[str]:
