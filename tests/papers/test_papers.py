@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from dataclasses import replace
 from html import unescape
@@ -21,6 +22,7 @@ from fedrank.cli import app
 from fedrank.data import synthetic_log
 from fedrank.data.logs import load_log
 from fedrank.papers import figures as paper_figures
+from fedrank.papers.claims_page import write_claims
 from fedrank.papers.items import (
     Item,
     Paper,
@@ -411,16 +413,72 @@ def test_the_page_of_claims_is_written_from_run_folders_alone(runs: Path, tmp_pa
     assert "45 runs of 3 experiments took " in text  # one of them belongs to no paper, and has claims all the same
     assert "on an abacus" in text
     rows = [line for line in text.splitlines() if "Type 3 hardly matters: cascade users" in line]
-    assert [row.split(" | ")[0] for row in rows[:3]] == [
-        "| thesis/fig-4-8, whole",
-        "| thesis/fig-4-8, quick",
-        "| mine/other, our own",
-    ]
-    assert "fedrank papers run thesis/fig-4-8 --quick" in rows[1]
-    assert "fedrank run mine/other/experiment.toml" in rows[2]
+    assert len(rows) == 3
+    assert all(row.startswith("| Type 3 hardly matters: cascade users | **holds** | ") for row in rows)
+    headings = ["thesis/fig-4-8", "thesis/fig-4-8-quick-on-mq2008", "mine/other"]
+    assert re.findall("^### (.+)$", text, re.MULTILINE) == headings
+    assert "\nfedrank papers run thesis/fig-4-8 --quick" in text
+    assert "\nfedrank run mine/other/experiment.toml\n" in text
     assert "## Published and measured" in text
-    assert "2026-01-02" in text
+    assert (tmp_path / "claims-notebook.md").read_text().count("the last on 2026-01-02") == 2
     assert str(tmp_path) not in text
+
+
+def test_verdicts_are_counted_paper_by_paper_and_reasons_stand_below(runs: Path, tmp_path: Path) -> None:
+    write_claims(runs, tmp_path / "claims.md", tmp_path / "notebook.md")
+    text = (tmp_path / "claims.md").read_text()
+    thesis = next(paper for paper in papers() if paper.key == "thesis")
+    counted = [line.split(" | ") for line in text.splitlines() if line.startswith(f"| {thesis.title} |")]
+    assert [cells[1:5] for cells in counted] == [["2", "2", "0", "0"]]
+    for file in runs.glob("thesis/fig-4-8/*/fold-1-seed-[2345]"):
+        shutil.rmtree(file)  # with one training of each nothing can be told
+    write_claims(runs, tmp_path / "claims.md", tmp_path / "notebook.md")
+    section = (tmp_path / "claims.md").read_text().split("### ")[1]
+    assert section.count("| this design cannot tell (1) |") == 2
+    assert section.count("\n(1) One training of each: its luck cannot be told from the method") == 1
+
+
+def test_the_notebook_has_the_values_and_both_pages_lead_to_each_other(runs: Path, tmp_path: Path) -> None:
+    out, details = tmp_path / "claims.md", tmp_path / "more" / "notebook.md"
+    done = CliRunner().invoke(
+        app, ["papers", "report", "--runs", str(runs), "--out", str(out), "--details", str(details)]
+    )
+    assert done.exit_code == 0, done.output
+    claims, notes = out.read_text(), details.read_text()
+    ours = [find(load_runs(runs / label))[0] for label in ("thesis/fig-4-8", "mine/other")]
+    for label, findings in zip(("thesis/fig-4-8", "mine/other"), ours, strict=True):
+        section = notes.split(f"### {label}\n")[1].partition("\n### ")[0]
+        for variant in findings.variants:
+            values = [reading.values["ndcg@10"] for reading in variant.repeats.values()]
+            assert f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" in section
+        assert "▲" in section
+        assert "mrr@10" not in section  # no claim is about it
+        assert f"runs: 15, {15 * 40 / 25:.0f} s of processor time" in section
+        anchor = label.replace("/", "")
+        assert f"(more/notebook.md#{anchor})" in claims
+        assert f"(../claims.md#{anchor})" in section
+    assert str(tmp_path) not in notes
+    assert not any(remark.says in notes for paper in papers() for remark in paper.remarks if remark.experiments)
+    beside = CliRunner().invoke(app, ["papers", "report", "--runs", str(runs), "--out", str(tmp_path / "c.md")])
+    assert beside.exit_code == 0
+    assert (tmp_path / "c-notebook.md").exists()
+
+
+def test_remarks_stand_next_to_runs_that_show_them_once(runs: Path, tmp_path: Path) -> None:
+    for label in ("thesis/mq2008-foltr-es", "thesis/mq2008-foltr-es-quick"):
+        write_run(runs, label, "only")
+    write_claims(runs, tmp_path / "claims.md", tmp_path / "notebook.md")
+    sections = re.split("^### ", (tmp_path / "notebook.md").read_text(), flags=re.MULTILINE)
+    thesis = next(paper for paper in papers() if paper.key == "thesis")
+    [seen] = [row.says for row in thesis.remarks if row.experiments == ["thesis/mq2008-foltr-es"]]
+    assert [section.partition("\n")[0] for section in sections if seen in section] == ["thesis/mq2008-foltr-es"]
+    assert [("mrr@10" in section) for section in sections if section.startswith("thesis/mq2008")] == [True, True]
+
+
+def test_details_go_with_claims_only(tmp_path: Path) -> None:
+    words = ["papers", "report", "--out", str(tmp_path / "papers.html"), "--details", "notebook.md"]
+    with pytest.raises(ValueError, match=r"--details notebook.md goes with a page of claims.*name a .md file"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from fedrank.report.markdown import markdown
-from fedrank.report.sections import Cell, Listing, Pairs, Points, Section, Table, say
+from fedrank.report.sections import Cell, Listing, Pairs, Points, Section, Span, Table, say
 
 ODD = [
     "# no heading",
@@ -59,3 +59,12 @@ def test_a_listing_ends_where_it_ends(text):
     page = rendered(markdown([Listing(text), say("behind")]))
     assert words(page) == f"{text}\n\nbehind"
     assert page.endswith("<p>behind</p>\n")
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_words_may_lead_somewhere_and_stay_words(text):
+    one_line = " ".join(text.split())
+    page = rendered(markdown([say(text, " see ", Span(text, link="more.md#there"), ".")]))
+    assert words(page) == f"{one_line} see {one_line}."
+    assert re.findall(r'<a href="([^"]*)"', page) == ["more.md#there"]
+    assert set(re.findall(r"<(\w+)", page)) <= {"p", "a"}

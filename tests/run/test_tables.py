@@ -146,3 +146,20 @@ def test_a_folder_deleted_while_a_report_is_written_is_left_out(tmp_path):
     [findings] = find(runs)
     assert [run.status for run in findings.runs] == ["broken", "finished"]
     assert findings.unfinished[0].reason == f"{gone / 'rounds.csv'}: No such file or directory"
+
+
+def test_counts_that_many_runs_share_are_read_once_and_those_of_others_anew(tmp_path):
+    changes = ((), (), (("\n2,", "\n2.5,"),), ((",50,", ",51,"),), ())
+    for seed, change in enumerate(changes, 1):
+        file = write_run(tmp_path, seed=seed, rounds=6) / "rounds.csv"
+        text = file.read_text()
+        for before, after in change:
+            assert before in text
+            text = text.replace(before, after)
+        file.write_text(text)
+    for run in load_runs(tmp_path):
+        header, *rows = csv.reader((run.path / "rounds.csv").read_text().splitlines())
+        for name, cells in zip(header, zip(*rows, strict=True), strict=True):
+            wanted = [float(cell) if cell else np.nan for cell in cells]
+            np.testing.assert_array_equal(run.rounds[name], wanted)
+            assert not run.rounds[name].flags.writeable

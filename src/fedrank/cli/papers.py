@@ -85,13 +85,18 @@ def papers_run(
 
 @papers_app.command(
     "report",
-    epilog="Examples:  fedrank papers report --runs runs --out papers.html  ·  fedrank papers report --out claims.md",
+    epilog="Examples:  fedrank papers report --runs runs --out papers.html  ·  "
+    "fedrank papers report --out claims.md --details notebook.md",
 )
 def papers_report(
     out: Annotated[
         Path, typer.Option(help="Web page to write, with one for each paper beside it; or a .md file: all claims.")
     ] = Path("papers.html"),
     runs: Runs = Path("runs"),
+    details: Annotated[
+        Path | None,
+        typer.Option(help="With a .md file: where to write what each experiment measured. Beside it if not given."),
+    ] = None,
 ) -> None:
     """Published and measured side by side, and for each finding whether it holds, as far as that can be told."""
     from fedrank.papers.claims_page import write_claims
@@ -99,8 +104,11 @@ def papers_report(
 
     console = new_console()
     if out.suffix == ".md":
-        say(console, write_claims(runs, out))
-        say(console, f"Claims: {out}")
+        details = details or out.with_name(f"{out.stem}-notebook.md")
+        say(console, write_claims(runs, out, details))
+        say(console, f"Claims: {out}; what each experiment measured: {details}")
         return
+    if details is not None:
+        raise ValueError(f"--details {details} goes with a page of claims, which --out {out} is not; name a .md file")
     say(console, write_papers_report(runs, out))
     say(console, f"Report: {out}, and beside it a page on each paper")

@@ -2,105 +2,117 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedrank.files import write_whole
-from fedrank.papers.items import command, papers
-from fedrank.papers.page import CLAIM, Done, claim_cells, general, match, summary, values_table
-from fedrank.report.findings import Findings, find
+from fedrank.papers.entries import Entry, entries
+from fedrank.papers.items import Paper, papers
+from fedrank.papers.notebook import notebook
+from fedrank.papers.page import VERDICTS, Done, general, match, summary, values_table
+from fedrank.report.claims import SMALL, Verdict
+from fedrank.report.findings import find
 from fedrank.report.markdown import markdown
-from fedrank.report.sections import Cell, Part, Section, Table, say
-from fedrank.report.tables import duration, effect_size, heading, told_verdict
+from fedrank.report.reproduced import WITHIN
+from fedrank.report.sections import Cell, Listing, Part, Section, Table, say
+from fedrank.report.tables import Footnotes, duration, effect_size, heading, power, tested_over, with_interval
 from fedrank.run.runs import Runs, load_runs
 
 TITLE = "Every claim, and what the runs say"
 
 
-def write_claims(folder: Path, out: Path) -> str:
-    """Write the page as Markdown; returns what it says in one sentence."""
+def write_claims(folder: Path, out: Path, details: Path) -> str:
+    """Write the page of claims and the notebook behind it as Markdown; returns what they say in one sentence."""
     runs = load_runs(folder) if folder.is_dir() else Runs()
     found = find(runs) if len(runs.finished) else []
-    done = [one for some in match(papers(), found).values() for one in some]
-    write_whole(out, markdown([claims_page(done, found, folder)]))
-    return summary(done)
+    known = papers()
+    done = match(known, found)
+    told = entries(known, done, found, folder)
+    everything = [one for some in done.values() for one in some]
+    write_whole(out, markdown([claims_page(known, told, everything, out, details)]))
+    write_whole(details, markdown([notebook(known, told, details, out)]))
+    return summary(everything)
 
 
-def claims_page(done: Sequence[Done], found: Sequence[Findings], folder: Path) -> Section:
-    """All claims, published values and runs; `found` may hold experiments that belong to no paper's item."""
-    ours = {one.findings.folder for one in done}
-    others = [findings for findings in found if findings.folder not in ours and findings.claims]
+def claims_page(
+    known: Sequence[Paper], told: Mapping[str, Sequence[Entry]], done: Sequence[Done], here: Path, details: Path
+) -> Section:
+    """All claims and published values, paper by paper; `here` is where the page will lie."""
     parts: list[Part] = [
         say(summary(done), tone="lead"),
         say(
-            "Written from run folders by “fedrank papers report --out claims.md”, and not by hand. A verdict is about "
-            "the data set that is named; what is so in general stands in a section of its own. How it is judged is "
-            "told in “How to compare two methods honestly”; details, and what was seen besides, in “What reappeared, "
-            "and what did not”."
+            "Written from run folders by “fedrank papers report --out claims.md --details notebook.md”, and not by "
+            "hand. A verdict is about the data set that is named; what is so in general stands in a section of its "
+            "own. How it is judged is told in “How to compare two methods honestly”, what each experiment measured in "
+            "the notebook, and what was seen besides in “What reappeared, and what did not”."
         ),
-        say(_cost([findings for findings in found if findings.folder in ours or findings in others])),
-        Section("Claims, each on one data set", (_claims(done, others, folder),)),
+        say(_cost([entry for some in told.values() for entry in some])),
+        _counts(told),
+        say(
+            "Below: the difference between what is said to be higher and the other, with an interval at the level that "
+            "the claims of the experiment share (Holm); d is that difference in standard deviations of what it was "
+            "tested over; power is how likely the design would have shown the difference that the paper reports, or "
+            f"{SMALL:g} of a measure that ends at 1."
+        ),
     ]
+    authors = {paper.title: f"{paper.authors}, {paper.year}" for paper in known}
+    for title, some in told.items():
+        sections = tuple(_section(entry, here, details) for entry in some if entry.findings.claims)
+        if sections:
+            parts.append(Section(title, sections, authors.get(title, "")))
     if any(one.findings.claims for one in done):
         parts.append(Section("The same in general", tuple(general(done))))
     if compared := [one for one in done if one.findings.published]:
         parts.append(Section("Published and measured", (values_table(compared),)))
-    parts.append(Section("Runs", (_runs(done, others, folder),)))
     return Section(TITLE, tuple(parts))
 
 
-def _claims(done: Sequence[Done], others: Sequence[Findings], folder: Path) -> Table:
-    rows = []
-    for where, data, asked, findings in _each(done, others, folder):
-        for claim in findings.claims:
-            effect = Cell(effect_size(claim.contrast.effect))
-            cells = [Cell(claim.says), Cell(told_verdict(claim), strong=not claim.why), Cell(heading(claim.column))]
-            rows.append([Cell(where), *cells, *claim_cells(claim), effect, Cell(data), Cell(asked)])
-    header = ["experiment", "claim", "verdict", "measure", *CLAIM, "effect (d)", "data", "command"]
-    return Table(header, rows, 4)
-
-
-def _each(done: Sequence[Done], others: Sequence[Findings], folder: Path) -> list[tuple[str, str, str, Findings]]:
-    """Where claims were tested, on which data, by which command."""
-    rows = []
-    for one in done:
-        grid = one.findings.grid
-        asked = "" if grid is None else command(one.item.name, grid, one.form.startswith("quick"))
-        rows.append((f"{one.item.name}, {one.form}", one.data, asked, one.findings))
-    for findings in others:
-        name = (
-            findings.folder.relative_to(folder).as_posix() if findings.folder.is_relative_to(folder) else findings.name
-        )
-        data = str(findings.runs.finished[0].data.get("name", ""))
-        rows.append((f"{name}, our own", data, f"fedrank run {name}/experiment.toml", findings))
-    return rows
-
-
-def _runs(done: Sequence[Done], others: Sequence[Findings], folder: Path) -> Table:
-    """What was run, and what it took."""
-    rows = []
-    for where, data, _, findings in _each(done, others, folder):
-        finished = findings.runs.finished
-        verdicts = Counter(claim.verdict for claim in findings.claims)
-        told = ", ".join(f"{verdict}: {n}" for verdict, n in verdicts.items()) or "no claim"
-        ended = max((run.ended for run in finished if run.ended), default="")[:10]
-        cells = (where, data, told, ended, str(len(finished)), duration(_seconds(findings)))
-        rows.append([Cell(text) for text in cells])
-    return Table(["experiment", "data", "verdicts", "ended", "runs", "processor time"], rows, 4)
-
-
-def _seconds(findings: Findings) -> float:
-    spent = [run.costs.get("cpu_seconds", math.nan) for run in findings.runs.finished]
-    return sum(seconds for seconds in spent if not math.isnan(seconds))
-
-
-def _cost(found: Sequence[Findings]) -> str:
+def _cost(everything: Sequence[Entry]) -> str:
     """Total time, and where."""
-    finished = [run for findings in found for run in findings.runs.finished]
+    finished = [run for entry in everything for run in entry.findings.runs.finished]
     where = (
         "; ".join(dict.fromkeys(run.processor for run in finished if run.processor)) or "a machine that is not known"
     )
-    total = duration(sum(map(_seconds, found)))
-    return f"{len(finished):,} runs of {len(found)} experiments took {total} of processor time on {where}."
+    total = duration(sum(entry.seconds for entry in everything))
+    return f"{len(finished):,} runs of {len(everything)} experiments took {total} of processor time on {where}."
+
+
+def _counts(told: Mapping[str, Sequence[Entry]]) -> Table:
+    """Paper by paper: how many claims hold."""
+    rows = []
+    for title, some in told.items():
+        verdicts = Counter(claim.verdict for entry in some for claim in entry.findings.claims)
+        values = [value for entry in some for value in entry.findings.published]
+        met = f"{sum(value.verdict == WITHIN for value in values)} of {len(values)}" if values else "-"
+        runs = sum(len(entry.findings.runs.finished) for entry in some)
+        time = duration(sum(entry.seconds for entry in some))
+        counts = (*(verdicts[verdict] for verdict in VERDICTS), met, len(some), f"{runs:,}", time)
+        rows.append([Cell(title), *(Cell(str(count)) for count in counts)])
+    header = ["paper", *VERDICTS, "published values met", "experiments", "runs", "processor time"]
+    return Table(header, rows, 1)
+
+
+def _section(entry: Entry, here: Path, details: Path) -> Section:
+    """The claims of one experiment."""
+    told = f"Data: {entry.data}{f'; form: {entry.form}' if entry.form else ''}. "
+    parts: list[Part] = [say(told, entry.link("What it measured", details, here), "."), Listing(entry.command, "bash")]
+    return Section(entry.name, (*parts, _claims(entry.findings.claims)), entry.caption)
+
+
+def _claims(claims: Sequence[Verdict]) -> Table:
+    """Claims with short verdicts, whose reasons stand below."""
+    reasons = Footnotes()
+    measures = list(dict.fromkeys(claim.column for claim in claims))
+    rows = []
+    for claim in claims:
+        counted = tested_over(claim)
+        known = claim.pairs == claim.contrast.counted or not claim.pairs
+        over = counted if known else f"{counted}, {claim.pairs} run{'' if claim.pairs == 1 else 's'}"
+        numbers = (with_interval(claim), effect_size(claim.contrast.effect), over, power(claim))
+        measure = [Cell(heading(claim.column))] if len(measures) > 1 else []
+        verdict = Cell(reasons.short(claim), strong=not claim.why)
+        rows.append([Cell(claim.says), verdict, *measure, *map(Cell, numbers)])
+    several = ["measure", "difference"] if len(measures) > 1 else [f"difference in {heading(measures[0])}"]
+    header = ["claim", "verdict", *several, "d", "tested over", "power"]
+    return Table(header, rows, len(header) - 4, reasons.notes)

@@ -145,7 +145,7 @@ def about_papers() -> list[Section]:
             cost = item.grid.about.paper
             times = (None, None) if cost is None else (cost.minutes, cost.quick_minutes)
             here = Cell("no", tone="warn") if item.missing else Cell("yes", tone="better")
-            cells = [Cell(_captioned(item.label, item.grid.title)), Cell(item.name, tone="name"), Cell(item.data), here]
+            cells = [Cell(captioned(item.label, item.grid.title)), Cell(item.name, tone="name"), Cell(item.data), here]
             rows.append([*cells, *(Cell(_minutes(time)) for time in times)])
         table = Table(["item", "experiment", "data", "here", "whole", "quick"], rows, 4, whole=1)  # it is to be typed
         others = [say(f"{other.item}:  ", Span(other.command, "code")) for other in paper.other]
@@ -158,12 +158,12 @@ def about_papers() -> list[Section]:
     return [*sections, Section("", (say(last, tone="quiet"),))]
 
 
-def _captioned(label: str, title: str) -> str:
+def captioned(label: str, title: str) -> str:
     """What an item is called and what it shows, nothing of it twice.
 
-    >>> _captioned("Figure 1", "SelGB, figure 1: how many negatives")
+    >>> captioned("Figure 1", "SelGB, figure 1: how many negatives")
     'Figure 1: how many negatives'
-    >>> _captioned("Ours: few queries", "Few queries")
+    >>> captioned("Ours: few queries", "Few queries")
     'Ours: few queries'
     """
     before, _, shows = title.partition(": ")

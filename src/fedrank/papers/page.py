@@ -22,6 +22,7 @@ from fedrank.report.tables import (
     PUBLISHED,
     PUBLISHED_RULE,
     TONES,
+    Footnotes,
     claims_table,
     final_table,
     heading,
@@ -29,7 +30,6 @@ from fedrank.report.tables import (
     published_cells,
     published_tone,
     tested_over,
-    told_verdict,
     with_interval,
 )
 from fedrank.run.runs import Runs, load_runs
@@ -265,18 +265,18 @@ def general(done: Sequence[Done]) -> list[Part]:
     """Every claim over data sets: what holds on one of them need not hold on another."""
     labels = {one.item.name: one.item.label for one in done}
     rows = []
-    found = in_general(done)
+    found, reasons = in_general(done), Footnotes()
     for (name, form, says), claim in found.items():
         if claim.contrast.counted < 2:
             continue
-        verdict = Cell(told_verdict(claim), tone=TONES[claim.verdict])
+        verdict = Cell(reasons.short(claim), tone=TONES[claim.verdict])
         rows.append(
             [Cell(says), Cell(f"{labels[name]}, {form}"), Cell(heading(claim.column)), verdict, *claim_cells(claim)]
         )
     parts: list[Part] = []
     if rows:
         note = "A data set counts once, with its mean difference; t-test over data sets."
-        parts.append(Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4, [note]))
+        parts.append(Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4, [*reasons.notes, note]))
     if alone := len(found) - len(rows):
         claims = "1 claim was" if alone == 1 else f"{alone} claims were"
         parts.append(say(f"{claims} tested on one data set. What is so in general, {CANNOT}."))

@@ -47,6 +47,7 @@ class Verdict:
     sought: float = math.nan  # the difference that power is for: the paper's, or the smallest of interest
     power: float = math.nan  # of the design, for that difference
     why: str = ""
+    outlook: str = ""  # where it cannot be told: what more repeats would show; part of why
 
     @property
     def says(self) -> str:
@@ -111,8 +112,10 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     else:
         small = low > -claim.small and high < claim.small
         verdict = HOLDS if low > 0 else FAILS if high < 0 or small else OPEN
-    why = _needed(claim, level, power) if verdict == OPEN else ""
-    return Verdict(claim, verdict, level, low, high, sought, power, why)
+    if verdict != OPEN:
+        return Verdict(claim, verdict, level, low, high, sought, power)
+    outlook = _needed(claim, level)
+    return Verdict(claim, verdict, level, low, high, sought, power, f"{_could(claim, power)}; {outlook}", outlook)
 
 
 def _on_these_queries(found: Contrast) -> str:
@@ -141,16 +144,19 @@ def _decided_at(claim: Stated) -> float:
     return min(found.beyond(margin - far), found.beyond(far if claim.within is None else far - margin))
 
 
-def _needed(claim: Stated, level: float, power: float) -> str:
-    """The power of the design, and what a difference as large as the one that was seen would take."""
+def _could(claim: Stated, power: float) -> str:
+    """The power of the design in words."""
+    if claim.within is not None:
+        return f"power {power:.2f} to show them alike"
+    whose = "the paper's difference" if claim.reported else "the smallest of interest"
+    return f"power {power:.2f} for {_sought(claim):.3g}, {whose}"
+
+
+def _needed(claim: Stated, level: float) -> str:
+    """What a difference as large as the one that was seen would take."""
     from scipy.special import ndtri
 
     found, within = claim.contrast, claim.within
-    if within is not None:
-        seen = f"power {power:.2f} to show them alike"
-    else:
-        whose = "the paper's difference" if claim.reported else "the smallest of interest"
-        seen = f"power {power:.2f} for {_sought(claim):.3g}, {whose}"
     distance = abs(found.difference) if within is None else abs(within - abs(found.difference))
     against = found.difference < 0 if within is None else abs(found.difference) > within
     told = "the opposite" if against else "it"
@@ -158,10 +164,10 @@ def _needed(claim: Stated, level: float, power: float) -> str:
     if error <= found.floor:
         share = f"{found.unit} of one data set share their queries"
         because = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
-        return f"{seen}; more repeats would not show {told}: {because}"
+        return f"more repeats would not show {told}: {because}"
     count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "repeats")
     luck, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
     if luck > MOST * room:
-        return f"{seen}; more than {MOST:,} {what} would be needed to show {told}"
+        return f"more than {MOST:,} {what} would be needed to show {told}"
     wanted = max(math.ceil(luck / room), count + 1)
-    return f"{seen}; about {wanted:,} {what} instead of {count:,} would show {told}"
+    return f"about {wanted:,} {what} instead of {count:,} would show {told}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,11 @@ def _each(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(filter(None, values)))
 
 
-def final_table(findings: Findings) -> Table:
+def final_table(findings: Findings, columns: Sequence[str] | None = None) -> Table:
     """Final quality of each variant; ▲ and ▼ mark significant differences from the baseline."""
+    columns = findings.columns if columns is None else columns
     names, words = _variant_columns(findings)
-    best = {column: _best(findings, column) for column in findings.columns}
+    best = {column: _best(findings, column) for column in columns}
     several = len(findings.variants) + len(findings.nothing) > 1
     rows = []
     for variant in findings.variants:
@@ -64,24 +65,22 @@ def final_table(findings: Findings) -> Table:
         short = findings.expected is not None and n < findings.expected
         repeats = Cell(f"{n} of {findings.expected}" if short else str(n), tone="worse" if short else "")
         row = [*_variant_cells(findings, variant, words), repeats]
-        for column in findings.columns:
+        for column in columns:
             summary = variant.summary(column)
-            comparison = findings.comparisons.get(column, {}).get(variant.name)
-            mark = {"better": "▲", "worse": "▼", "": ""}[comparison.verdict if comparison else ""]
             hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}" if n > 1 else ""
             row.append(
                 Cell(
                     spread(column, summary),
                     strong=several and variant.name in best[column],
                     hint=hint,
-                    mark=mark if findings.baseline is not None else None,
+                    mark=mark_of(findings, variant, column),
                 )
             )
         rows.append(row)
     for nothing in findings.nothing:
         values = nothing.values
         row = [*_variant_cells(findings, values, words), Cell(str(len(values.repeats)))]
-        for column in findings.columns:
+        for column in columns:
             strong = several and values.name in best[column]
             room = None if findings.baseline is None else ""  # the room of a mark, so that digits stand below digits
             row.append(Cell(spread(column, values.summary(column)), strong, tone="quiet", mark=room))
@@ -89,6 +88,21 @@ def final_table(findings: Findings) -> Table:
     notes = []
     if several:
         notes.append("Bold: highest mean of its column.")
+    notes += final_notes(findings)
+    return Table([*names, "repeats", *(heading(column) for column in columns)], rows, len(names), notes)
+
+
+def mark_of(findings: Findings, variant: VariantRuns, column: str) -> str | None:
+    """▲ or ▼ for a significant difference from the baseline, empty for none, None where there is no baseline."""
+    if findings.baseline is None:
+        return None
+    comparison = findings.comparisons.get(column, {}).get(variant.name)
+    return {"better": "▲", "worse": "▼", "": ""}[comparison.verdict if comparison else ""]
+
+
+def final_notes(findings: Findings) -> list[str]:
+    """What doing nothing is, and what marks mean."""
+    notes = []
     if findings.nothing:
         orders = ", ".join(dict.fromkeys(nothing.order for nothing in findings.nothing))
         notes.append(f"Do nothing: the order that users have without learning ({orders}).")
@@ -97,7 +111,7 @@ def final_table(findings: Findings) -> Table:
             f"▲ ▼: significantly above or below the baseline, {findings.baseline.label} ({findings.baseline_why}): "
             f"corrected p < {LEVEL:g}, {_compared(findings)}."
         )
-    return Table([*names, "repeats", *(heading(column) for column in findings.columns)], rows, len(names), notes)
+    return notes
 
 
 def interval_table(findings: Findings, column: str) -> Table:
@@ -221,6 +235,25 @@ def told_verdict(claim: Verdict) -> str:
     if not claim.why or claim.why.startswith(CANNOT):
         return claim.why or claim.verdict
     return f"{claim.verdict}: {claim.why}"
+
+
+class Footnotes:
+    """Short verdicts of a table, and below it why they are not clearer: each reason once."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, str] = {}
+
+    def short(self, claim: Verdict) -> str:
+        """A verdict with the mark of its reason; the power of the design has a column of its own."""
+        if not claim.why:
+            return claim.verdict
+        reason = (claim.outlook or claim.why).removeprefix(f"{CANNOT}: ")
+        mark = self._marks.setdefault(reason, f"({len(self._marks) + 1})")
+        return f"{CANNOT if claim.why.startswith(CANNOT) else claim.verdict} {mark}"
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"{mark} {reason[0].upper()}{reason[1:]}." for reason, mark in self._marks.items()]
 
 
 def with_interval(claim: Verdict) -> str:
@@ -536,10 +569,10 @@ def asked_rows(findings: Findings) -> list[tuple[str, str]]:
     first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
     rows = []
     for key in [*(key for key in first if key in tables), *(key for key in tables if key not in first)]:
-        more = _data_facts(facts) if key == "data" else []
+        more = data_facts(facts) if key == "data" else []
         rows.append((key.replace("_", " "), "; ".join([readable(tables[key]), *more])))
     if "data" not in tables and facts:
-        rows.insert(0, ("data", "; ".join([str(facts.get("name", "")), *_data_facts(facts)])))
+        rows.insert(0, ("data", "; ".join([str(facts.get("name", "")), *data_facts(facts)])))
     varies = [f"{key}: {readable(values)}" for key, values in about.vary.items()]
     varies += [", ".join(about.variants)] if about.variants else []
     if varies:
@@ -714,7 +747,8 @@ def _best(findings: Findings, column: str) -> set[str]:
     return {name for name, mean in means.items() if known and mean == max(known)}
 
 
-def _data_facts(facts: Json) -> list[str]:
+def data_facts(facts: Json) -> list[str]:
+    """Numbers of queries, features and grades, as far as they are known."""
     sentences = []
     if "train_queries" in facts and "test_queries" in facts:
         train, test = (readable(facts[f"{part}_queries"]) for part in ("train", "test"))

@@ -667,7 +667,14 @@ def _text(file: str) -> str:
     return read_bytes(file).decode("utf-8")  # line ends within quotes stay as they are
 
 
+# Rounds, interactions and bytes are the same in all repeats of most variants, and more than half of what is read.
+_last_read: dict[str, tuple[Sequence[str], Column]] = {}
+
+
 def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
+    before = _last_read.get(name)
+    if before is not None and before[0] == cells:
+        return before[1]
     try:
         if "" in cells:  # of rounds that were not evaluated, which are most
             values = np.full(len(cells), np.nan)
@@ -677,4 +684,6 @@ def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
     except ValueError as error:
         raise ValueError(f"{os.path.basename(file)} column {name!r}: {error}") from None
     values.setflags(write=False)
+    if name == "round" or name in COUNTED:
+        _last_read[name] = cells, values
     return values
