@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.types import Change, ServerStep, Weights
 
 
@@ -75,9 +76,7 @@ class Adam:
     def __call__(
         self, weights: Weights, change: Change, state: NDArray[np.float64]
     ) -> tuple[Weights, NDArray[np.float64]]:
-        from fedrank.kernels.elementary import power
-
-        size = weights.size
+        power, size = kernels.elementary.power, weights.size
         flat = change.ravel()
         after = np.empty_like(state)
         mean, square = after[:size], after[size:-1]
@@ -91,6 +90,17 @@ class Adam:
 
 
 SERVER_STEPS: dict[str, type[ServerStep]] = {"add": Add, "momentum": Momentum, "adam": Adam}
+
+
+def moves_of(step: ServerStep) -> tuple[int, float, float, float, float] | None:
+    """A server step as `kernels.records.Moves`, for `kernels.rounds`; None where it is none of ours."""
+    if type(step) is Add:
+        return kernels.rounds.ADD, float(step.rate), 0.0, 0.0, 0.0
+    if type(step) is Momentum:
+        return kernels.rounds.MOMENTUM, float(step.rate), float(step.momentum), 0.0, 0.0
+    if type(step) is Adam:
+        return kernels.rounds.ADAM, float(step.rate), float(step.beta1), float(step.beta2), float(step.epsilon)
+    return None
 
 
 def _check_rate(rate: float) -> None:
