@@ -2,8 +2,8 @@
 
     python benchmarks/rounds.py [--check]
 
-10 clients x 5 interactions a round, CPU time, evaluation excluded; both ways take turns, so that a noisy neighbour
-disturbs both. `whole run` is what `fedrank run` does: it writes a row for each of 20,000 rounds, keeps checkpoints, and
+Interactions a second of CPU time, 10 clients x 5 a round; both ways take turns, so that a noisy neighbour disturbs
+both. `whole run` is what `fedrank run` does: it writes a row for each of 20,000 rounds, keeps checkpoints, and
 evaluates a model every 1,000 rounds, on 200 queries; reading the data is excluded.
 """
 
@@ -88,7 +88,7 @@ def main() -> int:
     arguments.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     check = arguments.parse_args().check
     missed = []
-    print(f"{'':10} {'features x documents':22} {'one by one':>12} {'many at once':>13} {'times':>6}   interactions/s")
+    print(f"{'':10} {'features x documents':22} {'one by one':>12} {'many at once':>13} {'times':>6}")
     for shape in SHAPES:
         data = made_up(shape)
         with tempfile.TemporaryDirectory() as folder:

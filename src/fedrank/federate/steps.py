@@ -76,15 +76,15 @@ class Adam:
     def __call__(
         self, weights: Weights, change: Change, state: NDArray[np.float64]
     ) -> tuple[Weights, NDArray[np.float64]]:
-        power, size = kernels.elementary.power, weights.size
+        size = weights.size
         flat = change.ravel()
         after = np.empty_like(state)
         mean, square = after[:size], after[size:-1]
         mean[:] = self.beta1 * state[:size] + (1 - self.beta1) * flat
         square[:] = self.beta2 * state[size:-1] + (1 - self.beta2) * flat**2
         steps = after[-1] = state[-1] + 1
-        unbiased_mean = mean / (1 - power(self.beta1, steps))
-        unbiased_square = square / (1 - power(self.beta2, steps))
+        unbiased_mean = mean / (1 - kernels.elementary.power(self.beta1, steps))
+        unbiased_square = square / (1 - kernels.elementary.power(self.beta2, steps))
         step = self.rate * unbiased_mean / (np.sqrt(unbiased_square) + self.epsilon)
         return weights + step.reshape(weights.shape), after
 
