@@ -224,6 +224,19 @@ class OwnStep(Add):
     pass
 
 
+class Notes:
+    """A journal that keeps nothing."""
+
+    def kept(self, round):
+        return None
+
+    def cohort(self, round, draw):
+        return draw(round)
+
+    def keep(self, round, change):
+        pass
+
+
 @pytest.mark.parametrize(
     "federation",
     [
@@ -246,6 +259,7 @@ def test_who_looks_in_between_or_has_much_to_do_goes_one_by_one():
     federation, crowd = Federation(), make_clients(DATA, 4)
     assert at_once(federation, crowd, 3)[1] == []
     assert at_once(federation, crowd, 3, watch=lambda messages: None)[1] == [1, 2, 3]
+    assert at_once(federation, crowd, 3, journal=Notes())[1] == [1, 2, 3]
     assert at_once(federation, make_clients(DATA, 4, people=3), 2)[1] == [1, 2]
     assert at_once(federation, make_clients(DATA, 4, interactions=SMALL // 4), 1)[1] == [1]
     assert at_once(federation, make_clients(DATA, 4, interactions=SMALL // 4 - 1), 1)[1] == []

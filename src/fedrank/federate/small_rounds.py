@@ -96,10 +96,8 @@ def small_rounds(
         return None
     if any(part is not None for part in between):
         return None
-    parameters, present = (
-        learner.ranker.size(crowd.data.features.shape[1]),
-        cohort_size(len(crowd), federation.participation),
-    )
+    parameters = learner.ranker.size(crowd.data.features.shape[1])
+    present = cohort_size(len(crowd), federation.participation)
     if state.weights.shape != (parameters,) or state.server.shape != server.first(parameters).shape:
         return None
     if present * int(crowd.interactions.max()) >= SMALL or 4 * present * parameters > BYTES_AT_ONCE:
