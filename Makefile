@@ -34,6 +34,7 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
 	$(BIN)/python benchmarks/fpdgd.py
+	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/targets.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/letor.py

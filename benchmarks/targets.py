@@ -25,7 +25,7 @@ import fedrank as fr
 from benchmarks.fpdgd import made_up
 for shape, learner, rounds in (
     ("46 x 41", fr.learners.Pdgd(), 2000),
-    ("136 x 120", fr.learners.Pdgd(), 1000),
+    ("136 x 120", fr.learners.Pdgd(), 2000),
     ("136 x 120", fr.learners.Pdgd(ranker=fr.rankers.Mlp()), 80),
 ):
     clients = fr.make_clients(made_up(shape), 10, user="navigational", interactions=5)
@@ -45,7 +45,9 @@ def main() -> int:
     print(f"{'compiled for':20} {'shape':10} {'ranker':7} {'weights':13} {'interactions/s':>14}")
     seen: dict[tuple[str, str], set[str]] = {}
     for name, settings in TARGETS.items():
-        environment = os.environ | settings | {"PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"}
+        environment = (
+            os.environ | settings | {"PYTHONPATH": os.pathsep.join([".", *sys.path[1:]]), "OPENBLAS_NUM_THREADS": "1"}
+        )
         done = subprocess.run(
             [sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, check=True
         )

@@ -8,9 +8,11 @@ not come from here.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 Name = str | int
 
@@ -24,6 +26,11 @@ def key_for(seed: int, *name: Name) -> np.uint64:
     False
     """
     return np.uint64(int.from_bytes(_digest(seed, name)[:8], "little"))
+
+
+def keys_for(seed: int, purpose: str, rounds: Iterable[int]) -> NDArray[np.uint64]:
+    """The keys of one purpose in many rounds, as `key_for` gives each of them."""
+    return np.frombuffer(b"".join(_digest(seed, (purpose, round))[:8] for round in rounds), "<u8").astype(np.uint64)
 
 
 def rng_for(seed: int, *name: Name) -> np.random.Generator:

@@ -13,7 +13,9 @@ WORK = """
 import sys
 import numpy as np
 import fedrank as fr
+import fedrank.federate.round
 from fedrank.federate.clients import make_clients
+from fedrank.federate.steps import Adam, Add, Momentum
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
 
@@ -34,6 +36,10 @@ with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
             out[f"{name}-{kind}"] = arrived.updates
             out[f"{name}-{kind}-online"] = arrived.observed.online
         out[name + "-quality"] = fr.Evaluator(data, ["ndcg@10", "map", "err@5", "mrr", "p@3"])(start, learner.ranker)
+    fedrank.federate.round.ENOUGH_ROUNDS = 1  # many rounds in one call, however few there are
+    for server in (Add(), Momentum(), Adam()):
+        *_, last = fr.simulate(fr.Federation(server=server), clients, 3)
+        out["rounds-" + type(server).__name__] = last.weights
     out["normalised"] = fr.normalise(data, "query").features
     with open(sys.argv[2], "w") as file:
         file.write("1 qid:a 1:0.5 3:-1.25e-2 # x\\n0 qid:a 2:7\\n2 qid:b 1:1e3\\n")

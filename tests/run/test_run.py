@@ -139,6 +139,30 @@ def test_apart_and_partial_participation_resume_too(tmp_path, monkeypatch):
         shutil.rmtree(whole.folder)
 
 
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {},
+        {"server": {"name": "adam"}, "clients": {"count": 7, "interactions": [1, 4], "participation": 0.5}},
+        {"learner": {"name": "pdgd", "ranker": NEURAL}, "aggregator": {"name": "mean", "weighted": False}},
+    ],
+    ids=["linear", "some", "neural"],
+)
+def test_many_rounds_at_once_write_the_same_bytes_and_can_be_stopped(tmp_path, methods, monkeypatch):
+    whole, parts = one_task(tmp_path / "whole", **methods), one_task(tmp_path / "parts", **methods)
+    assert perform(whole) == "finished"
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", 0.0)
+    monkeypatch.setattr("fedrank.federate.round.ENOUGH_ROUNDS", 1)
+    stopped = []
+    for rounds in (1, 5, 19):  # in the middle of what one call did
+        calls = iter([False] * (rounds - 1) + [True])
+        assert perform(parts, stop=lambda calls=calls: next(calls)) == "interrupted"
+        stopped.append(load_runs(parts.folder)[0].round)
+    assert stopped == [1, 1 + 5, 1 + 5 + 19]
+    assert perform(parts) == "finished"
+    assert content(whole.folder) == content(parts.folder)
+
+
 KILLED = """
 import sys
 import fedrank.run.writer as writer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedrank.federate.client import of_clients, steps_of
 from fedrank.federate.federation import Federation, cohort_size
 from fedrank.federate.fitting import people_clashes
 from fedrank.federate.server import Combined, RoundError, ServerTask, State, advance, combine
+from fedrank.federate.small_rounds import ENOUGH_ROUNDS, small_rounds
 from fedrank.glance import as_pairs, one_line
 from fedrank.gpu.machines import Machine
 from fedrank.gpu.twins import find_twin
@@ -165,6 +167,10 @@ def simulate(
     if state is None:
         state, memory = first_state(federation, crowd, seed, start)
     simulation = _Simulation(federation, crowd, seed, threads, noise, journal, watch, device)
+    if rounds - state.round >= ENOUGH_ROUNDS:
+        for outcome in simulation.many_rounds(state, rounds):
+            state, memory = outcome.state, outcome.memory
+            yield outcome
     while state.round < rounds:
         outcome = simulation.round(state, memory)
         state, memory = outcome.state, outcome.memory
@@ -276,6 +282,20 @@ class _Simulation:
             assert combined.change is not None
             journal.keep(number, combined.change)
         return self._outcome(advance(task, state, combined, present), memory, present, seen, combined)
+
+    def many_rounds(self, state: State, last: int) -> Iterator[Outcome]:
+        """The same many at a time, where that can be: until the last, or until one has an update that is of no use."""
+        if self.twin is not None or self.journal is not None or self.watch is not None:
+            return
+        small = small_rounds(self.federation, self.crowd, self.seed, state, self.drawn)
+        if small is None:
+            return
+        for states, cohorts, online in small.after(state, last):
+            sizes = self.crowd.interactions[cohorts]
+            searches = np.add.reduce(sizes, axis=1).tolist()
+            travels = 4 * state.weights.size * cohorts.shape[1]
+            for state, quality, done in zip(states, _means_over(online, sizes), cycle(searches), strict=False):
+                yield Outcome(state, None, state.weights, quality, done, travels, travels)
 
     def _sum_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
         """What `combine` makes of all updates, added up on the card in the same parts; None if one is of no use."""
@@ -454,6 +474,14 @@ def mean_over(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
     if len(values) and sizes.all():
         return float(np.add.reduce(values)) / len(values)  # ndarray.mean takes longer than the rest of a small round
     return float(values[sizes > 0].mean()) if sizes.any() else math.nan
+
+
+def _means_over(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[float]:
+    """`mean_over` each row; `sizes` [rows or 1, clients]."""
+    if sizes.all():
+        means: list[float] = (np.add.reduce(values, axis=1) / values.shape[1]).tolist()
+        return means
+    return [mean_over(row, own) for row, own in zip(values, np.broadcast_to(sizes, values.shape), strict=True)]
 
 
 def simulate_arrivals(

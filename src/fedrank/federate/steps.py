@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.types import Change, ServerStep, Weights
 
 
@@ -75,8 +76,6 @@ class Adam:
     def __call__(
         self, weights: Weights, change: Change, state: NDArray[np.float64]
     ) -> tuple[Weights, NDArray[np.float64]]:
-        from fedrank.kernels.elementary import power
-
         size = weights.size
         flat = change.ravel()
         after = np.empty_like(state)
@@ -84,13 +83,24 @@ class Adam:
         mean[:] = self.beta1 * state[:size] + (1 - self.beta1) * flat
         square[:] = self.beta2 * state[size:-1] + (1 - self.beta2) * flat**2
         steps = after[-1] = state[-1] + 1
-        unbiased_mean = mean / (1 - power(self.beta1, steps))
-        unbiased_square = square / (1 - power(self.beta2, steps))
+        unbiased_mean = mean / (1 - kernels.elementary.power(self.beta1, steps))
+        unbiased_square = square / (1 - kernels.elementary.power(self.beta2, steps))
         step = self.rate * unbiased_mean / (np.sqrt(unbiased_square) + self.epsilon)
         return weights + step.reshape(weights.shape), after
 
 
 SERVER_STEPS: dict[str, type[ServerStep]] = {"add": Add, "momentum": Momentum, "adam": Adam}
+
+
+def moves_of(step: ServerStep) -> tuple[int, float, float, float, float] | None:
+    """A server step as `kernels.records.Moves`, for `kernels.rounds`; None where it is none of ours."""
+    if type(step) is Add:
+        return kernels.rounds.ADD, float(step.rate), 0.0, 0.0, 0.0
+    if type(step) is Momentum:
+        return kernels.rounds.MOMENTUM, float(step.rate), float(step.momentum), 0.0, 0.0
+    if type(step) is Adam:
+        return kernels.rounds.ADAM, float(step.rate), float(step.beta1), float(step.beta2), float(step.epsilon)
+    return None
 
 
 def _check_rate(rate: float) -> None:

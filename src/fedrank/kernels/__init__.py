@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedrank.kernels import rankers as rankers
     from fedrank.kernels import records as records
     from fedrank.kernels import robust as robust
+    from fedrank.kernels import rounds as rounds
     from fedrank.kernels import show as show
     from fedrank.kernels import sums as sums
     from fedrank.kernels import twister as twister

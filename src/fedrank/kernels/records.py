@@ -60,6 +60,16 @@ class Steps(NamedTuple):
     clip_gradients: Any  # float, with batch: largest norm of the gradient of one interaction; 0: any
 
 
+class Moves(NamedTuple):
+    """How the server moves its model."""
+
+    kind: Any  # int: as `rounds` counts server steps
+    rate: Any  # float
+    first: Any  # float: share that is kept of the direction, or of mean changes
+    second: Any  # float: of mean squared changes
+    epsilon: Any  # float: keeps from dividing by zero
+
+
 class Display(NamedTuple):
     """How a list is made of scores."""
 

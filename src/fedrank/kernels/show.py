@@ -59,6 +59,15 @@ def best_of(scores, count):
 
 
 @compiled(inline=True)
+def can_arrive(draws, exps, count, deadline):
+    """How many documents can arrive before a deadline: the time -log(u) / rate is at least (1 - u) / rate."""
+    some = np.int64(0)
+    for d in range(count):
+        some += 1.0 - draws[d] < deadline * exps[d]
+    return some
+
+
+@compiled(inline=True)
 def plackett_luce(page, spread, count, temperature, first, stream, race):
     """Draw the top of a Plackett-Luce ranking: documents race, and arrive at exponential times of rate e^score.
 
@@ -87,6 +96,8 @@ def plackett_luce(page, spread, count, temperature, first, stream, race):
         draws[first] = 1.0  # it is early whatever the deadline
     deadline = 1.8 * SHOWN / total  # if rates were alike, about 1.8 times as many as needed would arrive by then
     while True:
+        while can_arrive(draws, exps, count, deadline) < size:  # where scores are far apart, that takes many a time
+            deadline *= 2.5
         candidates = 0
         for d in range(count):
             early[candidates] = d

@@ -77,25 +77,28 @@ class Pdgd:
     def __call__(
         self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
     ) -> Learned:
-        data = crowd.data
+        starts, key, settings = as_sent(start), chance.key("learn"), self.compiled_settings(crowd, bend)
+        run: Any = kernels.pdgd.pdgd_clients
+
+        def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
+            run(starts, key, *settings, first, last, updates, online)
+
+        updates, online = by_threads(some, start.shape[-1], crowd, threads)
+        return Learned(updates, Observed(online), None if bend.personal is None else settings[2][2])
+
+    def compiled_settings(self, crowd: Crowd, bend: Bend = STRAIGHT) -> tuple[Any, ...]:
+        """What compiled loops take besides a model and its chance: steps, display, bends, and so on up to draws."""
+        data, loops = crowd.data, loops_of(crowd)
         if self.lists == "logged" and not len(data.who):
             raise ValueError(
                 f"{data.name or 'this data set'} is no search log, so that nobody was shown its lists; use data.log, "
                 'or lists = "drawn"'
             )
-        starts, key, loops = as_sent(start), chance.key("learn"), loops_of(crowd)
-        steps, display, bends = self.steps, self.display, bends_of(bend, self.rate)
         draws = (data.drawn, *data.draw) if self.lists == "logged" and data.draw is not None else _NO_DRAWS
-        run: Any = kernels.pdgd.pdgd_clients
-
-        def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
-            run(
-                starts, key, steps, display, bends, self.ranker.hidden, loops.table, data.longest, loops.held,
-                loops.seen, loops.clicking, draws, first, last, updates, online,
-            )  # fmt: skip
-
-        updates, online = by_threads(some, start.shape[-1], crowd, threads)
-        return Learned(updates, Observed(online), None if bend.personal is None else bends[2])
+        return (
+            self.steps, self.display, bends_of(bend, self.rate), self.ranker.hidden, loops.table, data.longest,
+            loops.held, loops.seen, loops.clicking, draws,
+        )  # fmt: skip
 
     def from_impressions(
         self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT

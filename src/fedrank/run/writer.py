@@ -246,11 +246,12 @@ class RunWriter:
     ) -> None:
         """One more row; amounts are those of this round alone."""
         old = self.totals
-        self.totals = now = replace(
-            old,
-            interactions=old.interactions + interactions,
-            bytes_up=old.bytes_up + bytes_up,
-            bytes_down=old.bytes_down + bytes_down,
+        self.totals = now = Totals(
+            old.interactions + interactions,
+            old.bytes_up + bytes_up,
+            old.bytes_down + bytes_down,
+            old.seconds,
+            old.cpu_seconds,
         )
         cells = [
             str(round),

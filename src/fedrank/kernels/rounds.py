@@ -1,0 +1,112 @@
+"""Many rounds in one call: what Python does between two of them takes as long as a third of a small round."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedrank.kernels.compile import compiled
+from fedrank.kernels.elementary import power
+from fedrank.kernels.pdgd import pdgd_clients
+from fedrank.kernels.records import Clicking, Held, Moves, Seen
+from fedrank.kernels.sums import add_rows
+
+ADD, MOMENTUM, ADAM = 0, 1, 2  # as `federate.steps` has them, operation by operation
+
+
+@compiled()
+def step(moves, weights, change, memory, after, memory_after):
+    """The model `after` a change, and what the server step remembers then."""
+    size = len(weights)
+    if moves.kind == ADD:
+        for p in range(size):
+            after[p] = weights[p] + moves.rate * change[p]
+    elif moves.kind == MOMENTUM:
+        for p in range(size):
+            memory_after[p] = moves.first * memory[p] + change[p]
+            after[p] = weights[p] + moves.rate * memory_after[p]
+    else:
+        steps = memory[2 * size] + 1.0
+        memory_after[2 * size] = steps
+        mean_share, square_share = 1.0 - power(moves.first, steps), 1.0 - power(moves.second, steps)
+        for p in range(size):
+            mean = moves.first * memory[p] + (1.0 - moves.first) * change[p]
+            square = moves.second * memory[size + p] + (1.0 - moves.second) * (change[p] * change[p])
+            memory_after[p], memory_after[size + p] = mean, square
+            length = np.sqrt(square / square_share) + moves.epsilon
+            after[p] = weights[p] + moves.rate * (mean / mean_share) / length
+
+
+@compiled()
+def average(counts, updates, change):
+    """`change` = the mean of updates, each counted so often; returns whether all of them are finite."""
+    for p in range(len(change)):
+        change[p] = 0.0
+    add_rows(counts, updates, change)
+    total = 0
+    for i in range(len(counts)):
+        total += counts[i]
+    finite = True
+    for p in range(len(change)):
+        # Updates have four bytes a parameter, so that no sum of finite ones is beyond eight.
+        finite &= math.isfinite(change[p])
+        change[p] = change[p] / total if total > 0 else 0.0
+    return finite
+
+
+@compiled()
+def choose(rows, held, seen, clicking, own, views, users):
+    """Those rows of the table of clients; the last three are filled."""
+    for i in range(len(rows)):
+        c = rows[i]
+        own.ids[i], own.pool[i], own.interactions[i] = held.ids[c], held.pool[c], held.interactions[c]
+        views[i], users[i] = seen.views[c], clicking.user[c]
+        if len(held.at) > 0:
+            own.at[i] = held.at[c]
+
+
+@compiled()
+def pdgd_rounds(
+    keys, cohorts, how_stepped, how_shown, how_bent, hidden, documents, longest, holdings, views, people, draws,
+    weighted, how_moved, weights, memory, models, memories, online,
+):  # fmt: skip
+    """Clients learn by PDGD, their updates are averaged, and the server steps: a round for each of `keys`.
+
+    `cohorts` [rounds or 1, present] are the rows that take part. Fills models [rounds, parameters], memories
+    [rounds, of the server step] and online [rounds, present]. Returns how many rounds were done: it ends before one in
+    which an update is not finite.
+    """
+    held, seen, clicking, moves = Held(*holdings), Seen(*views), Clicking(*people), Moves(*how_moved)
+    present, parameters = cohorts.shape[1], len(weights)
+    sizes = np.empty(present, np.int64)
+    own = Held(
+        np.empty(present, np.int64),
+        np.empty(present, np.int32),
+        sizes,
+        held.queries,
+        held.pools,
+        np.empty(present if len(held.at) > 0 else 0, np.int64),
+    )
+    own_views, own_users = np.empty(present, np.int32), np.empty(present, np.int32)
+    own_holdings = (own.ids, own.pool, own.interactions, own.queries, own.pools, own.at)
+    own_seen = (own_views, seen.grades, seen.ideal)
+    own_people = (own_users, clicking.click, clicking.stop, clicking.attention)
+    alike = np.ones(present, np.int64)
+    updates = np.empty((present, parameters), np.float32)
+    starts = np.empty((1, parameters), np.float32)
+    change = np.empty(parameters)
+    for number in range(len(keys)):
+        if number == 0 or len(cohorts) > 1:
+            choose(cohorts[number], held, seen, clicking, own, own_views, own_users)
+        for p in range(parameters):
+            starts[0, p] = weights[p]
+        pdgd_clients(
+            starts, keys[number], how_stepped, how_shown, how_bent, hidden, documents, longest, own_holdings, own_seen,
+            own_people, draws, np.int64(0), present, updates, online[number],
+        )  # fmt: skip
+        if not average(sizes if weighted else alike, updates, change):
+            return number
+        step(moves, weights, change, memory, models[number], memories[number])
+        weights, memory = models[number], memories[number]
+    return len(keys)
