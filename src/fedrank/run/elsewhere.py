@@ -1,0 +1,234 @@
+"""Runs that are done elsewhere: sent to an engine, followed through their folders, sent again where a worker is lost.
+
+The engine is any `concurrent.futures.Executor`. It only carries errands; a run that it loses goes on from its
+checkpoint wherever it is sent next.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from fedrank import __version__
+from fedrank.files import is_locked
+from fedrank.run.errand import REFUSED, announce, do_errand, errand_of, withdraw
+from fedrank.run.folder import round_kept
+from fedrank.run.provenance import Sums, data_sums
+from fedrank.run.runs import LOCK, Run, load_runs
+from fedrank.run.writer import News, Task
+
+SECONDS_TO_STOP = 60.0  # until workers that were asked to stop are left alone
+SECONDS_BETWEEN_LOOKS = 1.0  # at the folders of runs
+SECONDS_TO_SEE = 90.0  # until what a worker wrote is visible here: file systems between machines remember what they saw
+PAUSE = 0.1  # seconds
+TRIES = 3  # times that a run is sent without getting any further
+MOST_CAUSES = 10  # of a problem that are looked at
+NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_errand'", "cannot import name 'do_errand'")
+
+
+class Follower(Protocol):
+    """Whoever wants to know what becomes of runs."""
+
+    def news(self, task: Task, news: News) -> None: ...
+
+    def ended(self, task: Task, status: str, reason: str = "") -> None: ...
+
+    def lost(self, task: Task, round: int, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Try:
+    """A run that is with the engine."""
+
+    task: Task
+    attempt: int = 1
+    vain: int = 0  # times that it was sent since it last got further
+    round: int = 0  # up to which it was safe then
+
+
+def send(
+    tasks: Sequence[Task],
+    executor: Executor,
+    most: int,
+    threads: int,
+    stop: Callable[[], bool],
+    follower: Follower,
+) -> None:
+    """Let an engine do runs of one experiment, at most so many at a time, until all have ended or somebody stops it."""
+    sender = _Sender(executor, threads, follower, secrets.token_hex(8), tasks)
+    folder = tasks[0].folder.absolute().parents[1]
+    announce(folder, sender.token)
+    try:
+        while sender.left and not stop():
+            sender.send(most)
+            sender.follow()
+        withdraw(folder, sender.token)
+        sender.stop()
+    finally:
+        withdraw(folder, sender.token)
+        for future in sender.under_way:
+            future.cancel()
+
+
+class _Sender:
+    """What is with the engine, and what is not yet."""
+
+    def __init__(self, executor: Executor, threads: int, follower: Follower, token: str, tasks: Sequence[Task]) -> None:
+        self.executor, self.threads, self.follower, self.token = executor, threads, follower, token
+        self.waiting = deque(_Try(task, round=round_kept(task.folder) or 0) for task in tasks)
+        self.under_way: dict[Future[tuple[str, str]], _Try] = {}
+        self._answered: dict[str, tuple[_Try, str, float]] = {}  # label -> run, status, when to wait no longer
+        self._stopping = False
+        self._looked = time.monotonic()
+        self._seen: dict[str, int] = {}  # label -> round that was told
+        self._sums: dict[Any, Sums] = {}
+
+    @property
+    def left(self) -> bool:
+        return bool(self.waiting or self.under_way or self._answered)
+
+    def send(self, most: int) -> None:
+        """Hand over what the engine may have."""
+        while self.waiting and len(self.under_way) < most:
+            one = self.waiting.popleft()
+            errand = errand_of(one.task, self.token, one.attempt, self.threads, self._files(one.task))
+            try:
+                self.under_way[self.executor.submit(do_errand, errand.text())] = one
+            except Exception as problem:  # whatever an engine raises; it will not take the others either
+                reason = f"it could not be sent ({_in_a_line(problem)}); run the command again to resume it"
+                for each in (one, *self.waiting):
+                    self.follower.ended(each.task, "failed", reason)
+                self.waiting.clear()
+
+    def follow(self) -> None:
+        """Wait a moment; take what ended, and look how far the others are."""
+        if self.under_way:
+            wait(self.under_way, timeout=PAUSE, return_when=FIRST_COMPLETED)
+        else:
+            time.sleep(PAUSE)
+        for future in [future for future in self.under_way if future.done()]:
+            self._take(self.under_way.pop(future), future)
+        for label in list(self._answered):
+            self._settle(label)
+        if time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
+            for one in self.under_way.values():
+                self._look(one.task)
+            self._looked = time.monotonic()
+
+    def stop(self) -> None:
+        """Give up what has not begun, and let the rest come to the end of its round."""
+        self._stopping = True
+        for one in self.waiting:
+            self.follower.ended(one.task, "interrupted")
+        self.waiting.clear()
+        for future, one in self.under_way.items():
+            if not is_locked(one.task.folder / LOCK):
+                future.cancel()
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        while self.left and time.monotonic() < deadline:
+            self.follow()
+        for future, one in self.under_way.items():
+            future.cancel()
+            self.follower.ended(one.task, "interrupted")
+        self.under_way.clear()
+
+    def _files(self, task: Task) -> Sums:
+        key = (task.experiment.data, getattr(task.experiment, "start", None))
+        if key not in self._sums:
+            self._sums[key] = {}
+            with suppress(OSError, ValueError):  # whoever reads them will say so
+                self._sums[key] = data_sums(task.experiment)
+        return self._sums[key]
+
+    def _take(self, one: _Try, future: Future[tuple[str, str]]) -> None:
+        """What an engine says of a run: the worker's answer, or that there is none."""
+        if future.cancelled():
+            self._lost(one, "its engine gave it up")
+            return
+        problem = future.exception()
+        if problem is not None:
+            said = _in_a_line(problem)
+            if any(text in _whole(problem) for text in NOT_THERE):
+                needed = f"install fedrank {__version__} on every worker, and where their scheduler runs"
+                self.follower.ended(one.task, "failed", f"a worker has no fedrank, or another one ({said}); {needed}")
+            else:
+                self._lost(one, said)
+            return
+        status, reason = future.result()
+        if status == REFUSED:
+            self.follower.ended(one.task, *(("interrupted",) if self._stopping else ("failed", reason)))
+        elif status == "failed" and reason:
+            self.follower.ended(one.task, status, reason)
+        elif status in ("finished", "failed"):
+            self._answered[one.task.label] = one, status, time.monotonic() + SECONDS_TO_SEE
+        else:
+            self._lost(one, reason or "its worker was told to end")
+
+    def _settle(self, label: str) -> None:
+        """Take a run as ended when its folder says so here, too."""
+        one, status, deadline = self._answered[label]
+        run = _run_in(one.task)
+        if run is not None and run.status == status:
+            self.follower.ended(one.task, status)
+        elif time.monotonic() > deadline:
+            reason = (
+                f"its worker says that it {status}, and {one.task.folder} does not show that; is the folder shared?"
+            )
+            self.follower.ended(one.task, "failed", reason)
+        else:
+            return
+        del self._answered[label]
+
+    def _lost(self, one: _Try, reason: str) -> None:
+        """Send a run again, from where it was safe; one that gets nowhere fails."""
+        if self._stopping:
+            self.follower.ended(one.task, "interrupted")
+            return
+        safe = round_kept(one.task.folder) or 0
+        vain = 1 if safe > one.round else one.vain + 1
+        if vain >= TRIES:
+            why = f"its worker was lost {vain} times without getting further ({reason}); perhaps memory ran out. Run "
+            self.follower.ended(one.task, "failed", f"{why}the command again to resume it")
+            return
+        self.follower.lost(one.task, safe, reason)
+        self.waiting.appendleft(replace(one, attempt=one.attempt + 1, vain=vain, round=safe))
+
+    def _look(self, task: Task) -> None:
+        run = _run_in(task)
+        if run is None or run.round == self._seen.get(task.label, 0):
+            return
+        self._seen[task.label] = run.round
+        quality, seconds = math.nan, math.nan
+        with suppress(OSError, ValueError):  # not written yet, or being written
+            quality, seconds = run.so_far[1], run.seconds
+        self.follower.news(task, News(run.round, run.asked, quality, 0, seconds, math.nan))
+
+
+def _run_in(task: Task) -> Run | None:
+    with suppress(OSError):
+        if task.folder.is_dir():
+            return next(iter(load_runs(task.folder)), None)
+    return None
+
+
+def _whole(problem: BaseException) -> str:
+    """A problem with all that led to it, as text: engines wrap what happened on their workers."""
+    texts: list[str] = []
+    one: BaseException | None = problem
+    while one is not None and len(texts) < MOST_CAUSES:
+        texts.append(str(one))
+        one = one.__cause__ or one.__context__
+    return "\n".join(texts)
+
+
+def _in_a_line(problem: BaseException) -> str:
+    """The first line of what an engine says."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    return f"{type(problem).__name__}: {lines[0]}" if lines else type(problem).__name__
