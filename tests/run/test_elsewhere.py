@@ -134,14 +134,29 @@ def test_stopping_leaves_what_can_be_resumed(tmp_path, long_alone):
     tasks, heard = plan(asked(rounds=LONG), "test", tmp_path), Heard()
     tasks[0].folder.parents[1].mkdir(parents=True)
     with ThreadPoolExecutor(1) as threads:
-        send(tasks, threads, 2, 1, lambda: bool(heard.told), heard)
-    assert heard.ends == [("interrupted", "")] * 2
+        left = send(tasks, threads, 2, 1, lambda: bool(heard.told), heard)
+    assert heard.ends == [("interrupted", "")]
+    assert left == tasks[1:]
     first, *_ = load_runs(tmp_path)
     assert first.status == "interrupted"
     assert 0 < first.round < LONG
     assert not (tmp_path / "test" / SENT).exists()
     assert len(run_experiment(asked(rounds=LONG), "test", tmp_path, executor=Here()).finished) == 2
     assert whole(tmp_path) == long_alone
+
+
+@pytest.mark.usefixtures("hurried")
+def test_deleting_the_file_that_was_sent_stops_all(tmp_path):
+    class Deleting(Heard):
+        def news(self, task: Task, news: News) -> None:
+            (tmp_path / "test" / SENT).unlink(missing_ok=True)
+
+    tasks, heard = plan(asked(rounds=200_000), "test", tmp_path), Deleting()
+    tasks[0].folder.parents[1].mkdir(parents=True)
+    with ThreadPoolExecutor(2) as threads:
+        left = send(tasks, threads, 2, 1, lambda: False, heard)
+    assert heard.ends == [("interrupted", "")] * 2
+    assert left == []
 
 
 def test_a_lost_run_is_sent_again_and_one_that_gets_nowhere_fails(tmp_path):

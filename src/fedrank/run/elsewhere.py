@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from fedrank import __version__
 from fedrank.files import is_locked
-from fedrank.run.errand import REFUSED, announce, do_errand, errand_of, withdraw
+from fedrank.run.errand import REFUSED, Wanted, announce, do_errand, errand_of, token_in, withdraw
 from fedrank.run.folder import round_kept
 from fedrank.run.provenance import Sums, data_sums
 from fedrank.run.runs import LOCK, Run, load_runs
@@ -60,33 +61,49 @@ def send(
     threads: int,
     stop: Callable[[], bool],
     follower: Follower,
-) -> None:
-    """Let an engine do runs of one experiment, at most so many at a time, until all have ended or somebody stops it."""
-    sender = _Sender(executor, threads, follower, secrets.token_hex(8), tasks)
-    folder = tasks[0].folder.absolute().parents[1]
-    announce(folder, sender.token)
+) -> list[Task]:
+    """Let an engine do runs of one experiment, at most so many at a time, until all have ended or somebody stops it.
+
+    Returns those that were not begun. Whoever deletes the file that says that they are wanted stops it, too.
+    """
+    folder, token = tasks[0].folder.absolute().parents[1], secrets.token_hex(8)
+    sender = _Sender(executor, threads, follower, folder, token, tasks)
+    announce(folder, token)
+    wanted = Wanted(folder, token)
     try:
-        while sender.left and not stop():
-            sender.send(most)
-            sender.follow()
-        withdraw(folder, sender.token)
+        while sender.left and wanted() and not stop():
+            if len(sender.under_way) < most:
+                sender.send()
+            sender.follow(moment=0.0 if sender.waiting and len(sender.under_way) < most else PAUSE)
+        withdraw(folder, token)
         sender.stop()
     finally:
-        withdraw(folder, sender.token)
+        withdraw(folder, token)
         for future in sender.under_way:
             future.cancel()
+    return sender.not_begun
 
 
 class _Sender:
     """What is with the engine, and what is not yet."""
 
-    def __init__(self, executor: Executor, threads: int, follower: Follower, token: str, tasks: Sequence[Task]) -> None:
-        self.executor, self.threads, self.follower, self.token = executor, threads, follower, token
+    def __init__(
+        self,
+        executor: Executor,
+        threads: int,
+        follower: Follower,
+        folder: Path,
+        token: str,
+        tasks: Sequence[Task],
+    ) -> None:
+        self.executor, self.threads, self.follower = executor, threads, follower
+        self.folder, self.token = folder, token
         self.waiting = deque(_Try(task, round=round_kept(task.folder) or 0) for task in tasks)
         self.under_way: dict[Future[tuple[str, str]], _Try] = {}
         self._answered: dict[str, tuple[_Try, str, float]] = {}  # label -> run, status, when to wait no longer
+        self.not_begun: list[Task] = []
         self._stopping = False
-        self._looked = time.monotonic()
+        self._look_next = time.monotonic()
         self._seen: dict[str, int] = {}  # label -> round that was told
         self._sums: dict[Any, Sums] = {}
 
@@ -94,39 +111,46 @@ class _Sender:
     def left(self) -> bool:
         return bool(self.waiting or self.under_way or self._answered)
 
-    def send(self, most: int) -> None:
-        """Hand over what the engine may have."""
-        while self.waiting and len(self.under_way) < most:
-            one = self.waiting.popleft()
-            errand = errand_of(one.task, self.token, one.attempt, self.threads, self._files(one.task))
-            try:
-                self.under_way[self.executor.submit(do_errand, errand.text())] = one
-            except Exception as problem:  # whatever an engine raises; it will not take the others either
-                reason = f"it could not be sent ({_in_a_line(problem)}); run the command again to resume it"
-                for each in (one, *self.waiting):
-                    self.follower.ended(each.task, "failed", reason)
-                self.waiting.clear()
+    @property
+    def _is_over(self) -> bool:
+        """Whether runs end because they shall; a worker may have seen that before we do."""
+        return self._stopping or token_in(self.folder) != self.token
 
-    def follow(self) -> None:
-        """Wait a moment; take what ended, and look how far the others are."""
+    def send(self) -> None:
+        """Hand over the next run, if there is one."""
+        if not self.waiting:
+            return
+        one = self.waiting.popleft()
+        errand = errand_of(one.task, self.token, one.attempt, self.threads, self._files(one.task))
+        try:
+            self.under_way[self.executor.submit(do_errand, errand.text())] = one
+        except Exception as problem:  # whatever an engine raises; it will not take the others either
+            reason = f"it could not be sent ({_in_a_line(problem)}); run the command again to resume it"
+            for each in (one, *self.waiting):
+                self.follower.ended(each.task, "failed", reason)
+            self.waiting.clear()
+
+    def follow(self, moment: float = PAUSE) -> None:
+        """Wait so many seconds; take what ended, and look how far the others are."""
         if self.under_way:
-            wait(self.under_way, timeout=PAUSE, return_when=FIRST_COMPLETED)
+            wait(self.under_way, timeout=moment, return_when=FIRST_COMPLETED)
         else:
-            time.sleep(PAUSE)
+            time.sleep(moment)
         for future in [future for future in self.under_way if future.done()]:
             self._take(self.under_way.pop(future), future)
         for label in list(self._answered):
             self._settle(label)
-        if time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
+        began = time.monotonic()
+        if began >= self._look_next:
             for one in self.under_way.values():
                 self._look(one.task)
-            self._looked = time.monotonic()
+            took = time.monotonic() - began  # thousands of folders on another machine take theirs
+            self._look_next = began + max(SECONDS_BETWEEN_LOOKS, 10 * took)
 
     def stop(self) -> None:
         """Give up what has not begun, and let the rest come to the end of its round."""
         self._stopping = True
-        for one in self.waiting:
-            self.follower.ended(one.task, "interrupted")
+        self.not_begun += [one.task for one in self.waiting]
         self.waiting.clear()
         for future, one in self.under_way.items():
             if not is_locked(one.task.folder / LOCK):
@@ -134,8 +158,9 @@ class _Sender:
         deadline = time.monotonic() + SECONDS_TO_STOP
         while self.left and time.monotonic() < deadline:
             self.follow()
-        for future, one in self.under_way.items():
+        for future in self.under_way:
             future.cancel()
+        for one in (*self.under_way.values(), *(answered[0] for answered in self._answered.values())):
             self.follower.ended(one.task, "interrupted")
         self.under_way.clear()
 
@@ -150,7 +175,10 @@ class _Sender:
     def _take(self, one: _Try, future: Future[tuple[str, str]]) -> None:
         """What an engine says of a run: the worker's answer, or that there is none."""
         if future.cancelled():
-            self._lost(one, "its engine gave it up")
+            if self._is_over:
+                self.not_begun.append(one.task)
+            else:
+                self._lost(one, "its engine gave it up")
             return
         problem = future.exception()
         if problem is not None:
@@ -162,8 +190,10 @@ class _Sender:
                 self._lost(one, said)
             return
         status, reason = future.result()
-        if status == REFUSED:
-            self.follower.ended(one.task, *(("interrupted",) if self._stopping else ("failed", reason)))
+        if status == REFUSED and self._is_over:
+            self.not_begun.append(one.task)
+        elif status == REFUSED:
+            self.follower.ended(one.task, "failed", reason)
         elif status == "failed" and reason:
             self.follower.ended(one.task, status, reason)
         elif status in ("finished", "failed"):
@@ -188,7 +218,7 @@ class _Sender:
 
     def _lost(self, one: _Try, reason: str) -> None:
         """Send a run again, from where it was safe; one that gets nowhere fails."""
-        if self._stopping:
+        if self._is_over:
             self.follower.ended(one.task, "interrupted")
             return
         safe = round_kept(one.task.folder) or 0

@@ -88,11 +88,12 @@ def announce(folder: Path, token: str) -> None:
 
 def withdraw(folder: Path, token: str) -> None:
     """Let workers stop, unless somebody else has sent the runs again."""
-    if _token_in(folder) == token:
+    if token_in(folder) == token:
         (folder / SENT).unlink(missing_ok=True)
 
 
-def _token_in(folder: Path) -> str | None:
+def token_in(folder: Path) -> str | None:
+    """Who wants the runs of an experiment now; None where nobody does."""
     try:
         return read_text(folder / SENT).partition("\n")[0]
     except (OSError, ValueError):
@@ -114,7 +115,7 @@ def do_errand(text: str) -> tuple[str, str]:
         )
     errand = Errand(**told_us)
     folder = Path(errand.folder)
-    if _token_in(folder) != errand.token:
+    if token_in(folder) != errand.token:
         return REFUSED, (
             f"{here} does not find {folder / SENT} as it was written, so that its results would not arrive; choose an "
             "--out on a file system that all workers share, under the same path"
@@ -124,7 +125,7 @@ def do_errand(text: str) -> tuple[str, str]:
     except (ValueError, OSError, ImportError) as problem:
         return REFUSED, f"{here}: {told(problem)}"
     with _asked_to_end() as ends:
-        wanted = _Wanted(folder, errand.token)
+        wanted = Wanted(folder, errand.token)
         return _in_turn(task, errand.threads, lambda: ends() or not wanted(), here)
 
 
@@ -154,7 +155,7 @@ def _task_of(errand: Errand) -> Task:
     )
 
 
-class _Wanted:
+class Wanted:
     """Whether the runs of a folder are wanted still; not asked more often than it pays."""
 
     def __init__(self, folder: Path, token: str) -> None:
@@ -164,7 +165,7 @@ class _Wanted:
     def __call__(self) -> bool:
         now = time.monotonic()
         if self._answer and now - self._looked >= SECONDS_BETWEEN_LOOKS:
-            self._looked, self._answer = now, _token_in(self._folder) == self._token
+            self._looked, self._answer = now, token_in(self._folder) == self._token
         return self._answer
 
 

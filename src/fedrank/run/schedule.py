@@ -115,7 +115,7 @@ def run_experiment(
         drop_kept_data()  # each reads its own
     with stopping() as stop:
         if executor is not None:
-            send(waiting, executor, workers, threads, stop, show)
+            results.interrupted += send(waiting, executor, workers, threads, stop, show)
         elif workers == 1:
             _one_after_the_other(waiting, threads, stop, show)
         else:
