@@ -193,7 +193,7 @@ def test_a_worker_without_fedrank_is_told_as_such(tmp_path):
             return future
 
     results = run_experiment(asked(seeds=[1]), "test", tmp_path, executor=Bare())
-    assert "a worker has no fedrank, or another one" in results.failed[0][1]
+    assert "a worker has no fedrank, or another one (No module named 'fedrank'); install" in results.failed[0][1]
 
 
 def test_another_version_of_fedrank_is_refused(tmp_path):
@@ -300,7 +300,7 @@ def kill_one(out: Path, killed: list[int]) -> None:
 @pytest.fixture(scope="module")
 def dask():
     distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
-    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": "127.0.0.1:0"}
     with distributed.LocalCluster(**settings, silence_logs=50) as cluster:
         yield cluster
 

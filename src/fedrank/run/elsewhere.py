@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -182,12 +182,13 @@ class _Sender:
             return
         problem = future.exception()
         if problem is not None:
-            said = _in_a_line(problem)
-            if any(text in _whole(problem) for text in NOT_THERE):
-                needed = f"install fedrank {__version__} on every worker, and where their scheduler runs"
-                self.follower.ended(one.task, "failed", f"a worker has no fedrank, or another one ({said}); {needed}")
+            lacking = next((line for line in _lines(problem) if any(text in line for text in NOT_THERE)), None)
+            if lacking is None:
+                self._lost(one, _in_a_line(problem))
             else:
-                self._lost(one, said)
+                needed = f"install fedrank {__version__} on every worker, and where their scheduler runs"
+                reason = f"a worker has no fedrank, or another one ({lacking}); {needed}"
+                self.follower.ended(one.task, "failed", reason)
             return
         status, reason = future.result()
         if status == REFUSED and self._is_over:
@@ -248,17 +249,17 @@ def _run_in(task: Task) -> Run | None:
     return None
 
 
-def _whole(problem: BaseException) -> str:
-    """A problem with all that led to it, as text: engines wrap what happened on their workers."""
-    texts: list[str] = []
+def _lines(problem: BaseException) -> Iterator[str]:
+    """A problem with all that led to it, line by line: engines wrap what happened on their workers."""
     one: BaseException | None = problem
-    while one is not None and len(texts) < MOST_CAUSES:
-        texts.append(str(one))
+    for _ in range(MOST_CAUSES):
+        if one is None:
+            return
+        yield from (line.strip() for line in str(one).splitlines() if line.strip())
         one = one.__cause__ or one.__context__
-    return "\n".join(texts)
 
 
 def _in_a_line(problem: BaseException) -> str:
     """The first line of what an engine says."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    return f"{type(problem).__name__}: {lines[0]}" if lines else type(problem).__name__
+    first = next(_lines(problem), "") if str(problem).strip() else ""
+    return f"{type(problem).__name__}: {first}" if first else type(problem).__name__
