@@ -100,6 +100,13 @@ WRONG = [
     (("run", "empty.toml"), "empty.toml: is empty; "),
     (("run", "bad.txt"), "bad.txt: is not TOML: "),
     (("run", "small.toml", "--set", "ruonds=3"), 'small.toml: ruonds: no such key; did you mean "rounds"?'),
+    (("run", "small.toml", "--on", "slrum"), "--on slrum: no engine 'slrum'; did you mean \"slurm\"?"),
+    (("run", "small.toml", "--on", "dask://node7"), "--on dask://node7 names no scheduler; write dask://HOST:PORT"),
+    (("run", "small.toml", "--sbatch", "mem=2G"), "--sbatch mem=2G is an option of Slurm; also say --on slurm"),
+    (
+        ("run", "small.toml", "--on", "slurm", "--sbatch", "memm=2G"),
+        "no option 'memm' that runs can have; did you mean",
+    ),
     (("run", "small.toml", "--set", "rounds"), "'rounds' sets nothing; write key=value, such as rounds=100"),
     (("run", "small.toml", "--name", "../x"), "--name '../x' does not name a folder below OUT; use letters"),
     (("run", "small.toml", "--name", "/x"), "--name '/x' does not name"),

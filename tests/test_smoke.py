@@ -95,6 +95,23 @@ merge    = { name = "alone" }
 [vary]
 "merge.name" = ["alone", "linear", "stacking"]
 """
+CLUSTER = """\
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+        print(cluster.scheduler_address, flush=True)
+        input()
+"""
+JOBS = """\
+import fedrank
+from fedrank.run.engines import SubmititExecutor
+from submitit import LocalExecutor
+
+grid = fedrank.read_experiment("quickstart", ["rounds=3", "data.folds=[1]", "seeds=[1]"])
+with SubmititExecutor(LocalExecutor("jobs")) as executor:
+    print(fedrank.run_experiment(grid, "jobs", "runs", workers=2, executor=executor))
+"""
 
 
 @pytest.fixture
@@ -203,6 +220,22 @@ def test_trees_and_what_merges_them(fedrank, run):
     trees = ["--data", "synthetic-mq2007", "--trees", 4, "--workers", 1]
     fedrank("trees", "train", *trees, "--method", "selgb", "--keep", 0.2, "--tune", 2, "--out", "forest")
     fedrank("export", "forest", "--to", "onnx", "--out", "forest.onnx")
+
+
+def test_engines_on_other_machines(fedrank, tmp_path):
+    pytest.importorskip("distributed", reason="pip install 'fedrank[dask]'")
+    pytest.importorskip("submitit", reason="pip install 'fedrank[slurm]'")
+    (tmp_path / "cluster.py").write_text(CLUSTER)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "cluster.py"], **pipes) as cluster:
+        address = cluster.stdout.readline().strip().replace("tcp", "dask")
+        small = ("--set", "rounds=3", "--set", "data.folds=[1]", "--set", "seeds=[1]")
+        said = fedrank("run", "quickstart", *small, "--on", address)
+        cluster.communicate("\n")
+    assert "1 worker" in said
+    assert "finished (4 of 4)" in said
+    done = subprocess.run([sys.executable, "-c", JOBS], capture_output=True, text=True, check=False)
+    assert "finished: 4" in done.stdout, done.stderr
 
 
 def test_a_person_searches_their_own_documents(tmp_path):

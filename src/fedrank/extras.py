@@ -17,6 +17,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "search": ("tantivy>=0.27", "starlette>=0.45", "uvicorn>=0.30", "PyStemmer>=2.2.0.2", "watchdog>=4"),
     "watch": ("starlette>=0.45", "uvicorn>=0.30"),
     "gpu": ("cupy-cuda13x>=14.2",),
+    "dask": ("distributed>=2024.1",),
+    "slurm": ("submitit>=1.5.1",),
     "ir-datasets": ("ir-datasets>=0.5",),
 }
 

@@ -110,7 +110,8 @@ def new(
 @app.command(
     rich_help_panel=EXPERIMENTS,
     epilog="Examples:  fedrank run quickstart  ·  fedrank run my.toml --set learner.rate=0.05 --workers 2  ·  "
-    "fedrank run quickstart --set rounds=100 --name short",
+    "fedrank run quickstart --set rounds=100 --name short  ·  fedrank run my.toml --on dask://node7:8786  ·  "
+    "fedrank run my.toml --on slurm --sbatch partition=short --sbatch mem=4G",
 )
 def run(
     spec: Spec,
@@ -122,11 +123,31 @@ def run(
     device: Annotated[
         str, typer.Option(help="Where clients learn: cpu, cuda (a graphics card), or auto. Results are the same bytes.")
     ] = "cpu",
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Engine that does the runs: dask://HOST:PORT, or slurm. It must see OUT under the same path."
+        ),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="With --on slurm: an option of each job, such as time=240 (minutes)."),
+    ] = None,
 ) -> None:
     """Do an experiment. Finished runs are skipped, interrupted ones resume."""
     from fedrank.spec.source import read_spec
 
-    do_experiment(read_spec(spec, set_ or []), label_of(name, spec), out, workers, threads, device)
+    label = label_of(name, spec)
+    if on is None and sbatch:
+        raise ValueError(f"--sbatch {sbatch[0]} is an option of Slurm; also say --on slurm, or leave it out")
+    grid = read_spec(spec, set_ or [])
+    if on is None:
+        do_experiment(grid, label, out, workers, threads, device)
+        return
+    from fedrank.run.engines import engine
+
+    with engine(on, out / label, sbatch or [], threads, device) as found:
+        do_experiment(grid, label, out, workers, threads, device, found)
 
 
 @app.command(

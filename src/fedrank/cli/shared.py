@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from rich.console import Console
 
     from fedrank.progress import Progress
@@ -213,9 +215,18 @@ def say_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
 
 
 def do_experiment(
-    grid: Grid[Any], label: str, out: Path, workers: int | None, threads: int = 1, device: str = "cpu"
+    grid: Grid[Any],
+    label: str,
+    out: Path,
+    workers: int | None,
+    threads: int = 1,
+    device: str = "cpu",
+    engine: tuple[Executor, str] | None = None,
 ) -> None:
-    """Do all runs of an experiment that are not finished, and show what came out."""
+    """Do all runs of an experiment that are not finished, and show what came out.
+
+    An engine elsewhere does them if there is one; what is to be said of it comes with it.
+    """
     from fedrank.report.compose import brief
     from fedrank.report.tables import amount
     from fedrank.run.federated import recorded_bytes
@@ -233,9 +244,15 @@ def do_experiment(
     recorded = sum(recorded_bytes(variant.experiment) for variant in grid.variants) * len(grid.repeats())
     if recorded:
         say(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
+    executor = None
+    if engine is None:
+        workers = workers or os.cpu_count() or 1
+    else:
+        executor, about = engine
+        say(console, about)
     with progress(console) as tell:
         results = run_experiment(
-            grid, label, out, workers=workers or os.cpu_count() or 1, threads=threads, device=device, progress=tell
+            grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=executor
         )
     if results.skipped:
         say(console, f"{count_runs(len(results.skipped))} of {runs} finished before")

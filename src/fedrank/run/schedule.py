@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +23,7 @@ from fedrank.gpu.twins import check_device
 from fedrank.progress import Progress, here
 from fedrank.run.ahead import check_ahead
 from fedrank.run.data import drop_kept_data
+from fedrank.run.elsewhere import send
 from fedrank.run.folder import round_kept
 from fedrank.run.perform import perform
 from fedrank.run.provenance import Sums, changed_files, data_sums
@@ -76,17 +78,21 @@ def run_experiment(
     name: str,
     out: str | Path = "runs",
     *,
-    workers: int = 1,
+    workers: int | None = None,
     threads: int = 1,
     device: str = "cpu",
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Results:
     """Do all runs that are not finished, `workers` of them at a time, each in its own process if there are several.
 
     With device = "cuda" clients learn on a graphics card, with "auto" where it pays; what comes out is the same.
     How far they are is told to `progress`; without one a notebook shows it, and a script nothing.
+
+    With an `executor`, such as that of a cluster, runs are done wherever it does them, and all at a time that it takes
+    if `workers` is not given. Its machines must see the folder `out` under the same path. What comes out is the same.
     """
-    check_device(device)
+    check_device("auto" if executor is not None and device == "cuda" else device)  # of their cards, workers know
     grid = question if isinstance(question, Grid) else Grid.of(question)
     tasks = [replace(task, device=device) for task in plan(grid, name, out)]
     results = Results()
@@ -103,11 +109,14 @@ def run_experiment(
     if not waiting:
         return results
     show = _Show(progress or here(), len(tasks), results)
-    workers = max(1, min(workers, len(waiting)))
-    if workers > 1:
+    most = len(waiting) if workers is None and executor is not None else workers or 1
+    workers = max(1, min(most, len(waiting)))
+    if workers > 1 or executor is not None:
         drop_kept_data()  # each reads its own
     with stopping() as stop:
-        if workers == 1:
+        if executor is not None:
+            results.interrupted += send(waiting, executor, workers, threads, stop, show)
+        elif workers == 1:
             _one_after_the_other(waiting, threads, stop, show)
         else:
             _side_by_side(waiting, workers, threads, stop, show)
@@ -135,6 +144,11 @@ class _Show:
 
     def news(self, task: Task, news: News) -> None:
         tell_news(self.progress, task, news)
+
+    def lost(self, task: Task, round: int, reason: str) -> None:
+        """A worker elsewhere is gone, and the run goes on from this round."""
+        rounds = task.experiment.rounds_asked
+        self.progress(task.label, min(round, rounds - 1), rounds, f"sent again after round {round:,}: {reason}")
 
     def ended(self, task: Task, status: str, reason: str = "") -> None:
         results = self.results
