@@ -287,11 +287,11 @@ class _Simulation:
         for begin in range(0, len(present), rows):
             some = present[begin : begin + rows]
             which = None if len(some) == len(self.crowd) else some
-            part, online = self.twin.part(state.weights, chance, which, rule.weighted)
+            part, observed = self.twin.part(state.weights, chance, which, rule.weighted)
             counted = sizes[begin : begin + rows].sum() if rule.weighted else len(some)
             part = np.append(part, counted)
             total = part if begin == 0 else total + part
-            seen.append(_Seen(Observed(online), None, None))
+            seen.append(_Seen(observed, self.twin.bytes_each, None))
         if not np.isfinite(total).all():
             seen.clear()
             return None
