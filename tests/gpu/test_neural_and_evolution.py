@@ -127,6 +127,5 @@ def test_who_searches_once_is_refused_there_too(machine: Processor) -> None:  # 
 
 
 def test_crews_have_room_for_what_they_hold() -> None:
-    assert neural.CREW == 32 * neural.WARPS_OF_A_CREW
     # 136 features and 64 units, lists of 120: four crews on one multiprocessor of 228 KiB, which keeps 1 KiB of each
     assert 4 * (neural.crew_room(136, 64, 120) + 1024) <= 228 << 10

@@ -13,8 +13,6 @@ from fedrank.types import Bend, Crowd
 
 CREW = 128  # threads, as kernels/crew.cu has it
 TILE = 16  # hidden units, as kernels/rankers.cu has it
-WARPS_OF_A_CREW = 4
-MOST_GROUPS = 4
 CREWS = 4  # that a multiprocessor has registers for
 
 # As `struct NeuralTask` in kernels/neural_pdgd.cu has it.
@@ -31,11 +29,10 @@ def widened(task: Any, kind: np.dtype[Any]) -> Any:
 
 def crew_room(features: int, hidden: int, longest: int) -> int:
     """Bytes of fast memory of one crew, as `furnish_crew` in kernels/neural_pdgd.cu lays them out."""
-    tiles, at_least = -(-abs(hidden) // TILE), max(longest, SHOWN)
-    deep = WARPS_OF_A_CREW // min(tiles, WARPS_OF_A_CREW)
-    layer = 4 * (features + 2) * TILE * tiles + (4 * 8 * LANES * MOST_GROUPS * deep if tiles > 1 else 0)
+    layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
-    return sum(-(-part // 16) * 16 for part in (layer, 8 * longest, 8 * at_least, 4 * longest, 4 * at_least, small))
+    parts = (layer, 4 * SHOWN * features, 8 * longest, 8 * at_least, 4 * longest, 4 * at_least, small)
+    return sum(-(-part // 16) * 16 for part in parts)
 
 
 def crew_desk(parameters: int, hidden: int, longest: int, clipped: bool) -> int:

@@ -9,6 +9,7 @@ struct NeuralTask {
 struct Desk {
     double* master;  // [parameters]
     double* own;     // [parameters], where gradients are clipped
+    float* rows;     // [SHOWN, features] in fast memory: what was shown
 };
 
 // What the first warp tells the others.
@@ -30,7 +31,19 @@ FUNCTION void crew_shortens(double* vector, i64 count, double longest) {
 // target += the gradients of what was shown, two documents at a time, as `add_mlp_gradients` does it. With `fresh` it
 // begins at 0, and with `copied` the ranker follows.
 template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
-    double* target, const Layer& layer, const float* rows, const Page& page, const double* scales, i32 considered) {
+    double* target, const Layer& layer, const float* rows, const Desk& desk, const Page& page, const double* scales,
+    i32 considered) {
+    EACH_MEMBER(t) {
+        ROLLED for (i32 i = t / 32; i < considered; i += WARPS_OF_A_CREW) {
+            const float* row = rows + page.shown[i] * layer.features;
+            ROLLED for (i32 f = t % 32; f < layer.features; f += 32) desk.rows[i * layer.features + f] = row[f];
+        }
+        if (considered & 1) {  // what the last one is added up with counts 0 times
+            const float* row = rows + page.shown[considered - 1] * layer.features;
+            ROLLED for (i32 f = t; f < layer.features; f += CREW) desk.rows[considered * layer.features + f] = row[f];
+        }
+    }
+    crew_together();
     EACH_MEMBER(t) {
         const i32 units = layer.units_there, width = units < CREW ? units : CREW, step = CREW / width;
         const i32 features = layer.features;
@@ -39,7 +52,6 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
                 const double output = double(layer.weights[(features + 1) * layer.padded + unit]);
                 const float* found = layer.units + unit * layer.capacity;
                 double back[SHOWN];
-                const float* x[SHOWN];
                 double bias = 0.0, last = 0.0;
                 const bool outer = t / width == 0;  // the member that also has this unit's bias and output
                 double* bias_at = target + features * units + unit;
@@ -60,8 +72,6 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
                             back[i] = first * output * (one > 0.0 ? 1.0 : 0.0);
                             back[i + 1] = second * output * (two > 0.0 ? 1.0 : 0.0);
                         }
-                        x[i] = rows + page.shown[i] * features;
-                        x[i + 1] = rows + page.shown[pair] * features;
                         bias += back[i] + back[i + 1];
                         last += first * one + second * two;
                     }
@@ -69,9 +79,11 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
 #pragma unroll 2
                 for (i32 f = t / width; f < features; f += step) {
                     double sum = fresh ? 0.0 : target[f * units + unit];
+                    const float* x = desk.rows + f;
 #pragma unroll
                     for (i32 i = 0; i < SHOWN; i += 2)
-                        if (i < considered) sum += double(x[i][f]) * back[i] + double(x[i + 1][f]) * back[i + 1];
+                        if (i < considered)
+                            sum += double(x[i * features]) * back[i] + double(x[(i + 1) * features]) * back[i + 1];
                     target[f * units + unit] = sum;
                     if (copied) layer.weights[f * layer.padded + unit] = float(sum);
                 }
@@ -169,8 +181,8 @@ template <bool plain> FUNCTION void neural_client(
         const bool moved = considered >= 2;
         const float* rows = task.rows + begin * layer.features;
         if (plain) {
-            if (moved && batch) add_mlp_gradients<false, false>(master, layer, rows, page, bench.scales, considered);
-            if (moved && !batch) add_mlp_gradients<false, true>(master, layer, rows, page, bench.scales, considered);
+            if (moved && batch) add_mlp_gradients<false, false>(master, layer, rows, desk, page, bench.scales, considered);
+            if (moved && !batch) add_mlp_gradients<false, true>(master, layer, rows, desk, page, bench.scales, considered);
             crew_together();
             continue;
         }
@@ -185,10 +197,10 @@ template <bool plain> FUNCTION void neural_client(
             }
             crew_together();
         }
-        if (moved && !clipped) add_mlp_gradients<false, false>(master, layer, rows, page, bench.scales, considered);
+        if (moved && !clipped) add_mlp_gradients<false, false>(master, layer, rows, desk, page, bench.scales, considered);
         if (moved && clipped) {
             double* own = desk.own;
-            add_mlp_gradients<true, false>(own, layer, rows, page, bench.scales, considered);
+            add_mlp_gradients<true, false>(own, layer, rows, desk, page, bench.scales, considered);
             crew_shortens(own, parameters, clip_gradients);
             if (norm_of(own, parameters) < infinity()) {
                 EACH_MEMBER(t) {
@@ -223,6 +235,8 @@ FUNCTION void furnish_crew(
     desk.own = (double*)slow;
     slow += task.clip_gradients > 0.0 ? rounded(8 * parameters) : 0;
     memory = furnish_layer(layer, hidden, task.features, longest, memory, (float*)slow);
+    desk.rows = (float*)memory;
+    memory += rounded(4 * SHOWN * task.features);
     page.rates = (double*)memory;
     memory += rounded(8 * longest);
     page.times = (double*)memory;

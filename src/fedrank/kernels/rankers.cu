@@ -1,7 +1,6 @@
 // Twin of rankers.py: neural rankers. One crew scores one list.
 
-#define TILE 16        // hidden units that one member computes at once
-#define MOST_GROUPS 4  // and of so many documents
+#define TILE 16  // hidden units that one member computes at once, of up to four documents
 
 struct alignas(16) Quad {
     float a, b, c, d;
@@ -10,8 +9,7 @@ struct alignas(16) Quad {
 // A neural ranker with its weights in rows of `padded` units: one for each feature, then biases, then outputs.
 struct Layer {
     float* weights;
-    float* sums;  // [8, documents of a pass]: what warps hand over to one another
-    float* units;  // [units, capacity]: what came out of the hidden layer
+    float* units;  // [units, capacity]: what came out of the hidden layer, in slow memory
     i32 features, units_there, padded, capacity, tiles, across, deep;
     bool sigmoids;
 };
@@ -21,7 +19,7 @@ FUNCTION i32 padded_units(i32 units) { return (units + TILE - 1) / TILE * TILE; 
 // Warps that share the units of a list, and warps that share its documents.
 FUNCTION i32 warps_across(i32 tiles) { return tiles < WARPS_OF_A_CREW ? tiles : WARPS_OF_A_CREW; }
 
-// `hidden_units` of 32 x groups documents and TILE units, for one document of each group.
+// Sums of TILE units, for one document of each group.
 template <i32 groups> FUNCTION void unit_tile(
     const Layer& layer, const float* const (&own)[groups], i32 tile, float (&sums)[groups][TILE]) {
     const i32 features = layer.features, padded = layer.padded, whole = features & ~3;
@@ -64,100 +62,84 @@ template <i32 groups> FUNCTION void unit_tile(
     }
 }
 
-// Scores of groups x 32 x deep documents from group `first` on. Units are added up in the order of `lanes.dot`: a warp adds
-// its own to what those before it have added.
-template <i32 groups> FUNCTION void mlp_scores_of(
-    const Layer& layer, const float* block, i32 first, i32 documents, float* scores) {
-    const i32 units = layer.units_there, whole = units & ~7, stretch = 32 * groups * layer.deep;
+// What units of groups x 32 x deep documents from group `first` on add up, into layer.units.
+template <i32 groups> FUNCTION void hidden_sums(const Layer& layer, const float* block, i32 first, i32 documents) {
     const i32 last_group = (documents - 1) / 32;
-    ROLLED for (i32 begin = 0; begin < layer.tiles; begin += layer.across) {
-        struct Own {
-            float values[groups][TILE];
-        };
-        PerMember<Own> all;
-        EACH_MEMBER(t) {
-            const i32 warp = t / 32, lane = t % 32, tile = begin + warp % layer.across, part = warp / layer.across;
-            if (tile < layer.tiles && part < layer.deep) {
-                float(&own)[groups][TILE] = all[t].values;
+    EACH_MEMBER(t) {
+        const i32 warp = t / 32, lane = t % 32, part = warp / layer.across, from = first + part * groups;
+        if (part < layer.deep && from <= last_group) {
+            ROLLED for (i32 tile = warp % layer.across; tile < layer.tiles; tile += layer.across) {
                 const float* columns[groups];
 #pragma unroll
                 for (i32 g = 0; g < groups; g++) {
-                    const i32 group = first + part * groups + g;
-                    columns[g] = block + i64(group < last_group ? group : last_group) * layer.features * 32 + lane;
+                    const i32 group = from + g < last_group ? from + g : last_group;
+                    columns[g] = block + i64(group) * layer.features * 32 + lane;
                 }
+                float own[groups][TILE];
                 unit_tile<groups>(layer, columns, tile, own);
-                const float* outputs = layer.weights + (layer.features + 1) * layer.padded + tile * TILE;
-                float* units_out = layer.units + tile * TILE * layer.capacity + 32 * (first + part * groups) + lane;
+                float* out = layer.units + tile * TILE * layer.capacity + 32 * from + lane;
 #pragma unroll
                 for (i32 j = 0; j < TILE; j++) {
-                    if (tile * TILE + j < units) {
-                        const float output = outputs[j];
 #pragma unroll
-                        for (i32 g = 0; g < groups; g++) {
-                            const float sum = own[g][j];
-                            const float unit = layer.sigmoids ? sigmoid(sum) : (0.0f > sum ? 0.0f : sum);
-                            if (first + part * groups + g <= last_group) units_out[j * layer.capacity + 32 * g] = unit;
-                            own[g][j] = unit * output;
-                        }
-                    }
+                    for (i32 g = 0; g < groups; g++)
+                        if (tile * TILE + j < layer.units_there && from + g <= last_group) out[32 * g] = own[g][j];
+                    out += layer.capacity;
                 }
             }
-        }
-        ROLLED for (i32 turn = 0; turn < layer.across; turn++) {
-            EACH_MEMBER(t) {
-                const i32 warp = t / 32, lane = t % 32, tile = begin + turn, part = warp / layer.across;
-                if (warp % layer.across == turn && tile < layer.tiles && part < layer.deep) {
-#pragma unroll
-                    for (i32 g = 0; g < groups; g++) {
-                        const float* own = all[t].values[g];
-                        float* handed = layer.sums + 32 * (part * groups + g) + lane;
-                        float s[8];
-#pragma unroll
-                        for (i32 i = 0; i < 8; i++) s[i] = tile == 0 ? 0.0f : handed[i * stretch];
-#pragma unroll
-                        for (i32 eight = 0; eight < TILE; eight += 8) {
-                            if (tile * TILE + eight < whole) {
-#pragma unroll
-                                for (i32 i = 0; i < 8; i++) s[i] += own[eight + i];
-                            }
-                        }
-                        if (tile + 1 < layer.tiles) {
-#pragma unroll
-                            for (i32 i = 0; i < 8; i++) handed[i * stretch] = s[i];
-                        } else {
-                            float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-#pragma unroll
-                            for (i32 j = 0; j < TILE; j++)
-                                if (tile * TILE + j >= whole && tile * TILE + j < units) total += own[j];
-                            const i32 d = 32 * (first + part * groups + g) + lane;
-                            if (d < documents) scores[d] = total;
-                        }
-                    }
-                }
-            }
-            crew_together();
         }
     }
 }
 
+FUNCTION float activated(const Layer& layer, float sum) {
+    return layer.sigmoids ? sigmoid(sum) : (0.0f > sum ? 0.0f : sum);
+}
+
+// Fills `scores`; layer.units are those of all documents.
 FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, float* scores) {
     const i32 groups = (documents + 31) / 32;
     for (i32 first = 0; first < groups;) {
         const i32 each = (groups - first + layer.deep - 1) / layer.deep;  // of a warp
         if (each >= 4) {
-            mlp_scores_of<4>(layer, block, first, documents, scores);
+            hidden_sums<4>(layer, block, first, documents);
             first += 4 * layer.deep;
         } else if (each == 3) {
-            mlp_scores_of<3>(layer, block, first, documents, scores);
+            hidden_sums<3>(layer, block, first, documents);
             first += 3 * layer.deep;
         } else if (each == 2) {
-            mlp_scores_of<2>(layer, block, first, documents, scores);
+            hidden_sums<2>(layer, block, first, documents);
             first += 2 * layer.deep;
         } else {
-            mlp_scores_of<1>(layer, block, first, documents, scores);
+            hidden_sums<1>(layer, block, first, documents);
             first += layer.deep;
         }
     }
+    crew_together();
+    EACH_MEMBER(t) {
+        const i32 units = layer.units_there, whole = units & ~7, capacity = layer.capacity;
+        const float* outputs = layer.weights + (layer.features + 1) * layer.padded;
+        ROLLED for (i32 d = t; d < documents; d += CREW) {  // in the order of `lanes.dot`
+            float* own = layer.units + d;
+            float s[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+            ROLLED for (i32 j = 0; j < whole; j += 8) {
+                float unit[8];
+#pragma unroll
+                for (i32 i = 0; i < 8; i++) unit[i] = own[(j + i) * capacity];
+#pragma unroll
+                for (i32 i = 0; i < 8; i++) {
+                    unit[i] = activated(layer, unit[i]);
+                    own[(j + i) * capacity] = unit[i];
+                    s[i] += unit[i] * outputs[j + i];
+                }
+            }
+            float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+            ROLLED for (i32 j = whole; j < units; j++) {
+                own[j * capacity] = activated(layer, own[j * capacity]);
+                total += own[j * capacity] * outputs[j];
+            }
+            scores[d] = total;
+        }
+    }
+    crew_together();
 }
 
 // What a member does with its share of the parameters: act(row, unit), always of the same units.
@@ -169,7 +151,7 @@ template <typename Act> FUNCTION void each_parameter(const Layer& layer, i32 t, 
     }
 }
 
-// Room of one crew: [features + 2, padded] weights and what warps hand over; Python's `layer_room` counts the same bytes.
+// Lays out a ranker; returns where the memory behind it begins.
 FUNCTION char* furnish_layer(Layer& layer, i64 hidden, i64 features, i64 longest, char* memory, float* units) {
     layer.features = i32(features);
     layer.units_there = i32(hidden < 0 ? -hidden : hidden);
@@ -181,7 +163,5 @@ FUNCTION char* furnish_layer(Layer& layer, i64 hidden, i64 features, i64 longest
     layer.capacity = i32((longest + 31) / 32 * 32);
     layer.units = units;
     layer.weights = (float*)memory;
-    memory += 4 * (features + 2) * layer.padded;
-    layer.sums = (float*)memory;
-    return memory + (layer.tiles > 1 ? 4 * 8 * 32 * MOST_GROUPS * layer.deep : 0);
+    return memory + 4 * (features + 2) * layer.padded;
 }
