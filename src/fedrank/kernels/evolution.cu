@@ -116,7 +116,7 @@ FUNCTION void show_best(
     const i64 begin = task.offsets[query];
     const i32 size = best_first(page, i32(task.offsets[query + 1] - begin));
     if (size < 0) {
-        player.reported = infinity() - infinity();
+        player.reported = from_bits(0x7ff8000000000000ll);  // no number
         return;
     }
     const i8* grades = player.view + begin;
