@@ -102,8 +102,12 @@ def tune() -> None:
         neural.TILE, neural.CREWS = 16, 4
         for short, long in EVOLUTION_VARIANTS:
             changed = with_only(text, ("evolution_clients", "evolution_clients_short", "add_rows"))
-            changed = changed.replace("__launch_bounds__(128, 8) evolution", f"__launch_bounds__(128, {short}) evolution")
-            changed = changed.replace("__launch_bounds__(128, 4) evolution", f"__launch_bounds__(128, {long}) evolution")
+            changed = changed.replace(
+                "__launch_bounds__(128, 8) evolution", f"__launch_bounds__(128, {short}) evolution"
+            )
+            changed = changed.replace(
+                "__launch_bounds__(128, 4) evolution", f"__launch_bounds__(128, {long}) evolution"
+            )
             report_variant(f"FOLtR-ES: {short} blocks, {long} for long lists", changed, ES, (small, large), 100_000)
     finally:
         machines.source = original

@@ -12,9 +12,11 @@ from fedrank.federate.round import simulate
 from fedrank.gpu import neural
 from fedrank.gpu.machines import DeviceError, Machine, Processor
 from fedrank.gpu.twins import find_twin, there, why_not
+from fedrank.protect.mechanisms import AtServer
+from fedrank.protect.noise import SecureSource
 from fedrank.seeds import Chance
 from fedrank.types import STRAIGHT, Bend, Learner
-from tests.gpu.test_twins import machine, problem  # noqa: F401 (a fixture)
+from tests.gpu.test_twins import problem
 
 RANKERS = {
     "sigmoid 16": fr.rankers.Mlp(hidden=16),
@@ -34,9 +36,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
 }
 
 
-def alike(
-    machine: Machine, learner: Learner, crowd: Any, start: Any, chance: Chance, bend: Bend = STRAIGHT
-) -> None:
+def alike(machine: Machine, learner: Learner, crowd: Any, start: Any, chance: Chance, bend: Bend = STRAIGHT) -> None:
     expected = learner(start, crowd, chance, bend)
     found = there(machine, learner, crowd).learned(start, chance, None, bend)
     assert np.array_equal(expected.observed.online, found.observed.online)
@@ -54,14 +54,14 @@ def start_of(ranker: Any, features: int, seed: int) -> Any:
 
 @pytest.mark.parametrize("settings", LEARNERS.values(), ids=LEARNERS)
 @pytest.mark.parametrize("ranker", RANKERS.values(), ids=RANKERS)
-def test_neural_twin_gives_the_same_bits(machine: Processor, ranker: Any, settings: dict[str, Any]) -> None:  # noqa: F811
+def test_neural_twin_gives_the_same_bits(machine: Processor, ranker: Any, settings: dict[str, Any]) -> None:
     learner = fr.learners.Pdgd(ranker, **{"rate": 0.3, **settings})
     for seed, (features, longest) in enumerate([(5, 7), (46, 41), (9, 200)]):
         crowd = fr.make_clients(problem(seed, features, longest), count=4, user="informational", interactions=4)
         alike(machine, learner, crowd, start_of(ranker, features, seed), Chance(seed, 5))
 
 
-def test_neural_twin_bends_as_the_loop_does(machine: Processor) -> None:  # noqa: F811
+def test_neural_twin_bends_as_the_loop_does(machine: Processor) -> None:
     ranker = fr.rankers.Mlp(hidden=6)
     crowd = fr.make_clients(problem(1, 12, 40), count=5, user="informational", interactions=5)
     rng = np.random.default_rng(1)
@@ -72,7 +72,7 @@ def test_neural_twin_bends_as_the_loop_does(machine: Processor) -> None:  # noqa
 
 @pytest.mark.parametrize("settings", [{}, {"reward": "dcg"}, {"truth": 0.6}, {"deviation": 1.0}])
 @pytest.mark.parametrize("ranker", [fr.rankers.Linear(), fr.rankers.Relu(10), fr.rankers.Mlp(hidden=40)])
-def test_evolution_twin_gives_the_same_bits(machine: Processor, ranker: Any, settings: dict[str, Any]) -> None:  # noqa: F811
+def test_evolution_twin_gives_the_same_bits(machine: Processor, ranker: Any, settings: dict[str, Any]) -> None:
     learner = fr.learners.Evolution(ranker, **settings)
     for seed, (features, longest) in enumerate([(5, 7), (8, 33), (46, 41), (13, 150)]):
         crowd = fr.make_clients(problem(seed, features, longest), count=9, user="informational", interactions=5)
@@ -80,7 +80,7 @@ def test_evolution_twin_gives_the_same_bits(machine: Processor, ranker: Any, set
 
 
 @pytest.mark.parametrize("ranker", [fr.rankers.Linear(), fr.rankers.Relu(4)])
-def test_lists_with_ties_and_with_no_numbers(machine: Processor, ranker: Any) -> None:  # noqa: F811
+def test_lists_with_ties_and_with_no_numbers(machine: Processor, ranker: Any) -> None:
     data = problem(3, 6, 60)
     data.features[:] = np.round(data.features)  # few different scores
     data.features[5:9] = np.nan
@@ -101,7 +101,7 @@ def test_lists_with_ties_and_with_no_numbers(machine: Processor, ranker: Any) ->
 )
 @pytest.mark.parametrize("rule", [fr.aggregators.Mean(), fr.aggregators.Median()])
 def test_rounds_on_a_machine_are_those_of_the_processor(
-    machine: Processor,  # noqa: F811
+    machine: Processor,
     learner: Learner,
     rule: Any,
     participation: float,
@@ -114,7 +114,29 @@ def test_rounds_on_a_machine_are_those_of_the_processor(
         assert (one.online, one.reward, one.bytes_up) == (other.online, other.reward, other.bytes_up)
 
 
-def test_what_has_no_twin_is_named(machine: Processor) -> None:  # noqa: F811
+@pytest.mark.parametrize("mechanism", [fr.mechanisms.Gaussian, fr.mechanisms.Laplace])
+@pytest.mark.parametrize("learner", [fr.learners.Pdgd(rate=3.0), fr.learners.Pdgd(fr.rankers.Mlp(hidden=7), rate=1e30)])
+def test_a_trusted_server_clips_there_as_it_does_here(
+    machine: Processor,
+    monkeypatch: pytest.MonkeyPatch,
+    learner: Learner,
+    mechanism: Any,
+) -> None:
+    monkeypatch.setattr("fedrank.federate.round.THERE_BYTES", 4 * 12 * 9)
+    crowd = fr.make_clients(problem(3, 12, 40), count=20, user="informational", interactions=[2, 5])
+    trusted = mechanism(clip=0.5, noise=0.3, place=AtServer(), cap=4)
+    federation = fr.Federation(learner, mechanism=trusted, participation=0.7)
+    assert learner(start_of(learner.ranker, 12, 1), crowd, Chance(4, 1)).updates.max() > 0.5  # some are shortened
+    here, far = (
+        list(simulate(federation, crowd, 4, seed=4, noise=SecureSource(bytes(32)), device=device))
+        for device in ("cpu", machine)
+    )
+    for one, other in zip(here, far, strict=True):
+        assert np.array_equal(one.weights, other.weights)
+        assert (one.online, one.bytes_up, one.interactions) == (other.online, other.bytes_up, other.interactions)
+
+
+def test_what_has_no_twin_is_named(machine: Processor) -> None:
     crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=5)
     shared = fr.learners.Evolution(chance="shared")
     assert "shared" in why_not(shared, crowd)
@@ -124,7 +146,7 @@ def test_what_has_no_twin_is_named(machine: Processor) -> None:  # noqa: F811
     assert "LambdaRank" in why_not(fr.learners.LambdaRank(), crowd)
 
 
-def test_who_searches_once_is_refused_there_too(machine: Processor) -> None:  # noqa: F811
+def test_who_searches_once_is_refused_there_too(machine: Processor) -> None:
     crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=1)
     with pytest.raises(ValueError, match="searches once a round"):
         find_twin(machine, fr.learners.Evolution(), crowd)

@@ -21,14 +21,6 @@ from fedrank.spec.source import read_spec
 from fedrank.types import Bend
 
 
-@pytest.fixture(scope="module")
-def machine() -> Processor:
-    try:
-        return Processor()
-    except DeviceError as problem:
-        pytest.skip(str(problem))
-
-
 def problem(seed: int, features: int, longest: int, grades: int = 4) -> RankingData:
     """Queries of all lengths from 1 on."""
     rng = np.random.default_rng(seed)

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from fedrank.extras import missing
 
-SOURCES = ("warp", "crew", "chance", "elementary", "show", "pdgd", "sums", "rankers", "neural_pdgd", "evolution")
+SOURCES = (
+    *("warp", "crew", "chance", "elementary", "show", "pdgd", "sums", "rankers", "neural_pdgd", "evolution", "clip"),
+)
 WARPS = 4  # of a block
 FAST_MEMORY = 220 << 10  # bytes of a block that are never too many on a card that has them
 ENOUGH = 64  # warps for each multiprocessor: more wait for their turn

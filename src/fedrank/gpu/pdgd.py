@@ -12,7 +12,7 @@ from fedrank import kernels
 from fedrank.gpu.machines import Machine
 from fedrank.rank.loops import as_sent
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT, Bend, Crowd, Learned, Observed, Weights
+from fedrank.types import STRAIGHT, Bend, Clip, Crowd, Learned, Observed, Weights
 
 SHOWN = 10  # as kernels/show.py has it, which is compiled and not wanted before somebody learns
 LANES = 32
@@ -32,6 +32,11 @@ TASK = np.dtype(
 ROW_SUM = np.dtype(
     [(name, "<u8") for name in ("weights", "rows", "totals")]
     + [(name, "<i8") for name in ("count", "columns", "fresh")]
+)
+CLIPPED_SUM = np.dtype(  # as `struct ClippedSum` in kernels/clip.cu has it
+    [(name, "<u8") for name in ("rows", "weights", "totals")]
+    + [(name, "<i8") for name in ("count", "columns", "norm")]
+    + [(name, "<f8") for name in ("clip", "step")]
 )
 PIECES, PIECE = 8, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
 
@@ -147,6 +152,22 @@ class PdgdThere:
             [partial(self._add_up, weights if weighted else None, *each) for each in pieces],
         )
         return self.machine.get(self._totals), self._observed(count)
+
+    def clipped(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
+    ) -> tuple[NDArray[np.int64], Observed]:
+        """The sum of updates on a grid, each shortened and weighed by `clip`, and what was seen: updates stay there."""
+        machine = self.machine
+        count = self._ready(start, chance, present, STRAIGHT)
+        self._learn(0, count)
+        weights, totals = machine.put(clip.weights), machine.put(np.zeros(self.width, np.int64))
+        task = np.zeros((), CLIPPED_SUM)
+        task["rows"], task["weights"] = machine.address(self._updates), machine.address(weights)
+        task["totals"], task["count"], task["columns"] = machine.address(totals), count, self.width
+        task["norm"], task["clip"], task["step"] = clip.norm, clip.length, clip.step
+        if count:
+            machine.each_part("add_clipped", task, -(-count // ROWS_AT_ONCE), ROWS_AT_ONCE, 0)
+        return machine.get(totals), self._observed(count)
 
     def _observed(self, count: int) -> Observed:
         return Observed(self.machine.get(self._online[:count]))

@@ -15,7 +15,7 @@ from fedrank.names import nearest
 from fedrank.rank.evolution import Evolution
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance
-from fedrank.types import Bend, Crowd, Learned, Learner, Observed, Weights
+from fedrank.types import Bend, Clip, Crowd, Learned, Learner, Observed, Weights
 
 DEVICES = ("cpu", "cuda", "auto")
 ENOUGH = 20_000  # interactions of a round: with fewer, a card waits for its orders longer than one core learns
@@ -43,6 +43,12 @@ class Twin(NamedTuple):
     ) -> tuple[NDArray[np.float64], Observed]:
         """The sum of their updates, which stay there, and what was seen."""
         return self.there.part(start, chance, present, weighted)
+
+    def clipped(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
+    ) -> tuple[NDArray[np.int64], Observed]:
+        """The sum of their updates on a grid, each shortened, and what was seen."""
+        return self.there.clipped(start, chance, present, clip)
 
 
 def why_not(learner: Learner, crowd: Crowd) -> str:

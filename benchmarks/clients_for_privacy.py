@@ -1,0 +1,158 @@
+"""How many clients does FPDGD need before ε = 1 for every person costs nothing? From ten clients to a million.
+
+    python benchmarks/clients_for_privacy.py --out FOLDER                    # all on a graphics card: minutes
+    python benchmarks/clients_for_privacy.py --out FOLDER --device cpu --most 1000
+    python benchmarks/clients_for_privacy.py --out FOLDER --picture docs/clients-for-privacy.png
+
+Every client is one person, takes part in all rounds, and searches five times in each. Three runs for each seed: the
+plain mean; updates shortened to a fixed length; and Gaussian noise on the sum of these, as a secure sum or a trusted
+server has it, so wide that all rounds together cost a person ε = 1 at δ = 1e-7 (the accountant of fedrank says so).
+Chance is keyed, so that everything can be repeated: noise with a known key would protect nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedrank as fr
+from fedrank.data.catalog import load
+from fedrank.federate.aggregate import Mean
+from fedrank.protect.mechanisms import AtServer
+from fedrank.protect.noise import SecureSource
+from fedrank.protect.promises import Setting
+from fedrank.rank.measures import Evaluator
+
+COUNTS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+ARMS = ("plain", "shortened", "ε = 1")
+EPSILON, DELTA = 1.0, 1e-7
+SEARCHES, RATE, CLIP, USER = 5, 1.0, 2.0, "informational"
+NEXT_TO_NOTHING = 1e-6  # noise of the runs without noise, in multiples of the clip
+T_OF_SEEDS = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantile 0.975 of Student's t, by seeds
+COLUMNS = ("clients", "seed", "arm", "noise", "epsilon", "ndcg", "seconds")
+
+
+def noise_for(clients: int, parameters: int, rounds: int, learner: Any) -> tuple[float, float]:
+    """(noise in multiples of the clip, ε): the least noise with which all rounds cost at most `EPSILON`."""
+    setting = Setting(clients, parameters, 1.0, (SEARCHES,), learner, Mean())
+
+    def cost(noise: float) -> float:
+        promises = fr.mechanisms.Gaussian(clip=CLIP, noise=noise, place=AtServer()).promises(setting)
+        return next(p for p in promises if p.against == "public").epsilon(rounds, DELTA)
+
+    low, high = 1.0, 1e5
+    while high / low > 1.0001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if cost(middle) <= EPSILON else (middle, high)
+    return high, cost(high)
+
+
+def run(options: argparse.Namespace) -> None:
+    fold = load(options.data, 1)
+    learner = fr.learners.Pdgd(rate=RATE)
+    evaluate = Evaluator(fold.test, ["ndcg@10"])
+    parameters = fold.train.features.shape[1]
+    path = options.out / "clients-for-privacy.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for count in (each for each in COUNTS if each <= options.most):
+            noise, epsilon = noise_for(count, parameters, options.rounds, learner)
+            crowd = fr.make_clients(fold.train, count=count, user=USER, interactions=SEARCHES)
+            trusted = fr.mechanisms.Gaussian(clip=CLIP, noise=noise, place=AtServer())
+            bare = replace(trusted, noise=NEXT_TO_NOTHING)
+            for seed in range(1, options.seeds + 1):
+                for arm, mechanism in zip(ARMS, (None, bare, trusted), strict=True):
+                    begin = time.perf_counter()
+                    source = SecureSource(hashlib.sha256(f"{count} {seed}".encode()).digest()) if mechanism else None
+                    federation, last = fr.Federation(learner, mechanism=mechanism), None
+                    for last in fr.simulate(  # noqa: B007 (only the last one is measured)
+                        federation, crowd, options.rounds, seed, noise=source, device=options.device
+                    ):
+                        pass
+                    assert last is not None
+                    value = float(evaluate(last.weights, learner.ranker)[0])
+                    took = time.perf_counter() - begin
+                    spent = (noise, epsilon) if arm == ARMS[2] else (0.0, float("inf"))
+                    table.writerow([count, seed, arm, *(f"{each:.6g}" for each in (*spent, value, took))])
+                    file.flush()
+            print(f"{count:,} clients: noise {noise:.2f} x clip, ε = {epsilon:.4f}", flush=True)
+
+
+def read(path: Path) -> dict[str, dict[int, list[float]]]:
+    """nDCG by arm and clients, in the order of seeds."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found[row["arm"]][int(row["clients"])].append(float(row["ndcg"]))
+    return found
+
+
+def half_width(values: Any) -> float:
+    """Of the 95 % interval of a mean over seeds."""
+    count = len(values)
+    return float(T_OF_SEEDS[count] * np.std(values, ddof=1) / count**0.5) if count in T_OF_SEEDS else float("nan")
+
+
+def report(path: Path) -> None:
+    """A table: nDCG@10 of each arm, and what ε = 1 costs, seed by seed."""
+    found = read(path)
+    print("| Clients | " + " | ".join(ARMS) + " | ε = 1 against plain |")
+    print("|---|" + "---|" * (len(ARMS) + 1))
+    for count in found[ARMS[0]]:
+        arms = [np.array(found[arm][count]) for arm in ARMS]
+        away = arms[2] - arms[0]
+        means = " | ".join(f"{each.mean():.4f}" for each in arms)
+        print(f"| {count:,} | {means} | {away.mean():+.4f} ± {half_width(away):.4f} |")
+
+
+def draw(path: Path, picture: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = read(path)
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.0), dpi=150)
+    for arm, colour, sign in zip(ARMS, ("#1b6ca8", "#8a8a8a", "#c8553d"), ("o", "s", "D"), strict=True):
+        counts = list(found[arm])
+        means = [float(np.mean(found[arm][count])) for count in counts]
+        spread = [half_width(found[arm][count]) for count in counts]
+        axes.errorbar(counts, means, yerr=spread, label=arm, color=colour, marker=sign, markersize=4, capsize=3)
+    axes.set_xscale("log")
+    axes.set_xlabel("clients, each one person")
+    axes.set_ylabel("nDCG@10 on test queries")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(picture)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the numbers")
+    parser.add_argument("--data", default="mq2007-85", help="a data set of the catalog; fold 1")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--most", type=int, default=COUNTS[-1], help="clients")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--picture", type=Path, help="draw what is in the folder, and run nothing")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.picture is None:
+        run(options)
+    else:
+        draw(options.out / "clients-for-privacy.csv", options.picture)
+    report(options.out / "clients-for-privacy.csv")
+
+
+if __name__ == "__main__":
+    main()
