@@ -31,14 +31,18 @@ def crew_room(features: int, hidden: int, longest: int) -> int:
     """Bytes of fast memory of one crew, as `furnish_crew` in kernels/neural_pdgd.cu lays them out."""
     layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
-    parts = (layer, 4 * SHOWN * features, 8 * longest, 8 * at_least, 4 * longest, 4 * at_least, small)
-    return sum(-(-part // 16) * 16 for part in parts)
+    papers = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
+    return _rounded(layer) + max(papers, _rounded(4 * SHOWN * features)) + _rounded(small)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // 16) * 16
 
 
 def crew_desk(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
     """Bytes of slow memory of one crew."""
     units = 4 * abs(hidden) * (-(-longest // LANES) * LANES)
-    return sum(-(-part // 16) * 16 for part in (8 * parameters, 8 * parameters * clipped, units))
+    return sum(map(_rounded, (8 * parameters, 8 * parameters * clipped, units)))
 
 
 class Crews:

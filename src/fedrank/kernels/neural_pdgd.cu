@@ -6,6 +6,8 @@ struct NeuralTask {
     i64 hidden, desk;
 };
 
+#define AT_ONCE 4  // parameters that a member fetches together
+
 struct Desk {
     double* master;  // [parameters]
     double* own;     // [parameters], where gradients are clipped
@@ -76,16 +78,32 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
                         last += first * one + second * two;
                     }
                 }
-#pragma unroll 2
-                for (i32 f = t / width; f < features; f += step) {
-                    double sum = fresh ? 0.0 : target[f * units + unit];
-                    const float* x = desk.rows + f;
+                ROLLED for (i32 begin = t / width; begin < features; begin += AT_ONCE * step) {
+                    double sum[AT_ONCE];  // all are fetched before the first is needed
 #pragma unroll
-                    for (i32 i = 0; i < SHOWN; i += 2)
-                        if (i < considered)
-                            sum += double(x[i * features]) * back[i] + double(x[(i + 1) * features]) * back[i + 1];
-                    target[f * units + unit] = sum;
-                    if (copied) layer.weights[f * layer.padded + unit] = float(sum);
+                    for (i32 k = 0; k < AT_ONCE; k++) {
+                        const i32 f = begin + k * step;
+                        sum[k] = fresh || f >= features ? 0.0 : target[f * units + unit];
+                    }
+#pragma unroll
+                    for (i32 i = 0; i < SHOWN; i += 2) {
+                        if (i < considered) {
+#pragma unroll
+                            for (i32 k = 0; k < AT_ONCE; k++) {
+                                const i32 f = begin + k * step;
+                                const float* x = desk.rows + i * features + (f < features ? f : 0);
+                                sum[k] += double(x[0]) * back[i] + double(x[features]) * back[i + 1];
+                            }
+                        }
+                    }
+#pragma unroll
+                    for (i32 k = 0; k < AT_ONCE; k++) {
+                        const i32 f = begin + k * step;
+                        if (f < features) {
+                            target[f * units + unit] = sum[k];
+                            if (copied) layer.weights[f * layer.padded + unit] = float(sum[k]);
+                        }
+                    }
                 }
                 if (outer) {
                     bias_at[0] = bias;
@@ -153,6 +171,14 @@ template <bool plain> FUNCTION void neural_client(
         const i64 begin = task.offsets[query];
         const i32 count = i32(task.offsets[query + 1] - begin);
         mlp_scores(layer, task.blocks + task.places[query], count, page.scores);
+        meanwhile_fetch(master, 8 * parameters);
+        if (interaction + 1 < interactions) {
+            const u64 after = stream(client, place + 1);
+            const i64 later = task.at != nullptr ? place + 1 : i64(uniform(after, 0) * double(pool_size));
+            const i64 next = task.queries[pool_start + later];
+            const i64 groups = (task.offsets[next + 1] - task.offsets[next] + 31) / 32;
+            meanwhile_fetch(task.blocks + task.places[next], 4 * 32 * groups * layer.features);
+        }
         ONE_WARP {
             const i8* grades = view + begin;
             const double spread = rates(page, count, temperature);
@@ -218,8 +244,17 @@ template <bool plain> FUNCTION void neural_client(
     if (clip_weights > 0.0 && batch && interactions > 0) crew_shortens(master, parameters, clip_weights);
     EACH_MEMBER(t) {
         if (t == 0) task.online[c] = interactions > 0 ? quality / double(interactions) : 0.0;
-        ROLLED for (i64 p = t; p < parameters; p += CREW)
-            task.updates[c * parameters + p] = float(master[p] - double(start[p]));
+        ROLLED for (i64 begin = t; begin < parameters; begin += AT_ONCE * CREW) {
+            double moved[AT_ONCE];
+#pragma unroll
+            for (i32 k = 0; k < AT_ONCE; k++) {
+                const i64 p = begin + k * CREW < parameters ? begin + k * CREW : begin;
+                moved[k] = master[p] - double(start[p]);
+            }
+#pragma unroll
+            for (i32 k = 0; k < AT_ONCE; k++)
+                if (begin + k * CREW < parameters) task.updates[c * parameters + begin + k * CREW] = float(moved[k]);
+        }
     }
     crew_together();
 }
@@ -235,16 +270,15 @@ FUNCTION void furnish_crew(
     desk.own = (double*)slow;
     slow += task.clip_gradients > 0.0 ? rounded(8 * parameters) : 0;
     memory = furnish_layer(layer, hidden, task.features, longest, memory, (float*)slow);
-    desk.rows = (float*)memory;
-    memory += rounded(4 * SHOWN * task.features);
+    const i64 at_least = longest > SHOWN ? longest : SHOWN;
     page.rates = (double*)memory;
-    memory += rounded(8 * longest);
-    page.times = (double*)memory;
-    memory += rounded(8 * (longest > SHOWN ? longest : SHOWN));
-    page.scores = (float*)memory;
-    memory += rounded(4 * longest);
-    page.early = (i32*)memory;
-    memory += rounded(4 * (longest > SHOWN ? longest : SHOWN));
+    page.times = (double*)(memory + rounded(8 * longest));
+    page.scores = (float*)(memory + rounded(8 * longest) + rounded(8 * at_least));
+    page.early = (i32*)(memory + rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest));
+    const i64 papers = rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest) + rounded(4 * at_least);
+    desk.rows = (float*)memory;  // once pairs are weighed, nobody looks at these papers any more
+    const i64 rows = rounded(4 * SHOWN * task.features);
+    memory += papers > rows ? papers : rows;
     bench.master = bench.own = nullptr;
     bench.weights = nullptr;
     bench.without = (double*)memory;

@@ -120,15 +120,21 @@ FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, 
         ROLLED for (i32 d = t; d < documents; d += CREW) {  // in the order of `lanes.dot`
             float* own = layer.units + d;
             float s[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-            ROLLED for (i32 j = 0; j < whole; j += 8) {
-                float unit[8];
+            float next[8];
 #pragma unroll
-                for (i32 i = 0; i < 8; i++) unit[i] = own[(j + i) * capacity];
+            for (i32 i = 0; i < 8; i++) next[i] = whole > 0 ? own[i * capacity] : 0.0f;
+            ROLLED for (i32 j = 0; j < whole; j += 8) {
+                float sums[8];
+#pragma unroll
+                for (i32 i = 0; i < 8; i++) {  // fetch those that follow before any is needed
+                    sums[i] = next[i];
+                    if (j + 8 < whole) next[i] = own[(j + 8 + i) * capacity];
+                }
 #pragma unroll
                 for (i32 i = 0; i < 8; i++) {
-                    unit[i] = activated(layer, unit[i]);
-                    own[(j + i) * capacity] = unit[i];
-                    s[i] += unit[i] * outputs[j + i];
+                    const float unit = activated(layer, sums[i]);
+                    own[(j + i) * capacity] = unit;
+                    s[i] += unit * outputs[j + i];
                 }
             }
             float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
@@ -147,7 +153,8 @@ template <typename Act> FUNCTION void each_parameter(const Layer& layer, i32 t, 
     const i32 width = layer.units_there < CREW ? layer.units_there : CREW, step = CREW / width;
     if (t / width >= step) return;
     ROLLED for (i32 unit = t % width; unit < layer.units_there; unit += width) {
-        ROLLED for (i32 row = t / width; row < rows; row += step) act(row, unit);
+#pragma unroll 4
+        for (i32 row = t / width; row < rows; row += step) act(row, unit);
     }
 }
 
