@@ -19,6 +19,7 @@ from fedrank.types import Bend, Clip, Crowd, Learned, Learner, Observed, Weights
 
 DEVICES = ("cpu", "cuda", "auto")
 ENOUGH = 20_000  # interactions of a round: with fewer, a card waits for its orders longer than one core learns
+ENOUGH_NEURAL = 1_000  # with neural rankers, with which one core learns ten times as long
 
 _cards: list[GraphicsCard] = []  # one for this process, once somebody asked
 
@@ -83,7 +84,8 @@ def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | N
         return None
     reason = why_not(learner, crowd)
     if device == "auto":
-        if reason or int(crowd.interactions.sum()) < ENOUGH:
+        enough = ENOUGH_NEURAL if learner.ranker.hidden else ENOUGH
+        if reason or int(crowd.interactions.sum()) < enough:
             return None
         try:
             return card()
