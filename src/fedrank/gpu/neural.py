@@ -32,7 +32,7 @@ def crew_room(features: int, hidden: int, longest: int) -> int:
     layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
     papers = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
-    return _rounded(layer) + max(papers, _rounded(4 * SHOWN * features)) + _rounded(small)
+    return _rounded(layer) + max(papers, _rounded(8 * SHOWN * features)) + _rounded(small)
 
 
 def _rounded(size: int) -> int:

@@ -11,7 +11,7 @@ struct NeuralTask {
 struct Desk {
     double* master;  // [parameters]
     double* own;     // [parameters], where gradients are clipped
-    float* rows;     // [SHOWN, features] in fast memory: what was shown
+    double* rows;    // [SHOWN, features] in fast memory: what was shown
 };
 
 // What the first warp tells the others.
@@ -38,11 +38,11 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
     EACH_MEMBER(t) {
         ROLLED for (i32 i = t / 32; i < considered; i += WARPS_OF_A_CREW) {
             const float* row = rows + page.shown[i] * layer.features;
-            ROLLED for (i32 f = t % 32; f < layer.features; f += 32) desk.rows[i * layer.features + f] = row[f];
+            ROLLED for (i32 f = t % 32; f < layer.features; f += 32) desk.rows[i * layer.features + f] = double(row[f]);
         }
         if (considered & 1) {  // what the last one is added up with counts 0 times
             const float* row = rows + page.shown[considered - 1] * layer.features;
-            ROLLED for (i32 f = t; f < layer.features; f += CREW) desk.rows[considered * layer.features + f] = row[f];
+            ROLLED for (i32 f = t; f < layer.features; f += CREW) desk.rows[considered * layer.features + f] = double(row[f]);
         }
     }
     crew_together();
@@ -91,8 +91,8 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
 #pragma unroll
                             for (i32 k = 0; k < AT_ONCE; k++) {
                                 const i32 f = begin + k * step;
-                                const float* x = desk.rows + i * features + (f < features ? f : 0);
-                                sum[k] += double(x[0]) * back[i] + double(x[features]) * back[i + 1];
+                                const double* x = desk.rows + i * features + (f < features ? f : 0);
+                                sum[k] += x[0] * back[i] + x[features] * back[i + 1];
                             }
                         }
                     }
@@ -171,14 +171,6 @@ template <bool plain> FUNCTION void neural_client(
         const i64 begin = task.offsets[query];
         const i32 count = i32(task.offsets[query + 1] - begin);
         mlp_scores(layer, task.blocks + task.places[query], count, page.scores);
-        meanwhile_fetch(master, 8 * parameters);
-        if (interaction + 1 < interactions) {
-            const u64 after = stream(client, place + 1);
-            const i64 later = task.at != nullptr ? place + 1 : i64(uniform(after, 0) * double(pool_size));
-            const i64 next = task.queries[pool_start + later];
-            const i64 groups = (task.offsets[next + 1] - task.offsets[next] + 31) / 32;
-            meanwhile_fetch(task.blocks + task.places[next], 4 * 32 * groups * layer.features);
-        }
         ONE_WARP {
             const i8* grades = view + begin;
             const double spread = rates(page, count, temperature);
@@ -276,8 +268,8 @@ FUNCTION void furnish_crew(
     page.scores = (float*)(memory + rounded(8 * longest) + rounded(8 * at_least));
     page.early = (i32*)(memory + rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest));
     const i64 papers = rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest) + rounded(4 * at_least);
-    desk.rows = (float*)memory;  // once pairs are weighed, nobody looks at these papers any more
-    const i64 rows = rounded(4 * SHOWN * task.features);
+    desk.rows = (double*)memory;  // once pairs are weighed, nobody looks at these papers any more
+    const i64 rows = rounded(8 * SHOWN * task.features);
     memory += papers > rows ? papers : rows;
     bench.master = bench.own = nullptr;
     bench.weights = nullptr;

@@ -2,8 +2,6 @@
 
 #define TILE 16  // hidden units that one member computes at once, of up to four documents
 
-#define FETCH_AHEAD (TILE <= 8)
-
 struct alignas(16) Quad {
     float a, b, c, d;
 };
@@ -32,24 +30,12 @@ template <i32 groups> FUNCTION void unit_tile(
 #pragma unroll
         for (i32 g = 0; g < groups; g++) sums[g][j] = bias;
     }
-    float next[groups][4];  // features are fetched while those before them are used, where there are registers for it
-    if (FETCH_AHEAD && whole > 0) {
-#pragma unroll
-        for (i32 g = 0; g < groups; g++) {
-#pragma unroll
-            for (i32 i = 0; i < 4; i++) next[g][i] = own[g][32 * i];
-        }
-    }
     ROLLED for (i32 f = 0; f < whole; f += 4) {
         float x[groups][4];
-        const i32 ahead = f + 4 < whole ? f + 4 : f;
 #pragma unroll
         for (i32 g = 0; g < groups; g++) {
 #pragma unroll
-            for (i32 i = 0; i < 4; i++) {
-                x[g][i] = FETCH_AHEAD ? next[g][i] : own[g][32 * (f + i)];
-                if (FETCH_AHEAD) next[g][i] = own[g][32 * (ahead + i)];
-            }
+            for (i32 i = 0; i < 4; i++) x[g][i] = own[g][32 * (f + i)];
         }
         const float* row = column + f * padded;
 #pragma unroll
