@@ -7,7 +7,7 @@ what follows from these (`fedrank.federate.fitting`), so that a method from outs
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,6 +181,15 @@ class Learned(NamedTuple):
     sizes: NDArray[np.int64] | None = None  # [n]: interactions that updates stand for, where these are not the client's
 
 
+class Clip(NamedTuple):
+    """How updates are shortened and weighed, and the grid that they are put on; see `fedrank.protect.clip`."""
+
+    length: float
+    norm: int
+    step: float
+    weights: NDArray[np.float64]  # [n]
+
+
 class Impression(NamedTuple):
     """One list as it was shown, and what was clicked."""
 
@@ -339,6 +348,14 @@ class AddingMechanism(Mechanism, Protocol):
 
     def rule(self, cohort: float, source: Source) -> Aggregator:
         """How what left the clients is added up."""
+
+
+@runtime_checkable
+class ClippingMechanism(Mechanism, Protocol):
+    """A mechanism that "adds up", and says how updates are shortened before that."""
+
+    def clips(self, sizes: NDArray[np.int64], cohort: float) -> Clip | None:
+        """How a server that may see updates shortens them before it adds them up; None if no server may."""
 
 
 class ServerStep(Protocol):

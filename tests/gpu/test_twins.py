@@ -21,14 +21,6 @@ from fedrank.spec.source import read_spec
 from fedrank.types import Bend
 
 
-@pytest.fixture(scope="module")
-def machine() -> Processor:
-    try:
-        return Processor()
-    except DeviceError as problem:
-        pytest.skip(str(problem))
-
-
 def problem(seed: int, features: int, longest: int, grades: int = 4) -> RankingData:
     """Queries of all lengths from 1 on."""
     rng = np.random.default_rng(seed)
@@ -132,14 +124,14 @@ def test_documents_lie_in_groups_of_a_warp() -> None:
 
 def test_what_has_no_twin_is_named(machine: Processor) -> None:
     crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=5)
-    neural = fr.learners.Pdgd(ranker=fr.rankers.Mlp(hidden=4))
-    assert "neural" in why_not(neural, crowd)
-    with pytest.raises(DeviceError, match="neural rankers have no twin"):
-        find_twin(machine, neural, crowd)
-    assert find_twin("auto", neural, crowd) is None
-    assert find_twin("cpu", neural, crowd) is None
+    graded = fr.learners.LambdaRank()
+    assert "LambdaRank" in why_not(graded, crowd)
+    with pytest.raises(DeviceError, match="LambdaRank has no twin"):
+        find_twin(machine, graded, crowd)
+    assert find_twin("auto", graded, crowd) is None
+    assert find_twin("cpu", graded, crowd) is None
     with pytest.raises(ValueError, match="no device 'tpu'"):
-        find_twin("tpu", neural, crowd)
+        find_twin("tpu", graded, crowd)
 
 
 def test_lists_have_one_length_everywhere() -> None:

@@ -31,6 +31,7 @@ from fedrank.types import (
     STRAIGHT,
     Bend,
     Change,
+    ClippingMechanism,
     Crowd,
     Learned,
     Memory,
@@ -44,6 +45,7 @@ from fedrank.types import (
 
 CHUNK_BYTES = 64 << 20  # updates held at once when the aggregator can take them in parts
 LARGEST_ROUND = 8 << 30  # bytes of updates that a rule may ask to hold together
+THERE_BYTES = 1 << 30  # of updates on a graphics card
 LONGEST_WINDOW = 4096  # arrivals that are learned in one call
 WINDOW_BYTES = 64 << 20  # of updates, likewise
 
@@ -260,6 +262,15 @@ class _Simulation:
             and journal is None
             and type(federation.aggregator) is Mean
         )
+        # A server that everybody trusts with updates may shorten and add them up there, and adds noise here.
+        self.clips_there = (
+            self.twin is not None
+            and self.in_chunks
+            and federation.local is None
+            and journal is None
+            and isinstance(mechanism, ClippingMechanism)
+            and mechanism.clips(crowd.interactions[:0], self.cohort) is not None
+        )
 
     def round(self, state: State, memory: Memory) -> Outcome:
         task, number, journal = self.task, state.round + 1, self.journal
@@ -274,6 +285,9 @@ class _Simulation:
             watch = _without_messages(watch)
         seen: list[_Seen] = []
         if self.sums_there and (summed := self._sum_there(state, present, seen)) is not None:
+            return self._outcome(advance(task, state, summed, present), memory, present, seen, summed)
+        if self.clips_there and len(present):
+            summed = self._sum_clipped_there(state, present, seen)
             return self._outcome(advance(task, state, summed, present), memory, present, seen, summed)
         combined = combine(task, state, self._parts(state, memory, present, watch, seen), len(present), self.noise)
         if kept is not None:
@@ -307,15 +321,35 @@ class _Simulation:
         for begin in range(0, len(present), rows):
             some = present[begin : begin + rows]
             which = None if len(some) == len(self.crowd) else some
-            part, online = self.twin.part(state.weights, chance, which, rule.weighted)
+            part, observed = self.twin.part(state.weights, chance, which, rule.weighted)
             counted = sizes[begin : begin + rows].sum() if rule.weighted else len(some)
             part = np.append(part, counted)
             total = part if begin == 0 else total + part
-            seen.append(_Seen(Observed(online), None, None))
+            seen.append(_Seen(observed, self.twin.bytes_each, None))
         if not np.isfinite(total).all():
             seen.clear()
             return None
         return Combined(rule.whole(total), present, None, sizes, state.rule, state.common)
+
+    def _sum_clipped_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined:
+        """What `combine` makes of updates that a server shortens and adds up, in whole numbers: parts do not matter."""
+        assert self.twin is not None
+        assert self.noise is not None
+        mechanism, chance = self.federation.mechanism, Chance(self.seed, state.round + 1)
+        assert isinstance(mechanism, ClippingMechanism)
+        rows, bytes_each = max(1, THERE_BYTES // (4 * state.weights.size)), 4 * state.weights.size
+        total = np.zeros(state.weights.size, dtype=np.int64)
+        for begin in range(0, len(present), rows):
+            some = present[begin : begin + rows]
+            clip = mechanism.clips(self.crowd.interactions[some], self.cohort)
+            assert clip is not None
+            part, observed = self.twin.clipped(
+                state.weights, chance, None if len(some) == len(self.crowd) else some, clip
+            )
+            total += part
+            seen.append(_Seen(observed, bytes_each, None))
+        change = cast(Any, mechanism).rule(self.cohort, self.noise).whole(total)
+        return Combined(change, present, None, np.ones(len(present), np.int64), state.rule, state.common)
 
     def drawn(self, round: int) -> NDArray[np.int64]:
         """Rows of the clients that take part in a round."""

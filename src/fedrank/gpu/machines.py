@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from fedrank.extras import missing
 
-SOURCES = ("warp", "chance", "elementary", "show", "pdgd", "sums")
+SOURCES = (
+    *("warp", "crew", "chance", "elementary", "show", "pdgd", "sums", "rankers", "neural_pdgd", "evolution", "clip"),
+)
 WARPS = 4  # of a block
 FAST_MEMORY = 220 << 10  # bytes of a block that are never too many on a card that has them
 ENOUGH = 64  # warps for each multiprocessor: more wait for their turn
@@ -35,6 +37,8 @@ class Machine(Protocol):
     """Memory of its own, and loops that run there."""
 
     name: str
+    at_once: int  # blocks that run at the same time, whatever they need
+    fast_memory: int  # bytes that a block may have
 
     def put(self, array: NDArray[Any]) -> Any: ...
 
@@ -68,6 +72,8 @@ class Processor:
     """This processor: the same text as C++, lane by lane. Slow; it shows that the text is right."""
 
     name = "cpu"
+    at_once = 1
+    fast_memory = FAST_MEMORY
 
     def __init__(self) -> None:
         compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
@@ -98,7 +104,10 @@ class Processor:
         self._call(loop, task)
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
-        self._call(loop, task)
+        if "scratch" in (task.dtype.names or ()):
+            self.each_client(loop, task, blocks, memory)
+        else:
+            self._call(loop, task)
 
     def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
         for one, other in zip(first, second, strict=True):
@@ -131,8 +140,8 @@ class GraphicsCard:
         self._cupy: Any = cupy
         properties = cupy.cuda.runtime.getDeviceProperties(0)
         self.name = str(properties["name"].decode())
-        self._multiprocessors = int(properties["multiProcessorCount"])
-        self._fast_memory = int(properties["sharedMemPerBlockOptin"]) - 1024
+        self._multiprocessors = self.at_once = int(properties["multiProcessorCount"])
+        self.fast_memory = int(properties["sharedMemPerBlockOptin"]) - 1024
         self._module = cupy.RawModule(code=source(), options=("-std=c++17", "--fmad=false"))
         self._loops: dict[str, Any] = {}
         self._scratch: dict[int, Any] = {}
@@ -163,7 +172,7 @@ class GraphicsCard:
         return int(array.data.ptr)
 
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
-        warps = min(WARPS, self._fast_memory // room)
+        warps = min(WARPS, self.fast_memory // room)
         blocks = -(-clients // max(warps, 1))
         if warps == 0:  # lists so long that nobody's room is in fast memory
             warps = WARPS
@@ -171,7 +180,7 @@ class GraphicsCard:
             if room not in self._scratch:
                 self._scratch = {room: self.empty((self._multiprocessors * ENOUGH, room), np.uint8)}
             task["scratch"] = self.address(self._scratch[room])
-            self._loop("pdgd_clients_wide", 0)((blocks,), (32 * warps,), (task,))
+            self._loop(f"{loop.partition('_clients')[0]}_clients_wide", 0)((blocks,), (32 * warps,), (task,))
             return
         self._loop(loop, warps * room)((blocks,), (32 * warps,), (task,), shared_mem=warps * room)
 

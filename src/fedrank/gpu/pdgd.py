@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.gpu.machines import Machine
-from fedrank.rank.learners import Pdgd
 from fedrank.rank.loops import as_sent
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT, Bend, Crowd, Weights
+from fedrank.types import STRAIGHT, Bend, Clip, Crowd, Learned, Observed, Weights
 
 SHOWN = 10  # as kernels/show.py has it, which is compiled and not wanted before somebody learns
 LANES = 32
@@ -33,6 +32,11 @@ TASK = np.dtype(
 ROW_SUM = np.dtype(
     [(name, "<u8") for name in ("weights", "rows", "totals")]
     + [(name, "<i8") for name in ("count", "columns", "fresh")]
+)
+CLIPPED_SUM = np.dtype(  # as `struct ClippedSum` in kernels/clip.cu has it
+    [(name, "<u8") for name in ("rows", "weights", "totals")]
+    + [(name, "<i8") for name in ("count", "columns", "norm")]
+    + [(name, "<f8") for name in ("clip", "step")]
 )
 PIECES, PIECE = 8, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
 
@@ -61,7 +65,7 @@ def room_of(features: int, longest: int, clipped: bool) -> int:
 class PdgdThere:
     """A learner with its clients and their data in a machine's memory, where they are put once."""
 
-    def __init__(self, machine: Machine, learner: Pdgd, crowd: Crowd) -> None:
+    def __init__(self, machine: Machine, learner: Any, crowd: Crowd) -> None:
         self.machine, self.learner, self.crowd = machine, learner, crowd
         data, put = crowd.data, machine.put
         blocks, places = in_blocks(data.features, data.offsets)
@@ -86,25 +90,44 @@ class PdgdThere:
         }
         if len(crowd.at):
             self._held["at"] = put(crowd.at.astype(np.int64))
-        self._features = data.features.shape[1]
-        self._room = room_of(self._features, int(data.longest), learner.clip_gradients > 0)
-        self._task = np.zeros((), TASK)
+        self.features = data.features.shape[1]
+        self.width = learner.ranker.size(self.features)  # of an update
+        self.room = self._room()
+        self.task = np.zeros((), TASK)
         for name, array in self._held.items():
-            self._task[name] = machine.address(array)
+            self.task[name] = machine.address(array)
         numbers = {
-            "documents": data.documents, "query_count": data.queries, "features": self._features,
-            "longest": data.longest, "users": len(crowd.click), "levels": crowd.click.shape[1], "batch": learner.batch,
-            "room": self._room, "rate": learner.rate, "clip_weights": learner.clip_weights,
-            "clip_gradients": learner.clip_gradients, "temperature": learner.temperature, "keep": learner.keep,
+            "documents": data.documents, "query_count": data.queries, "features": self.features,
+            "longest": data.longest, "users": len(crowd.click), "levels": crowd.click.shape[1], "room": self.room,
+            **self._settings(),
         }  # fmt: skip
         for name, number in numbers.items():
-            self._task[name] = number
-        self._bare = not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
+            self.task[name] = number
         self._updates: Any = None
         self._online: Any = None
         self._round: tuple[Any, ...] = ()
         self._loop = ""
-        self._totals = machine.empty((self._features,), np.float64)
+        self._totals = machine.empty((self.width,), np.float64)
+
+    def _room(self) -> int:
+        """Bytes of fast memory for each client at work."""
+        return room_of(self.features, int(self.crowd.data.longest), self.learner.clip_gradients > 0)
+
+    def _settings(self) -> dict[str, float]:
+        """The learner's part of a task."""
+        names = ("batch", "rate", "clip_weights", "clip_gradients", "temperature", "keep")
+        return {name: float(getattr(self.learner, name)) for name in names}
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing keeps or clips, at temperature 1."""
+        learner = self.learner
+        return not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
+
+    def learned(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
+        """The same as from the learner itself, in this processor's memory."""
+        updates, online = self.learn(start, chance, present, bend)
+        return Learned(self.machine.get(updates), Observed(self.machine.get(online)))
 
     def learn(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None = None, bend: Bend = STRAIGHT
@@ -116,8 +139,8 @@ class PdgdThere:
 
     def part(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The sum of updates [features], by interactions if `weighted`, and online quality: updates stay there."""
+    ) -> tuple[NDArray[np.float64], Observed]:
+        """The sum of updates [width], by interactions if `weighted`, and what was seen: updates stay there."""
         count = self._ready(start, chance, present, STRAIGHT)
         weights = self._held["interactions"]
         if present is not None:
@@ -128,14 +151,33 @@ class PdgdThere:
             [partial(self._learn, *each) for each in pieces],
             [partial(self._add_up, weights if weighted else None, *each) for each in pieces],
         )
-        return self.machine.get(self._totals), self.machine.get(self._online[:count])
+        return self.machine.get(self._totals), self._observed(count)
+
+    def clipped(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
+    ) -> tuple[NDArray[np.int64], Observed]:
+        """The sum of updates on a grid, each shortened and weighed by `clip`, and what was seen: updates stay there."""
+        machine = self.machine
+        count = self._ready(start, chance, present, STRAIGHT)
+        self._learn(0, count)
+        weights, totals = machine.put(clip.weights), machine.put(np.zeros(self.width, np.int64))
+        task = np.zeros((), CLIPPED_SUM)
+        task["rows"], task["weights"] = machine.address(self._updates), machine.address(weights)
+        task["totals"], task["count"], task["columns"] = machine.address(totals), count, self.width
+        task["norm"], task["clip"], task["step"] = clip.norm, clip.length, clip.step
+        if count:
+            machine.each_part("add_clipped", task, -(-count // ROWS_AT_ONCE), ROWS_AT_ONCE, 0)
+        return machine.get(totals), self._observed(count)
+
+    def _observed(self, count: int) -> Observed:
+        return Observed(self.machine.get(self._online[:count]))
 
     def _ready(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> int:
         """Bring what a round needs into place; returns how many take part."""
-        machine, task = self.machine, self._task
+        machine, task = self.machine, self.task
         count = len(self.crowd) if present is None else len(present)
         if self._updates is None or len(self._updates) < count:
-            self._updates = machine.empty((count, self._features), np.float32)
+            self._updates = machine.empty((count, self.width), np.float32)
             self._online = machine.empty((count,), np.float64)
         starts = machine.put(as_sent(start))
         there = None if present is None else machine.put(present.astype(np.int64))
@@ -145,19 +187,24 @@ class PdgdThere:
         task["present"] = 0 if there is None else machine.address(there)
         task["drifts"] = 0 if drifts is None else machine.address(drifts)
         task["updates"], task["online"] = machine.address(self._updates), machine.address(self._online)
-        task["key"], task["pull"] = chance.key("learn"), self.learner.rate * bend.pull
-        self._loop = "pdgd_clients"
-        if self._bare and not bend.pull and drifts is None:
-            self._loop = "pdgd_clients_short" if self.crowd.data.longest <= SHORT else "pdgd_clients_plain"
+        task["key"] = chance.key("learn")
+        self._begin(chance, bend, count)
         return count
 
+    def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
+        """Choose the loop, and fill in what changes from round to round."""
+        self.task["pull"] = self.learner.rate * bend.pull
+        self._loop = "pdgd_clients"
+        if self.bare and not bend.pull and bend.drifts is None:
+            self._loop = "pdgd_clients_short" if self.crowd.data.longest <= SHORT else "pdgd_clients_plain"
+
     def _learn(self, first: int, last: int) -> None:
-        task = self._task.copy()
+        task = self.task.copy()
         task["first"], task["taking_part"] = first, last
-        self.machine.each_client(self._loop, task, last - first, self._room)
+        self.machine.each_client(self._loop, task, last - first, self.room)
 
     def _add_up(self, weights: Any, first: int, last: int) -> None:
-        machine, columns = self.machine, self._features
+        machine, columns = self.machine, self.width
         task = np.zeros((), ROW_SUM)
         task["weights"] = 0 if weights is None else machine.address(weights) + 8 * first
         task["rows"] = machine.address(self._updates) + 4 * columns * first

@@ -7,15 +7,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.gpu.evolution import CrewsPlay, EvolutionThere
 from fedrank.gpu.machines import DeviceError, GraphicsCard, Machine
+from fedrank.gpu.neural import NeuralThere
 from fedrank.gpu.pdgd import PdgdThere
 from fedrank.names import nearest
+from fedrank.rank.evolution import Evolution
 from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance
-from fedrank.types import Bend, Crowd, Learned, Learner, Observed, Weights
+from fedrank.types import Bend, Clip, Crowd, Learned, Learner, Observed, Weights
 
 DEVICES = ("cpu", "cuda", "auto")
 ENOUGH = 20_000  # interactions of a round: with fewer, a card waits for its orders longer than one core learns
+ENOUGH_NEURAL = 1_000  # with neural rankers, with which one core learns ten times as long
 
 _cards: list[GraphicsCard] = []  # one for this process, once somebody asked
 
@@ -25,25 +29,36 @@ class Twin(NamedTuple):
 
     there: PdgdThere
 
+    @property
+    def bytes_each(self) -> int | None:
+        """Of a message, where it is none of updates."""
+        message = getattr(self.there.learner, "message", None)
+        return None if message is None else int(message.itemsize)
+
     def __call__(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
         """What these rows of the crowd learn; all of them without `present`."""
-        updates, online = self.there.learn(start, chance, present, bend)
-        return Learned(self.there.machine.get(updates), Observed(self.there.machine.get(online)))
+        return self.there.learned(start, chance, present, bend)
 
     def part(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The sum of their updates, which stay there, and their online quality."""
+    ) -> tuple[NDArray[np.float64], Observed]:
+        """The sum of their updates, which stay there, and what was seen."""
         return self.there.part(start, chance, present, weighted)
+
+    def clipped(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
+    ) -> tuple[NDArray[np.int64], Observed]:
+        """The sum of their updates on a grid, each shortened, and what was seen."""
+        return self.there.clipped(start, chance, present, clip)
 
 
 def why_not(learner: Learner, crowd: Crowd) -> str:
     """Why this learner cannot learn on a card; empty if it can."""
-    if not isinstance(learner, Pdgd):
-        return f"{type(learner).__name__} has no twin on a graphics card; Pdgd has"
-    if learner.ranker.hidden != 0:
-        return "neural rankers have no twin on a graphics card; linear ones have"
-    if learner.lists == "logged":
+    if not isinstance(learner, Pdgd | Evolution):
+        return f"{type(learner).__name__} has no twin on a graphics card; Pdgd and Evolution have"
+    if isinstance(learner, Evolution) and learner.chance == "shared":
+        return 'chance = "shared" has no twin on a graphics card; independent chance has'
+    if isinstance(learner, Pdgd) and learner.lists == "logged":
         return 'lists = "logged" has no twin on a graphics card; drawn lists have'
     if crowd.people is not None:
         return "people of organisations have no twin on a graphics card"
@@ -69,7 +84,8 @@ def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | N
         return None
     reason = why_not(learner, crowd)
     if device == "auto":
-        if reason or int(crowd.interactions.sum()) < ENOUGH:
+        enough = ENOUGH_NEURAL if learner.ranker.hidden else ENOUGH
+        if reason or int(crowd.interactions.sum()) < enough:
             return None
         try:
             return card()
@@ -83,7 +99,14 @@ def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | N
 def find_twin(device: str | Machine, learner: Learner, crowd: Crowd) -> Twin | None:
     """The twin to learn with; None: on the processor."""
     machine = choose(device, learner, crowd)
-    return None if machine is None else Twin(PdgdThere(machine, learner, crowd))  # type: ignore[arg-type]
+    return None if machine is None else Twin(there(machine, learner, crowd))
+
+
+def there(machine: Machine, learner: Learner, crowd: Crowd) -> PdgdThere:
+    """A learner that has a twin, with its crowd, in a machine's memory."""
+    if isinstance(learner, Evolution):
+        return (CrewsPlay if learner.ranker.hidden else EvolutionThere)(machine, learner, crowd)
+    return (NeuralThere if learner.ranker.hidden else PdgdThere)(machine, learner, crowd)
 
 
 def card() -> GraphicsCard:

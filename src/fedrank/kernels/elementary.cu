@@ -63,3 +63,52 @@ SLOW double log1p_safe(double x) {
     const double more = 1.0 + x;
     return more == 1.0 || more == infinity() ? x : log_safe(more) * (x / (more - 1.0));
 }
+
+// One of `turns`: cosine and sine of so many turns of the circle, from 0 to 1.
+FUNCTION void turn(double x, double& cosine, double& sine) {
+    const double c2 = 1.0 / 2.0, c3 = 1.0 / 6.0, c4 = 1.0 / 24.0, c5 = 1.0 / 120.0, c6 = 1.0 / 720.0;
+    const double c7 = 1.0 / 5040.0, c8 = 1.0 / 40320.0, c9 = 1.0 / 362880.0, c10 = 1.0 / 3628800.0;
+    const double c11 = 1.0 / 39916800.0, c12 = 1.0 / 479001600.0, c13 = 1.0 / 6227020800.0;
+    const double c14 = 1.0 / 87178291200.0, c15 = 1.0 / 1307674368000.0, c16 = 1.0 / 20922789888000.0;
+    const double c17 = 1.0 / 355687428096000.0;
+    const double shifted = 4.0 * x + ROUND_TO_INTEGER;
+    const double a = (x - 0.25 * (shifted - ROUND_TO_INTEGER)) * 6.283185307179586;
+    const double z = a * a;
+    const double odd = c11 - z * (c13 - z * (c15 - z * c17)), even = c10 - z * (c12 - z * (c14 - z * c16));
+    sine = a - a * z * (c3 - z * (c5 - z * (c7 - z * (c9 - z * odd))));
+    cosine = 1.0 - z * (c2 - z * (c4 - z * (c6 - z * (c8 - z * even))));
+    const i64 quarter = bits_of(shifted) & 3;
+    if (quarter & 1) {
+        const double before = cosine;
+        cosine = -sine;
+        sine = before;
+    }
+    if (quarter & 2) {
+        cosine = -cosine;
+        sine = -sine;
+    }
+}
+
+// Pair i of `standard_normals`: draws 2 i and 2 i + 1.
+FUNCTION void two_normals(u64 seed, i64 i, double& one, double& other) {
+    const double radius = sqrt(-2.0 * logarithm(uniform(seed, 2 * i)));
+    double cosine, sine;
+    turn(uniform(seed, 2 * i + 1), cosine, sine);
+    one = radius * cosine;
+    other = radius * sine;
+}
+
+// One of `sigmoids`.
+FUNCTION float sigmoid(float value) {
+    const float d2 = float(1.0 / 2.0), d3 = float(1.0 / 6.0), d4 = float(1.0 / 24.0), d5 = float(1.0 / 120.0);
+    const float d6 = float(1.0 / 720.0), d7 = float(1.0 / 5040.0), round = 12582912.0f;  // 1.5 x 2^23
+    float x = -value;
+    x = x < -80.0f ? -80.0f : x;
+    x = x > 80.0f ? 80.0f : x;
+    const float shifted = x * float(LOG2_E) + round;
+    const float n = shifted - round;
+    const float r = (x - n * 0.693359375f) - n * float(-0.00021219444005469057);
+    const float rest = 1.0f + r * (1.0f + r * (d2 + r * (d3 + r * (d4 + r * (d5 + r * (d6 + r * d7))))));
+    const float power = float_from(i32(u32(float_bits(rest)) + (u32(float_bits(shifted)) << 23)));
+    return 1.0f / (1.0f + power);
+}

@@ -42,14 +42,34 @@ FUNCTION double sum_of(PerLane<double>& own) {
 FUNCTION i32 bits_in(u32 mask) { return __popc(mask); }
 FUNCTION i32 lowest_bit(u32 mask) { return __ffs(mask) - 1; }
 FUNCTION i32 highest_bit(u32 mask) { return 31 - __clz(mask); }
+// What the lane has that `rank` others come before; ranks from 0. By a bitonic sort.
+FUNCTION i32 highest_but(i32 rank, PerLane<i32>& own) {
+    const i32 lane = threadIdx.x & 31;
+    i32 value = own.value;
+#pragma unroll
+    for (i32 size = 2; size <= 32; size *= 2) {
+#pragma unroll
+        for (i32 step = size / 2; step > 0; step /= 2) {
+            const i32 other = __shfl_xor_sync(0xffffffffu, value, step);
+            const bool higher = ((lane & size) == 0) == ((lane & step) == 0);  // who keeps the higher one
+            value = higher ? max(value, other) : min(value, other);
+        }
+    }
+    return __shfl_sync(0xffffffffu, value, rank);
+}
+
+FUNCTION i32 float_bits(float x) { return __float_as_int(x); }
+FUNCTION float float_from(i32 bits) { return __int_as_float(bits); }
 FUNCTION i64 bits_of(double x) { return __double_as_longlong(x); }
 FUNCTION double from_bits(i64 bits) { return __longlong_as_double(bits); }
 FUNCTION double infinity() { return from_bits(0x7ff0000000000000ll); }
 
 #else
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #define FUNCTION static inline
 #define SLOW static
@@ -88,6 +108,23 @@ FUNCTION double sum_of(PerLane<double>& own) {  // in the order in which lanes o
 FUNCTION i32 bits_in(u32 mask) { return __builtin_popcount(mask); }
 FUNCTION i32 lowest_bit(u32 mask) { return __builtin_ffs(int(mask)) - 1; }
 FUNCTION i32 highest_bit(u32 mask) { return mask == 0 ? -1 : 31 - __builtin_clz(mask); }
+FUNCTION i32 highest_but(i32 rank, PerLane<i32>& own) {
+    i32 sorted[32];
+    EACH_LANE(lane) sorted[lane] = own[lane];
+    std::sort(sorted, sorted + 32, std::greater<i32>());
+    return sorted[rank];
+}
+
+FUNCTION i32 float_bits(float x) {
+    i32 bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+FUNCTION float float_from(i32 bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 FUNCTION i64 bits_of(double x) {
     i64 bits;
     memcpy(&bits, &x, sizeof bits);

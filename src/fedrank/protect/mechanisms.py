@@ -30,7 +30,7 @@ from fedrank.protect.noise import (
 )
 from fedrank.protect.promises import OBSERVERS, Promise, Setting, up
 from fedrank.rank.evolution import REWARD_VALUES
-from fedrank.types import Aggregator, Change, Mechanism, Messages, Source, Trait, has
+from fedrank.types import Aggregator, Change, Clip, Mechanism, Messages, Source, Trait, has
 
 LARGEST_PROTOCOL = 200  # clients: the secure sum takes time that grows with their square
 
@@ -264,6 +264,11 @@ class _Noise(ABC):
             sent, bytes_each = (steps * each).astype(np.float32), 4 * steps.shape[1]
         # Who searched how often never leaves a client, except through its weight.
         return replace(messages, updates=sent, sizes=np.ones_like(messages.sizes), bytes_each=bytes_each)
+
+    def clips(self, sizes: NDArray[np.int64], cohort: float) -> Clip | None:
+        if not isinstance(self.place, AtServer) or self.unit == "person":
+            return None
+        return Clip(float(self.clip), self.norm, self.step(cohort), weights_of(sizes, self.cap))
 
     def _added_up(self, messages: Messages, steps: NDArray[np.int64]) -> tuple[Messages, NDArray[np.int64]]:
         """A row for each organisation, from one for each of its people."""

@@ -79,18 +79,12 @@ class Evolution:
     def __call__(
         self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
     ) -> Learned:
-        if len(crowd.at):
-            raise ValueError(
-                "evolution draws its noise once a round, and clients that take their queries in order have none; "
-                "use another learner, such as pdgd"
-            )
-        if (crowd.interactions == 1).any():
-            raise ValueError(_searches_once(int(crowd.ids[np.argmax(crowd.interactions == 1)])))
+        self.check(crowd)
         count, starts = len(crowd), as_sent(start)
         rewards = np.empty(count)
         seeds = np.empty(count, dtype=np.uint64)
         means = np.empty((count, 2), dtype=np.float32)
-        keys, loops = _keys(chance), loops_of(crowd)
+        keys, loops = keys_of(chance), loops_of(crowd)
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             kernels.evolution.evolution_clients(
@@ -104,6 +98,16 @@ class Evolution:
         sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
         return Learned(updates, Observed(online, rewards), sent=sent)
 
+    def check(self, crowd: Crowd) -> None:
+        """Refuse clients that cannot try both signs."""
+        if len(crowd.at):
+            raise ValueError(
+                "evolution draws its noise once a round, and clients that take their queries in order have none; "
+                "use another learner, such as pdgd"
+            )
+        if (crowd.interactions == 1).any():
+            raise ValueError(_searches_once(int(crowd.ids[np.argmax(crowd.interactions == 1)])))
+
     def from_impressions(
         self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
     ) -> Learned:
@@ -115,7 +119,7 @@ class Evolution:
         count = len(impressions)
         if count == 1:
             raise ValueError(_searches_once(own.id))
-        _, noise_key, answer_key = _keys(own.chance)
+        _, noise_key, answer_key = keys_of(own.chance)
         seed = np.uint64(kernels.chance.stream(noise_key, own.id))
         answers = np.uint64(kernels.chance.stream(answer_key, own.id))
         noise, weights = np.empty(len(start)), np.empty_like(start)
@@ -155,7 +159,7 @@ class Evolution:
         return updates
 
 
-def _keys(chance: Chance) -> tuple[np.uint64, np.uint64, np.uint64]:
+def keys_of(chance: Chance) -> tuple[np.uint64, np.uint64, np.uint64]:
     """Of searches, noise and answers: who learns the seed of the noise learns nothing about the others."""
     return chance.key("learn"), chance.key("noise"), chance.key("answer")
 

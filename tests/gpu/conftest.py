@@ -1,0 +1,15 @@
+"""A machine on which twins run: this processor, with twins compiled as C++."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedrank.gpu.machines import DeviceError, Processor
+
+
+@pytest.fixture(scope="session")
+def machine() -> Processor:
+    try:
+        return Processor()
+    except DeviceError as problem:
+        pytest.skip(str(problem))
