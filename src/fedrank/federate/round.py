@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.federate.aggregate import Mean
+from fedrank.federate.ahead import Ahead
 from fedrank.federate.arrival import SINCE, ArrivalRule, Schedule, schedule
 from fedrank.federate.client import of_clients, steps_of
 from fedrank.federate.federation import Federation, cohort_size
@@ -166,9 +167,9 @@ def simulate(
         state, memory = first_state(federation, crowd, seed, start)
     simulation = _Simulation(federation, crowd, seed, threads, noise, journal, watch, device)
     while state.round < rounds:
-        outcome = simulation.round(state, memory)
-        state, memory = outcome.state, outcome.memory
-        yield outcome
+        for outcome in simulation.rounds(state, memory, rounds):
+            state, memory = outcome.state, outcome.memory
+            yield outcome
 
 
 def personal_models(federation: Federation, state: State, memory: Memory, crowd: Crowd) -> Weights:
@@ -254,6 +255,22 @@ class _Simulation:
             and journal is None
             and type(federation.aggregator) is Mean
         )
+        # Small rounds are done many at a time: a card waits for its orders longer than clients learn.
+        self.ahead = None
+        if self.sums_there:
+            assert self.twin is not None
+            rule = cast(Mean, federation.aggregator)
+            self.ahead = Ahead.of(self.twin.there, federation, crowd, seed, rule.weighted)
+
+    def rounds(self, state: State, memory: Memory, last: int) -> Iterable[Outcome]:
+        """The next rounds: one, or as many up to `last` as are done in one call."""
+        found = [] if self.ahead is None else self.ahead(state, last, self.drawn)
+        if not found:
+            return [self.round(state, memory)]
+        return (
+            self._outcome(after, memory, present, [_Seen(Observed(online), None, None)])
+            for after, present, online in found
+        )
 
     def round(self, state: State, memory: Memory) -> Outcome:
         task, number, journal = self.task, state.round + 1, self.journal
@@ -268,14 +285,14 @@ class _Simulation:
             watch = _without_messages(watch)
         seen: list[_Seen] = []
         if self.sums_there and (summed := self._sum_there(state, present, seen)) is not None:
-            return self._outcome(advance(task, state, summed, present), memory, present, seen, summed)
+            return self._outcome(advance(task, state, summed, present), memory, present, seen)
         combined = combine(task, state, self._parts(state, memory, present, watch, seen), len(present), self.noise)
         if kept is not None:
             combined = combined._replace(change=kept.change, rule=state.rule)
         elif journal is not None:
             assert combined.change is not None
             journal.keep(number, combined.change)
-        return self._outcome(advance(task, state, combined, present), memory, present, seen, combined)
+        return self._outcome(advance(task, state, combined, present), memory, present, seen, combined.excluded)
 
     def _sum_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
         """What `combine` makes of all updates, added up on the card in the same parts; None if one is of no use."""
@@ -410,7 +427,12 @@ class _Simulation:
         return memory
 
     def _outcome(
-        self, state: State, before: Memory, present: NDArray[np.int64], seen: list[_Seen], combined: Combined
+        self,
+        state: State,
+        before: Memory,
+        present: NDArray[np.int64],
+        seen: list[_Seen],
+        excluded: tuple[int, ...] = (),
     ) -> Outcome:
         crowd, memory, observed = self.crowd, self._remembered(before, present, seen), _observed(seen)
         searches = crowd.interactions if len(present) == len(crowd) else crowd.interactions[present]
@@ -424,7 +446,7 @@ class _Simulation:
             len(present) * (seen[0].bytes_each or travels),
             len(present) * travels * (1 if state.common is None else 2),
             None if observed.reward is None else mean_over(observed.reward, searches),
-            combined.excluded,
+            excluded,
         )
 
 

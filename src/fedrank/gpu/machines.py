@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedrank.extras import missing
 
-SOURCES = ("warp", "chance", "elementary", "show", "pdgd", "sums")
+SOURCES = ("warp", "chance", "elementary", "show", "pdgd", "sums", "rounds")
 WARPS = 4  # of a block
 FAST_MEMORY = 220 << 10  # bytes of a block that are never too many on a card that has them
 ENOUGH = 64  # warps for each multiprocessor: more wait for their turn
@@ -35,6 +35,7 @@ class Machine(Protocol):
     """Memory of its own, and loops that run there."""
 
     name: str
+    at_once: int  # blocks that run at the same time, whatever they need
 
     def put(self, array: NDArray[Any]) -> Any: ...
 
@@ -68,6 +69,7 @@ class Processor:
     """This processor: the same text as C++, lane by lane. Slow; it shows that the text is right."""
 
     name = "cpu"
+    at_once = 1
 
     def __init__(self) -> None:
         compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
@@ -98,7 +100,10 @@ class Processor:
         self._call(loop, task)
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
-        self._call(loop, task)
+        if "scratch" in (task.dtype.names or ()):
+            self.each_client(loop, task, blocks, memory)
+        else:
+            self._call(loop, task)
 
     def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
         for one, other in zip(first, second, strict=True):
@@ -131,7 +136,7 @@ class GraphicsCard:
         self._cupy: Any = cupy
         properties = cupy.cuda.runtime.getDeviceProperties(0)
         self.name = str(properties["name"].decode())
-        self._multiprocessors = int(properties["multiProcessorCount"])
+        self._multiprocessors = self.at_once = int(properties["multiProcessorCount"])
         self._fast_memory = int(properties["sharedMemPerBlockOptin"]) - 1024
         self._module = cupy.RawModule(code=source(), options=("-std=c++17", "--fmad=false"))
         self._loops: dict[str, Any] = {}

@@ -86,25 +86,25 @@ class PdgdThere:
         }
         if len(crowd.at):
             self._held["at"] = put(crowd.at.astype(np.int64))
-        self._features = data.features.shape[1]
-        self._room = room_of(self._features, int(data.longest), learner.clip_gradients > 0)
-        self._task = np.zeros((), TASK)
+        self.features = data.features.shape[1]
+        self.room = room_of(self.features, int(data.longest), learner.clip_gradients > 0)
+        self.task = np.zeros((), TASK)
         for name, array in self._held.items():
-            self._task[name] = machine.address(array)
+            self.task[name] = machine.address(array)
         numbers = {
-            "documents": data.documents, "query_count": data.queries, "features": self._features,
+            "documents": data.documents, "query_count": data.queries, "features": self.features,
             "longest": data.longest, "users": len(crowd.click), "levels": crowd.click.shape[1], "batch": learner.batch,
-            "room": self._room, "rate": learner.rate, "clip_weights": learner.clip_weights,
+            "room": self.room, "rate": learner.rate, "clip_weights": learner.clip_weights,
             "clip_gradients": learner.clip_gradients, "temperature": learner.temperature, "keep": learner.keep,
         }  # fmt: skip
         for name, number in numbers.items():
-            self._task[name] = number
-        self._bare = not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
+            self.task[name] = number
+        self.bare = not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
         self._updates: Any = None
         self._online: Any = None
         self._round: tuple[Any, ...] = ()
         self._loop = ""
-        self._totals = machine.empty((self._features,), np.float64)
+        self._totals = machine.empty((self.features,), np.float64)
 
     def learn(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None = None, bend: Bend = STRAIGHT
@@ -132,10 +132,10 @@ class PdgdThere:
 
     def _ready(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> int:
         """Bring what a round needs into place; returns how many take part."""
-        machine, task = self.machine, self._task
+        machine, task = self.machine, self.task
         count = len(self.crowd) if present is None else len(present)
         if self._updates is None or len(self._updates) < count:
-            self._updates = machine.empty((count, self._features), np.float32)
+            self._updates = machine.empty((count, self.features), np.float32)
             self._online = machine.empty((count,), np.float64)
         starts = machine.put(as_sent(start))
         there = None if present is None else machine.put(present.astype(np.int64))
@@ -147,17 +147,17 @@ class PdgdThere:
         task["updates"], task["online"] = machine.address(self._updates), machine.address(self._online)
         task["key"], task["pull"] = chance.key("learn"), self.learner.rate * bend.pull
         self._loop = "pdgd_clients"
-        if self._bare and not bend.pull and drifts is None:
+        if self.bare and not bend.pull and drifts is None:
             self._loop = "pdgd_clients_short" if self.crowd.data.longest <= SHORT else "pdgd_clients_plain"
         return count
 
     def _learn(self, first: int, last: int) -> None:
-        task = self._task.copy()
+        task = self.task.copy()
         task["first"], task["taking_part"] = first, last
-        self.machine.each_client(self._loop, task, last - first, self._room)
+        self.machine.each_client(self._loop, task, last - first, self.room)
 
     def _add_up(self, weights: Any, first: int, last: int) -> None:
-        machine, columns = self.machine, self._features
+        machine, columns = self.machine, self.features
         task = np.zeros((), ROW_SUM)
         task["weights"] = 0 if weights is None else machine.address(weights) + 8 * first
         task["rows"] = machine.address(self._updates) + 4 * columns * first

@@ -284,7 +284,7 @@ template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i6
         const double spread = rates(page, count, temperature);
         i32 first = -1;
         if (keep > 0.0 && uniform(chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
-        const i32 size = plackett_luce(page, spread, count, temperature, first, chance);
+        const i32 size = plackett_luce(page, spread, count, temperature, first, chance, Keyed{chance});
         const i64 who = task.user[row] >= 0 ? task.user[row] : i64(uniform(chance, 1) * double(task.users));
         const u32 clicked = read_and_click(
             grades, page, size, task.click + who * task.levels, task.stop + who * task.levels,

@@ -75,27 +75,49 @@ template <i32 most> FUNCTION void linear_scores(
     together();
 }
 
-// Fills page.rates; returns the spread of the scores, in temperatures.
-FUNCTION double rates(Page& page, i32 count, double temperature) {
+// The highest and the lowest score, in every lane.
+FUNCTION void extremes(const float* scores, i32 count, float& highest, float& lowest) {
     PerLane<float> high, low;
     EACH_LANE(lane) {
-        high[lane] = page.scores[0];
-        low[lane] = -page.scores[0];
+        high[lane] = scores[0];
+        low[lane] = -scores[0];
         ROLLED for (i32 d = lane; d < count; d += 32) {
-            high[lane] = fmaxf(high[lane], page.scores[d]);
-            low[lane] = fmaxf(low[lane], -page.scores[d]);
+            high[lane] = fmaxf(high[lane], scores[d]);
+            low[lane] = fmaxf(low[lane], -scores[d]);
         }
     }
-    const float highest = highest_of(high), lowest = -highest_of(low);
+    highest = highest_of(high);
+    lowest = -highest_of(low);
+}
+
+FUNCTION double rate_of(float score, float highest, double temperature) {
+    const double away = double(score) - double(highest);
+    return exponential(temperature == 1.0 ? away : away / temperature);
+}
+
+// Fills page.rates; returns the spread of the scores, in temperatures.
+FUNCTION double rates(Page& page, i32 count, double temperature) {
+    float highest, lowest;
+    extremes(page.scores, count, highest, lowest);
     EACH_LANE(lane) {
-        ROLLED for (i32 d = lane; d < count; d += 32) {
-            const double away = double(page.scores[d]) - double(highest);
-            page.rates[d] = exponential(temperature == 1.0 ? away : away / temperature);
-        }
+        ROLLED for (i32 d = lane; d < count; d += 32) page.rates[d] = rate_of(page.scores[d], highest, temperature);
     }
     together();
     return (double(highest) - double(lowest)) / temperature;
 }
+
+// Where the draws of documents come from: from the stream when they are asked for, or noted beforehand.
+struct Keyed {
+    u64 chance;
+};
+struct Noted {
+    const double* draws;  // [count]
+    const double* waits;  // [count]: -log(draw)
+};
+FUNCTION double draw_of(const Keyed& from, i32 d) { return uniform(from.chance, FIRST_DOCUMENT_DRAW + d); }
+FUNCTION double draw_of(const Noted& from, i32 d) { return from.draws[d]; }
+FUNCTION double wait_of(const Keyed& from, i32 d) { return -logarithm(draw_of(from, d)); }
+FUNCTION double wait_of(const Noted& from, i32 d) { return from.waits[d]; }
 
 FUNCTION i32 best_of(const float* scores, i32 count) {
     i32 best = 0;
@@ -134,7 +156,8 @@ SLOW void plackett_luce_in_logarithms(
 }
 
 // Fills page.shown; returns how many.
-FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperature, i32 first, u64 chance) {
+template <typename Draws> FUNCTION i32 plackett_luce(
+    Page& page, double spread, i32 count, double temperature, i32 first, u64 chance, const Draws& from) {
     const i32 size = count < SHOWN ? count : SHOWN;
     PerLane<double> part;
     EACH_LANE(lane) {
@@ -155,8 +178,9 @@ FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperat
             PerLane<bool> may;
             EACH_LANE(lane) {
                 const i32 d = begin + lane;
-                const double draw = d == first ? 1.0 : uniform(chance, FIRST_DOCUMENT_DRAW + d);
-                may[lane] = d < count && 1.0 - draw < deadline * page.rates[d < count ? d : 0];
+                const i32 there = d < count ? d : 0;
+                const double draw = d == first ? 1.0 : draw_of(from, there);
+                may[lane] = d < count && 1.0 - draw < deadline * page.rates[there];
             }
             const u32 mask = ballot(may);
             EACH_LANE(lane) {
@@ -173,8 +197,7 @@ FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperat
                 does[lane] = false;
                 if (i < candidates) {
                     const i32 d = page.early[i];
-                    const double draw = d == first ? 1.0 : uniform(chance, FIRST_DOCUMENT_DRAW + d);
-                    const double time = -logarithm(draw) / page.rates[d];
+                    const double time = (d == first ? -logarithm(1.0) : wait_of(from, d)) / page.rates[d];
                     page.times[i] = time;
                     does[lane] = time < deadline;
                 }

@@ -10,6 +10,10 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
+#ifndef TEAM
+#define TEAM 8  // warps that work on one client where there are few
+#endif
+
 #ifdef __CUDACC__
 
 #define FUNCTION __device__ __forceinline__
@@ -23,6 +27,32 @@ template <typename T> struct PerLane {
 };
 
 FUNCTION void together() { __syncwarp(); }
+
+// A team: TEAM warps of a block that work on one client. Every warp does what stands outside of a phase; a phase is
+// EACH_THREAD, or the leader's (the first warp), at the same time as that of its helpers (all others).
+#define EACH_THREAD(thread) for (i32 thread = threadIdx.x, once_ = 1; once_; once_ = 0)
+#define LEADER if (threadIdx.x < 32)
+#define EACH_HELPER(thread) for (i32 thread = threadIdx.x - 32; thread >= 0; thread = -1)
+FUNCTION void all_together() { __syncthreads(); }
+
+// Until all blocks have come so far: `gate` counts how often one did.
+FUNCTION void wait_for_blocks(u32* gate, u32 arrivals) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(gate, 1u);
+        while (*(volatile u32*)gate < arrivals) {
+        }
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+// What another block wrote.
+FUNCTION float fresh(const float* place) { return __ldcg(place); }
+
+// Let what lies there come nearer.
+FUNCTION void call_up(const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
 
 // Bit i is what lane i says.
 FUNCTION u32 ballot(PerLane<bool>& said) { return __ballot_sync(0xffffffffu, said.value); }
@@ -62,6 +92,14 @@ template <typename T> struct PerLane {
 };
 
 FUNCTION void together() {}
+
+#define EACH_THREAD(thread) for (i32 thread = 0; thread < 32 * TEAM; thread++)
+#define LEADER
+#define EACH_HELPER(thread) for (i32 thread = 0; thread < 32 * (TEAM - 1); thread++)
+FUNCTION void all_together() {}
+FUNCTION void wait_for_blocks(u32*, u32) {}
+FUNCTION float fresh(const float* place) { return *place; }
+FUNCTION void call_up(const void*) {}
 
 FUNCTION u32 ballot(PerLane<bool>& said) {
     u32 mask = 0;
