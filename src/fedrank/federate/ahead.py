@@ -40,10 +40,16 @@ class Ahead:
         self.most = max(1, min(MOST_ROUNDS, SEARCHES // max(searches, 1)))
 
     @classmethod
-    def of(cls, there: PdgdThere | None, federation: Federation, crowd: Crowd, seed: int, weighted: bool) -> Ahead | None:
+    def of(
+        cls, there: PdgdThere | None, federation: Federation, crowd: Crowd, seed: int, weighted: bool
+    ) -> Ahead | None:
         """None where a part has no twin there, or a round is so large that it fills a card by itself."""
         step = step_of(federation.server)
-        if there is None or step is None or cohort_size(len(crowd), federation.participation) > MOST_CLIENTS:
+        if (
+            type(there) is not PdgdThere
+            or step is None
+            or cohort_size(len(crowd), federation.participation) > MOST_CLIENTS
+        ):
             return None
         rounds = RoundsThere(there, step, weighted)
         return cls(rounds, federation, crowd, seed, weighted) if rounds.fits else None

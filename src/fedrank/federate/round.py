@@ -42,6 +42,7 @@ from fedrank.types import (
 )
 
 CHUNK_BYTES = 64 << 20  # updates held at once when the aggregator can take them in parts
+CHUNKS_THERE = 12  # of them that a card holds at once
 LARGEST_ROUND = 8 << 30  # bytes of updates that a rule may ask to hold together
 LONGEST_WINDOW = 4096  # arrivals that are learned in one call
 WINDOW_BYTES = 64 << 20  # of updates, likewise
@@ -300,15 +301,17 @@ class _Simulation:
         rule, chance = cast(Mean, self.federation.aggregator), Chance(self.seed, state.round + 1)
         sizes = self.crowd.interactions if len(present) == len(self.crowd) else self.crowd.interactions[present]
         rows = max(1, CHUNK_BYTES // (4 * state.weights.shape[-1]))
+        several = rows * CHUNKS_THERE
         total = np.zeros(0)
-        for begin in range(0, len(present), rows):
-            some = present[begin : begin + rows]
+        for begin in range(0, len(present), several):
+            some = present[begin : begin + several]
             which = None if len(some) == len(self.crowd) else some
-            part, online = self.twin.part(state.weights, chance, which, rule.weighted)
-            counted = sizes[begin : begin + rows].sum() if rule.weighted else len(some)
-            part = np.append(part, counted)
-            total = part if begin == 0 else total + part
-            seen.append(_Seen(Observed(online), None, None))
+            sums, observed = self.twin.parts(state.weights, chance, which, rule.weighted, rows)
+            for number, part in enumerate(sums):
+                own = sizes[begin + number * rows : begin + (number + 1) * rows][: len(some) - number * rows]
+                part = np.append(part, own.sum() if rule.weighted else len(own))
+                total = part if begin == number == 0 else total + part
+            seen.append(_Seen(observed, self.twin.bytes_each, None))
         if not np.isfinite(total).all():
             seen.clear()
             return None

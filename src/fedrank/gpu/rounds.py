@@ -1,4 +1,4 @@
-"""Many rounds in one call, where they are small: a card that gets one order for each would wait for most of the time."""
+"""Many small rounds in one call: a card that gets an order for each of them waits for most of the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.gpu.machines import FAST_MEMORY
 from fedrank.gpu.pdgd import LANES, TASK, PdgdThere
 from fedrank.types import Weights
 
@@ -23,8 +22,8 @@ _AFTER = "updates online models servers gate done scratch"
 ROUNDS = np.dtype(
     [("task", TASK)]
     + [(name, "<u8") for name in f"{_BEFORE} {_AFTER}".split()]
-    + [(name, "<i8") for name in "rounds taking_part weighted step remembered".split()]
-    + [(name, "<f8") for name in "server_rate beta1 beta2 epsilon".split()]
+    + [(name, "<i8") for name in ["rounds", "taking_part", "weighted", "step", "remembered"]]
+    + [(name, "<f8") for name in ["server_rate", "beta1", "beta2", "epsilon"]]
 )
 
 
@@ -65,7 +64,7 @@ class RoundsThere:
         self._task["task"] = there.task
         self._remembered = step.remembered(there.features)
         self._room = there.room + team_room_of(there.features, int(there.crowd.data.longest), self._remembered)
-        self._loop = "pdgd_rounds_plain" if there.bare else "pdgd_rounds"
+        self._loop = there.loop("rounds") + "_plain" * there.bare
         settings = {
             "weighted": weighted, "step": step.kind, "remembered": self._remembered, "server_rate": step.rate,
             "beta1": step.beta1, "beta2": step.beta2, "epsilon": step.epsilon,
@@ -77,7 +76,7 @@ class RoundsThere:
     @property
     def fits(self) -> bool:
         """Whether a team has room for its lists."""
-        return self._room <= FAST_MEMORY
+        return self._room <= self.there.machine.fast_memory
 
     def __call__(
         self,
@@ -100,7 +99,8 @@ class RoundsThere:
         # One letter there and one back: each takes longer than a round.
         letter = {
             "gate": np.zeros(1, np.int64), "keys": keys, "counts": counts, "bias": bias.ravel(), "model": model,
-            "server": server[: self._remembered], "present": np.zeros(0, np.int64) if present is None else present.ravel(),
+            "server": server[: self._remembered],
+            "present": np.zeros(0, np.int64) if present is None else present.ravel(),
         }  # fmt: skip
         answer = {
             "done": 1, "online": rounds * taking_part, "models": rounds * size, "servers": rounds * self._remembered

@@ -25,16 +25,21 @@ class Twin(NamedTuple):
 
     there: PdgdThere
 
+    @property
+    def bytes_each(self) -> int | None:
+        """Of a message, where it is none of updates."""
+        message = getattr(self.there.learner, "message", None)
+        return None if message is None else int(message.itemsize)
+
     def __call__(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
         """What these rows of the crowd learn; all of them without `present`."""
-        updates, online = self.there.learn(start, chance, present, bend)
-        return Learned(self.there.machine.get(updates), Observed(self.there.machine.get(online)))
+        return self.there.learned(start, chance, present, bend)
 
-    def part(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The sum of their updates, which stay there, and their online quality."""
-        return self.there.part(start, chance, present, weighted)
+    def parts(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int
+    ) -> tuple[NDArray[np.float64], Observed]:
+        """Sums of the updates of so many rows each, which stay there, and what was seen."""
+        return self.there.parts(start, chance, present, weighted, rows)
 
 
 def why_not(learner: Learner, crowd: Crowd) -> str:

@@ -64,8 +64,7 @@ FUNCTION void furnish_team(const Rounds& all, char* memory, Team& team) {
 }
 
 // Scores of one query by all warps: each adds up one of the eight sums of `lanes.dot`, for four groups at once.
-FUNCTION void team_scores(
-    const float* weights, const float* block, i32 features, i32 documents, float* partial, float* scores) {
+FUNCTION void team_sums(const float* weights, const float* block, i32 features, i32 documents, float* partial) {
     const i32 whole = features & ~7, groups = (documents + 31) / 32;
     EACH_THREAD(thread) {
         const i32 lane = thread & 31, own = thread / 32 % 8;
@@ -73,26 +72,57 @@ FUNCTION void team_scores(
             float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             const float* at = block + i64(first) * features * 32 + lane;
             const i32 apart = features * 32, there = groups - first;
+            i32 row[4];
+#pragma unroll
+            for (i32 g = 0; g < 4; g++) row[g] = g < there ? tight(block, documents, first + g) : 0;
 #pragma unroll 8
             for (i32 f = own; f < whole; f += 8) {
                 const float w = weights[f];
 #pragma unroll
                 for (i32 g = 0; g < 4; g++)
-                    if (g < there) sums[g] += at[g * apart + f * 32] * w;
+                    if (g < there) sums[g] += at[g * apart + f * row[g]] * w;
             }
 #pragma unroll
             for (i32 g = 0; g < 4; g++)
                 if (g < there) partial[((first + g) * 8 + own) * 32 + lane] = sums[g];
         }
     }
+}
+
+FUNCTION void team_sums(const float* weights, const Half* block, i32 features, i32 documents, float* partial) {
+    const i32 whole = features & ~7, groups = (documents + 63) / 64;
+    EACH_THREAD(thread) {
+        const i32 lane = thread & 31, own = thread / 32 % 8;
+        ROLLED for (i32 g = thread / 256; g < groups; g += TEAM / 8) {
+            const i32 row = tight(block, documents, g);
+            const Pair* at = (const Pair*)block + i64(g) * features * 32 + lane;
+            float one = 0.0f, two = 0.0f;
+#pragma unroll 8
+            for (i32 f = own; f < whole; f += 8) {
+                const Pair both = at[f * row];
+                one += wide(both.one) * weights[f];
+                two += wide(both.two) * weights[f];
+            }
+            const i32 d = 64 * g + lane, e = d + row;
+            if (lane < row) {
+                partial[(d / 32 * 8 + own) * 32 + d % 32] = one;
+                if (e < documents) partial[(e / 32 * 8 + own) * 32 + e % 32] = two;
+            }
+        }
+    }
+}
+
+template <typename Real> FUNCTION void team_scores(
+    const float* weights, const Real* block, i32 features, i32 documents, float* partial, float* scores) {
+    const i32 whole = features & ~7;
+    team_sums(weights, block, features, documents, partial);
     all_together();
     EACH_THREAD(thread) {
         ROLLED for (i32 d = thread; d < documents; d += 32 * TEAM) {
             const float* s = partial + d / 32 * 256 + d % 32;
-            const float* own = block + i64(d / 32) * features * 32 + d % 32;
             float total = ((s[0] + s[4 * 32]) + (s[2 * 32] + s[6 * 32])) + ((s[32] + s[5 * 32]) + (s[3 * 32] + s[7 * 32]));
 #pragma unroll 8
-            for (i32 f = whole; f < features; f++) total += own[f * 32] * weights[f];
+            for (i32 f = whole; f < features; f++) total += feature_of(block, features, documents, d, f) * weights[f];
             scores[d] = total;
         }
     }
@@ -100,7 +130,7 @@ FUNCTION void team_scores(
 }
 
 // Looks up what a search needs, by one of `threads` threads.
-FUNCTION void look_up(
+template <typename Real> FUNCTION void look_up(
     const Task& task, i64 row, u64 client, i64 interaction, Team& team, i32 thread, i32 threads) {
     const i32 side = i32(interaction & 1);
     const i64 pool_start = task.pools[task.pool[row]], pool_size = task.pools[task.pool[row] + 1] - pool_start;
@@ -110,12 +140,11 @@ FUNCTION void look_up(
     const i64 query = task.queries[pool_start + drawn];
     const i64 begin = task.offsets[query];
     const i32 count = i32(task.offsets[query + 1] - begin);
-    const char* block = (const char*)(task.blocks + task.places[query]);
-    const i64 bytes = i64((count + 31) / 32) * task.features * 128;
+    const char* block = (const char*)((const Real*)task.blocks + task.places[query]);
+    const i64 bytes = count * task.features * i64(sizeof(Real));
     ROLLED for (i64 byte = i64(thread) * 128; byte < bytes; byte += i64(threads) * 128) call_up(block + byte);
-    const char* rows = (const char*)(task.rows + begin * task.features);
-    const i64 row_bytes = count * task.features * 4;
-    ROLLED for (i64 byte = i64(thread) * 128; byte < row_bytes; byte += i64(threads) * 128) call_up(rows + byte);
+    const char* rows = (const char*)((const Real*)task.rows + begin * task.features);
+    ROLLED for (i64 byte = i64(thread) * 128; byte < bytes; byte += i64(threads) * 128) call_up(rows + byte);
     const i8* grades = task.grades + task.view[row] * task.documents + begin;
     ROLLED for (i32 d = thread; d < count; d += threads) {
         const double draw = uniform(chance, FIRST_DOCUMENT_DRAW + d);
@@ -128,7 +157,7 @@ FUNCTION void look_up(
 }
 
 // `pdgd_client` by a team.
-template <bool plain> FUNCTION void team_client(
+template <typename Real, bool plain> FUNCTION void team_client(
     const Task& task, u64 key, i64 row, float* update, double* online, Page& page, Bench& bench, Team& team) {
     const i64 features = task.features;
     const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
@@ -143,7 +172,7 @@ template <bool plain> FUNCTION void team_client(
             bench.weights[p] = float(team.model[p]);
             master[p] = double(float(team.model[p]));
         }
-        if (interactions > 0) look_up(task, row, client, 0, team, thread, 32 * TEAM);
+        if (interactions > 0) look_up<Real>(task, row, client, 0, team, thread, 32 * TEAM);
     }
     all_together();
     double quality = 0.0;  // the leader's
@@ -152,7 +181,8 @@ template <bool plain> FUNCTION void team_client(
         const Search search = team.searches[side];
         const i32 count = search.count;
         team_scores(
-            bench.weights, task.blocks + task.places[search.query], i32(features), count, team.partial, page.scores);
+            bench.weights, (const Real*)task.blocks + task.places[search.query], i32(features), count, team.partial,
+            page.scores);
         float highest, lowest;
         extremes(page.scores, count, highest, lowest);
         const double spread = (double(highest) - double(lowest)) / temperature;
@@ -184,13 +214,13 @@ template <bool plain> FUNCTION void team_client(
         }
         EACH_HELPER(thread) {
             if (interaction + 1 < interactions)
-                look_up(task, row, client, interaction + 1, team, thread, 32 * (TEAM - 1));
+                look_up<Real>(task, row, client, interaction + 1, team, thread, 32 * (TEAM - 1));
         }
         all_together();
         const bool moved = team.said[0] >= 2;
         double* target = clipped ? bench.own : master;
         if (moved) {
-            const float* rows = task.rows + search.begin * features;
+            const Real* rows = (const Real*)task.rows + search.begin * features;
             EACH_THREAD(thread) {
                 ROLLED for (i32 p = thread; p < features; p += 32 * TEAM) {
                     float x[SHOWN];
@@ -198,7 +228,7 @@ template <bool plain> FUNCTION void team_client(
 #pragma unroll
                     for (i32 i = 0; i < SHOWN; i++) {
                         scale[i] = bench.scales[i];
-                        x[i] = scale[i] != 0.0 ? rows[page.shown[i] * features + p] : 0.0f;
+                        x[i] = scale[i] != 0.0 ? wide(rows[page.shown[i] * features + p]) : 0.0f;
                     }
                     double sum = clipped ? 0.0 : target[p];
 #pragma unroll
@@ -256,7 +286,7 @@ FUNCTION double stepped(const Rounds& all, double weight, double change, double*
     return weight + all.server_rate * mean / (sqrt(square) + all.epsilon);
 }
 
-template <bool plain> FUNCTION void many_rounds(const Rounds& all, char* memory, i64 block, i64 blocks) {
+template <typename Real, bool plain> FUNCTION void many_rounds(const Rounds& all, char* memory, i64 block, i64 blocks) {
     const Task& task = all.task;
     const i64 features = task.features, taking_part = all.taking_part;
     Page page;
@@ -275,7 +305,7 @@ template <bool plain> FUNCTION void many_rounds(const Rounds& all, char* memory,
         float* updates = all.updates + (round & 1) * taking_part * features;
         const i64* present = all.present != nullptr ? all.present + round * taking_part : nullptr;
         for (i64 c = block; c < taking_part; c += blocks)
-            team_client<plain>(
+            team_client<Real, plain>(
                 task, all.keys[round], present != nullptr ? present[c] : c, updates + c * features,
                 all.online + round * taking_part + c, page, bench, team);
         wait_for_blocks(all.gate, u32(blocks * (round + 1)));
@@ -312,16 +342,17 @@ template <bool plain> FUNCTION void many_rounds(const Rounds& all, char* memory,
 }
 
 #ifdef __CUDACC__
-extern "C" __global__ void __launch_bounds__(32 * TEAM, 1) pdgd_rounds_plain(const __grid_constant__ Rounds all) {
-    extern __shared__ __align__(16) char memory[];
-    many_rounds<true>(all, memory, blockIdx.x, gridDim.x);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * TEAM, 1) pdgd_rounds(const __grid_constant__ Rounds all) {
-    extern __shared__ __align__(16) char memory[];
-    many_rounds<false>(all, memory, blockIdx.x, gridDim.x);
-}
+#define ROUNDS(name, Real, plain)                                                                             \
+    extern "C" __global__ void __launch_bounds__(32 * TEAM, 1) name(const __grid_constant__ Rounds all) { \
+        extern __shared__ __align__(16) char memory[];                                                  \
+        many_rounds<Real, plain>(all, memory, blockIdx.x, gridDim.x);                                   \
+    }
 #else
-extern "C" void pdgd_rounds_plain(const Rounds* all) { many_rounds<true>(*all, all->scratch, 0, 1); }
-extern "C" void pdgd_rounds(const Rounds* all) { many_rounds<false>(*all, all->scratch, 0, 1); }
+#define ROUNDS(name, Real, plain) \
+    extern "C" void name(const Rounds* all) { many_rounds<Real, plain>(*all, all->scratch, 0, 1); }
 #endif
+
+ROUNDS(pdgd_rounds, float, false)
+ROUNDS(pdgd_rounds_plain, float, true)
+ROUNDS(pdgd_half_rounds, Half, false)
+ROUNDS(pdgd_half_rounds_plain, Half, true)

@@ -19,11 +19,31 @@ struct Four {
     float a, b, c, d;
 };
 
-// Scores of `groups` x 32 documents, whose features lie by groups: [group, feature, 32]. A weight is read once for all of
-// them. Sums are those of `lanes.dot`: eight side by side, folded, and what is left over added one by one.
+FUNCTION float wide(float x) { return x; }
+
+// Features of a query lie by groups of 32 documents, [group, feature, 32], the last one in rows of a multiple of 8 that
+// is just enough. Of two bytes each, they lie by groups of 64, [group, feature, 32, 2], and the last one in rows of a
+// multiple of 4 pairs: a pair is document i and document i + the number of pairs.
+FUNCTION i32 tight(const float*, i32 documents, i32 group) {
+    return documents >= 32 * (group + 1) ? 32 : (documents - 32 * group + 7) / 8 * 8;
+}
+FUNCTION i32 tight(const Half*, i32 documents, i32 group) {
+    return documents >= 64 * (group + 1) ? 32 : (documents - 64 * group + 7) / 8 * 4;
+}
+
+FUNCTION float feature_of(const float* block, i32 features, i32 documents, i32 d, i32 f) {
+    return block[d / 32 * features * 32 + f * tight(block, documents, d / 32) + d % 32];
+}
+FUNCTION float feature_of(const Half* block, i32 features, i32 documents, i32 d, i32 f) {
+    const i32 pairs = tight(block, documents, d / 64), i = d % 64;
+    return wide(block[d / 64 * features * 64 + (f * pairs + i % pairs) * 2 + i / pairs]);
+}
+
+// What lanes add to eight sums of their own, for `groups` groups at once: a weight is read once for all of them. Sums are
+// those of `lanes.dot`: eight side by side, folded, and what is left over added one by one.
 template <i32 groups> FUNCTION void scores_of(
     const float* weights, const float* block, i32 features, i32 first, i32 documents, float* scores) {
-    const i32 whole = features & ~7;
+    const i32 whole = features & ~7, last = tight(block, documents, first / 32 + groups - 1);
     EACH_LANE(lane) {
         const float* own[groups];
         float sums[groups][8];
@@ -37,9 +57,10 @@ template <i32 groups> FUNCTION void scores_of(
             float x[groups][8];
 #pragma unroll
             for (i32 g = 0; g < groups; g++) {
+                const i32 row = g + 1 < groups ? 32 : last;
 #pragma unroll
-                for (i32 i = 0; i < 8; i++) x[g][i] = own[g][32 * i];
-                own[g] += 32 * 8;
+                for (i32 i = 0; i < 8; i++) x[g][i] = own[g][row * i];
+                own[g] += row * 8;
             }
             const Four low = *(const Four*)(weights + f), high = *(const Four*)(weights + f + 4);
             const float w[8] = {low.a, low.b, low.c, low.d, high.a, high.b, high.c, high.d};
@@ -51,11 +72,67 @@ template <i32 groups> FUNCTION void scores_of(
         }
 #pragma unroll
         for (i32 g = 0; g < groups; g++) {
+            const i32 row = g + 1 < groups ? 32 : last;
             const float* s = sums[g];
             float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-            ROLLED for (i32 f = whole; f < features; f++) total += own[g][32 * (f - whole)] * weights[f];
+            ROLLED for (i32 f = whole; f < features; f++) total += own[g][row * (f - whole)] * weights[f];
             const i32 d = first + 32 * g + lane;
             if (d < documents) scores[d] = total;
+        }
+    }
+}
+
+struct alignas(4) Pair {
+    Half one, two;
+};
+
+// The same of pairs: `groups` groups of 64.
+template <i32 groups> FUNCTION void scores_of(
+    const float* weights, const Half* block, i32 features, i32 first, i32 documents, float* scores) {
+    const i32 whole = features & ~7, last = tight(block, documents, first / 64 + groups - 1);
+    EACH_LANE(lane) {
+        const Pair* own[groups];
+        float sums[groups][2][8];
+#pragma unroll
+        for (i32 g = 0; g < groups; g++) {
+            own[g] = (const Pair*)block + (i64(first / 64 + g) * features) * 32 + lane;
+#pragma unroll
+            for (i32 i = 0; i < 8; i++) sums[g][0][i] = sums[g][1][i] = 0.0f;
+        }
+        ROLLED for (i32 f = 0; f < whole; f += 8) {
+            Pair x[groups][8];
+#pragma unroll
+            for (i32 g = 0; g < groups; g++) {
+                const i32 row = g + 1 < groups ? 32 : last;
+#pragma unroll
+                for (i32 i = 0; i < 8; i++) x[g][i] = own[g][row * i];
+                own[g] += row * 8;
+            }
+            const Four low = *(const Four*)(weights + f), high = *(const Four*)(weights + f + 4);
+            const float w[8] = {low.a, low.b, low.c, low.d, high.a, high.b, high.c, high.d};
+#pragma unroll
+            for (i32 g = 0; g < groups; g++) {
+#pragma unroll
+                for (i32 i = 0; i < 8; i++) {
+                    sums[g][0][i] += wide(x[g][i].one) * w[i];
+                    sums[g][1][i] += wide(x[g][i].two) * w[i];
+                }
+            }
+        }
+#pragma unroll
+        for (i32 g = 0; g < groups; g++) {
+            const i32 row = g + 1 < groups ? 32 : last;
+#pragma unroll
+            for (i32 half = 0; half < 2; half++) {
+                const float* s = sums[g][half];
+                float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+                ROLLED for (i32 f = whole; f < features; f++) {
+                    const Pair both = own[g][row * (f - whole)];
+                    total += wide(half ? both.two : both.one) * weights[f];
+                }
+                const i32 d = first + 64 * g + row * half + lane;
+                if (lane < row && d < documents) scores[d] = total;
+            }
         }
     }
 }
@@ -72,6 +149,16 @@ template <i32 most> FUNCTION void linear_scores(
         scores_of<2>(weights, block, features, first, documents, scores);
     else if (documents - first > 0)
         scores_of<1>(weights, block, features, first, documents, scores);
+    together();
+}
+
+template <i32 most> FUNCTION void linear_scores(
+    const float* weights, const Half* block, i32 features, i32 documents, float* scores) {
+    constexpr i32 groups = most / 2;
+    i32 first = 0;
+    ROLLED for (; documents - first > 64 * (groups - 1); first += 64 * groups)
+        scores_of<groups>(weights, block, features, first, documents, scores);
+    if (documents - first > 0) scores_of<1>(weights, block, features, first, documents, scores);
     together();
 }
 

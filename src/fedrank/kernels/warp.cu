@@ -10,6 +10,11 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
+// A feature in two bytes.
+struct Half {
+    unsigned short bits;
+};
+
 #ifndef TEAM
 #define TEAM 8  // warps that work on one client where there are few
 #endif
@@ -46,6 +51,12 @@ FUNCTION void wait_for_blocks(u32* gate, u32 arrivals) {
         __threadfence();
     }
     __syncthreads();
+}
+
+FUNCTION float wide(Half x) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+    return value;
 }
 
 // What another block wrote.
@@ -100,6 +111,12 @@ FUNCTION void all_together() {}
 FUNCTION void wait_for_blocks(u32*, u32) {}
 FUNCTION float fresh(const float* place) { return *place; }
 FUNCTION void call_up(const void*) {}
+
+FUNCTION float wide(Half x) {
+    const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
+    const float size = exponent == 0 ? ldexpf(float(fraction), -24) : ldexpf(float(1024 + fraction), exponent - 25);
+    return x.bits >> 15 ? -size : size;
+}
 
 FUNCTION u32 ballot(PerLane<bool>& said) {
     u32 mask = 0;
