@@ -21,10 +21,12 @@ from fedrank.federate.arrival import SINCE, ArrivalRule, Schedule, schedule
 from fedrank.federate.client import of_clients, steps_of
 from fedrank.federate.federation import Federation, cohort_size
 from fedrank.federate.fitting import people_clashes
+from fedrank.federate.robust_there import change_there, has_twin
 from fedrank.federate.server import Combined, RoundError, ServerTask, State, advance, combine
 from fedrank.glance import as_pairs, one_line
 from fedrank.gpu.machines import Machine
 from fedrank.gpu.twins import find_twin
+from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
     STRAIGHT,
@@ -247,14 +249,23 @@ class _Simulation:
             and watch is None
         )
         self.twin = find_twin(device, federation.learner, crowd)
-        # Where nothing else needs updates, they stay on the card, and their sum comes back.
-        self.sums_there = (
+        # Where nothing else needs updates, they stay on the card, and what a rule makes of them comes back.
+        stay = (
             self.twin is not None
-            and self.in_chunks
             and mechanism is None
+            and federation.attack is None
             and federation.local is None
             and journal is None
-            and type(federation.aggregator) is Mean
+            and watch is None
+        )
+        self.sums_there = stay and type(federation.aggregator) is Mean
+        self.rule_there = (
+            stay
+            and self.twin is not None
+            and isinstance(federation.learner, Pdgd)
+            and has_twin(
+                self.twin.there.machine, federation.aggregator, cohort_size(len(crowd), federation.participation)
+            )
         )
         # Small rounds are done many at a time: a card waits for its orders longer than clients learn.
         self.ahead = None
@@ -287,6 +298,8 @@ class _Simulation:
         seen: list[_Seen] = []
         if self.sums_there and (summed := self._sum_there(state, present, seen)) is not None:
             return self._outcome(advance(task, state, summed, present), memory, present, seen)
+        if self.rule_there and (chosen := self._rule_there(state, present, seen)) is not None:
+            return self._outcome(advance(task, state, chosen, present), memory, present, seen)
         combined = combine(task, state, self._parts(state, memory, present, watch, seen), len(present), self.noise)
         if kept is not None:
             combined = combined._replace(change=kept.change, rule=state.rule)
@@ -316,6 +329,22 @@ class _Simulation:
             seen.clear()
             return None
         return Combined(rule.whole(total), present, None, sizes, state.rule, state.common)
+
+    def _rule_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
+        """What a robust rule makes of all updates on the card; None if one is of no use."""
+        assert self.twin is not None
+        everybody = len(present) == len(self.crowd)
+        chance = Chance(self.seed, state.round + 1)
+        updates, observed = self.twin.stay(state.weights, chance, None if everybody else present)
+        try:
+            change = change_there(self.twin.there.machine, self.federation.aggregator, updates)
+        except ValueError as problem:  # such as too few clients for this rule
+            raise RoundError(str(problem), state.round + 1) from problem
+        if change is None:
+            return None
+        seen.append(_Seen(observed, self.twin.bytes_each, None))
+        sizes = self.crowd.interactions if everybody else self.crowd.interactions[present]
+        return Combined(change, present, None, sizes, state.rule, state.common)
 
     def drawn(self, round: int) -> NDArray[np.int64]:
         """Rows of the clients that take part in a round."""

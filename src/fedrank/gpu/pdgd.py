@@ -33,6 +33,7 @@ TASK = np.dtype(
 ROW_SUM = np.dtype(
     [(name, "<u8") for name in ("weights", "rows", "totals")]
     + [(name, "<i8") for name in ("count", "columns", "fresh")]
+    + [("which", "<u8")]
 )
 FEATURES = ("float32", "float16")
 LARGEST_HALF = 65504.0
@@ -196,6 +197,11 @@ class PdgdThere:
         count = self._ready(start, chance, present, bend)
         self._learn(0, count)
         return self._updates[:count], self._online[:count]
+
+    def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
+        """Updates in the machine's memory, and what was seen."""
+        updates, _ = self.learn(start, chance, present)
+        return updates, self._observed(len(updates))
 
     def parts(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,10 @@ class Twin(NamedTuple):
     def __call__(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
         """What these rows of the crowd learn; all of them without `present`."""
         return self.there.learned(start, chance, present, bend)
+
+    def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
+        """Their updates, which stay there, and what was seen."""
+        return self.there.stay(start, chance, present)
 
     def parts(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int
