@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedrank.extras import missing
 
-SOURCES = ("warp", "chance", "elementary", "show", "pdgd", "sums", "rounds", "robust")
+SOURCES = ("warp", "chance", "elementary", "show", "pdgd", "sums", "rounds", "robust", "measures")
 WARPS = 4  # of a block
 FAST_MEMORY = 220 << 10  # bytes of a block that are never too many on a card that has them
 ENOUGH = 64  # warps for each multiprocessor: more wait for their turn

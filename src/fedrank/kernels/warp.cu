@@ -83,6 +83,7 @@ FUNCTION double sum_of(PerLane<double>& own) {
 FUNCTION i32 bits_in(u32 mask) { return __popc(mask); }
 FUNCTION i32 lowest_bit(u32 mask) { return __ffs(mask) - 1; }
 FUNCTION i32 highest_bit(u32 mask) { return 31 - __clz(mask); }
+FUNCTION i32 bits_of_float(float x) { return __float_as_int(x); }
 FUNCTION i64 bits_of(double x) { return __double_as_longlong(x); }
 FUNCTION double from_bits(i64 bits) { return __longlong_as_double(bits); }
 FUNCTION double infinity() { return from_bits(0x7ff0000000000000ll); }
@@ -143,6 +144,11 @@ FUNCTION double sum_of(PerLane<double>& own) {  // in the order in which lanes o
 FUNCTION i32 bits_in(u32 mask) { return __builtin_popcount(mask); }
 FUNCTION i32 lowest_bit(u32 mask) { return __builtin_ffs(int(mask)) - 1; }
 FUNCTION i32 highest_bit(u32 mask) { return mask == 0 ? -1 : 31 - __builtin_clz(mask); }
+FUNCTION i32 bits_of_float(float x) {
+    i32 bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 FUNCTION i64 bits_of(double x) {
     i64 bits;
     memcpy(&bits, &x, sizeof bits);
