@@ -1,8 +1,8 @@
-"""Variants of the card's loops: how many searches a second with other numbers of blocks, groups and warps of a team.
+"""Variants of the card's loops, and what else a card does: rounds of ten clients, robust rules, measures.
 
     python benchmarks/gpu_tuning.py          # needs a graphics card and CuPy; two minutes
 
-Each variant is the same text with other macros, so that its results have the same bits; that is checked here as well.
+A variant is the same text with other numbers of groups and blocks; each is checked to give the same bits.
 """
 
 from __future__ import annotations
@@ -17,85 +17,144 @@ from gpu import SHAPES, agreement, bandwidth, made_up, seconds
 
 import fedrank as fr
 from fedrank.federate.ahead import Ahead
+from fedrank.federate.robust_there import change_there
 from fedrank.federate.round import first_state, simulate
 from fedrank.gpu import machines
-from fedrank.gpu import rounds as small
+from fedrank.gpu.measures import EvaluatorThere
 from fedrank.gpu.pdgd import PdgdThere
+from fedrank.rank.measures import Evaluator
 from fedrank.seeds import Chance
+from fedrank.types import Messages
 
-LARGE = [(4, 7), (3, 6), (5, 8), (4, 5)]  # blocks of a multiprocessor: long lists, short ones
-TEAMS = (8, 16)
-
-
-def variant(macros: str) -> machines.GraphicsCard:
-    text = machines.source.__wrapped__() if hasattr(machines.source, "__wrapped__") else machines.source()
-    machines.source = lambda: f"{macros}\n{text}"  # type: ignore[assignment]
-    try:
-        return machines.GraphicsCard()
-    finally:
-        machines.source = lambda: text  # type: ignore[assignment]
+# (features, groups that are fetched together, blocks of a multiprocessor)
+LONG = [("float", 4, 4), ("float", 2, 5), ("float", 2, 6), ("float", 2, 7), ("float", 3, 5), ("Half", 4, 4),
+        ("Half", 4, 5), ("Half", 2, 6), ("Half", 2, 7), ("Half", 2, 8)]  # fmt: skip
+SHORT = [("float", 2, 7), ("float", 2, 8), ("float", 2, 9), ("float", 2, 10)]
 
 
-def small_rounds(card: Any, shape: tuple[int, int, int], warps: int, features: str = "float32") -> str:
-    queries, documents, width = shape
-    small.TEAM = warps
-    crowd = fr.make_clients(made_up(queries, documents, width), count=10, user="informational", interactions=5)
+def named(kind: str, groups: int, blocks: int) -> str:
+    return f"tuned_{kind.lower()}_{groups}_{blocks}"
+
+
+def card_with_variants() -> machines.GraphicsCard:
+    text = machines.source()
+    lines = [f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]})" for each in dict.fromkeys(LONG + SHORT)]
+    machines.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
+    return machines.GraphicsCard()
+
+
+def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int]]) -> None:
+    crowd = fr.make_clients(made_up(*shape), count=400_000, user="informational", interactions=4)
+    learner, chance, start, best = fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(shape[2]), bandwidth(card)
+    held: dict[str, Any] = {}
+    first: dict[str, Any] = {}
+    for kind, groups, blocks in variants:
+        if kind not in held:
+            held.clear()
+            held[kind] = PdgdThere(card, learner, crowd, "float32" if kind == "float" else "float16")
+        many, said = held[kind], []
+        for carveout in (-1, 100):
+            name = named(kind, groups, blocks)
+            many._begin = lambda *_, name=name, many=many: setattr(many, "_loop", name)
+            card._loop(name, 0).preferred_shared_memory_carveout = carveout
+            learn = seconds(card, 3, partial(many.learn, start, chance))
+            whole = seconds(card, 3, partial(many.parts, start, chance, None, True, 1 << 17))
+            needed = 1.6e6 * shape[1] * shape[2] * (4 if kind == "float" else 2) / best
+            said.append(f"{1.6 / learn:.1f}/{1.6 / whole:.1f} ({needed / whole:.0%})")
+        total = many.parts(start, chance, None, True, 1 << 17)[0]
+        same = np.array_equal(first.setdefault(kind, total), total)
+        print(
+            f"{shape[2]} x {shape[1]} {kind} groups {groups} blocks {blocks}: {', carved '.join(said)} {same}",
+            flush=True,
+        )
+
+
+def small_rounds(card: Any, shape: tuple[int, int, int], count: int = 10) -> str:
+    crowd = fr.make_clients(made_up(*shape), count=count, user="informational", interactions=5)
     federation = fr.Federation(fr.learners.Pdgd(rate=0.1))
-    ahead = Ahead.of(PdgdThere(card, federation.learner, crowd, features), federation, crowd, 1, weighted=True)
+    ahead = Ahead.of(PdgdThere(card, federation.learner, crowd), federation, crowd, 1, weighted=True)
     assert ahead is not None
     state, _ = first_state(federation, crowd, 1)
-    everybody = np.arange(10)
-    taken = seconds(card, 5, lambda: ahead(state, 400, lambda number: everybody))
-    said = f"{width} x {documents}: {20_000 / taken / 1e6:.2f} million in one call"
-    if features == "float32":
-        begin = time.perf_counter()
-        *_, last = simulate(federation, crowd, 2000, device=card)
-        said += f", {100_000 / (time.perf_counter() - begin) / 1e6:.2f} with all that Python does"
-        *_, expected = simulate(federation, crowd, 100)
-        *_, found = simulate(federation, crowd, 100, device=card)
-        said += ", same bits" if np.array_equal(expected.weights, found.weights) else ", OTHER BITS"
-    return said
+    everybody = np.arange(count)
+    begun = ahead._begin(state, 10**6, lambda number: everybody)
+    rounds = len(begun.numbers)
+    taken = seconds(card, 5, lambda: ahead._begin(state, 10**6, lambda number: everybody).collect())
+    said = f"{shape[2]} x {shape[1]}, {count} clients: {5 * count * rounds / taken / 1e6:.2f} million in one call"
+    federated = simulate(federation, crowd, 10**6, device=card)
+    for _ in range(3 * rounds):
+        next(federated)
+    begin = time.perf_counter()
+    for _ in range(6 * rounds):
+        next(federated)
+    said += f", {30 * count * rounds / (time.perf_counter() - begin) / 1e6:.2f} with all that Python does"
+    *_, expected = simulate(federation, crowd, 50)
+    *_, found = simulate(federation, crowd, 50, device=card)
+    return said + (", same bits" if np.array_equal(expected.weights, found.weights) else ", OTHER BITS")
 
 
-def profiled() -> None:
-    """One launch of each loop, for a profiler to look at."""
-    card = machines.GraphicsCard()
+def robust_rules(card: Any) -> None:
+    rules = {
+        "krum": fr.aggregators.Krum(), "multi-krum": fr.aggregators.MultiKrum(),
+        "trimmed mean": fr.aggregators.TrimmedMean(), "median": fr.aggregators.Median(),
+    }  # fmt: skip
+    for clients in (40, 1000, 10_000):
+        updates = np.random.default_rng(1).normal(size=(clients, 136)).astype(np.float32)
+        there, said = card.put(updates), []
+        for name, rule in rules.items():
+            taken = seconds(card, 3, partial(change_there, card, rule, there))
+            text = f"{name} {1e3 * taken:.2f} ms"
+            if clients <= 1000:
+                sizes = np.ones(clients, np.int64)
+                messages = Messages(updates, sizes, np.arange(clients), np.zeros(136), 1)
+                rule(messages)
+                begin = time.perf_counter()
+                expected = rule(messages)
+                text += f" (processor {1e3 * (time.perf_counter() - begin):.2f})"
+                found = change_there(card, rule, there)
+                text += " same" if np.array_equal(found, expected) else f" {np.abs(found - expected).max():.0e}"
+            said.append(text)
+        print(f"{clients} x 136: {'; '.join(said)}", flush=True)
+
+
+def measured(card: Any) -> None:
+    import cupy
+
     for shape in (SHAPES[0], SHAPES[3]):
-        crowd = fr.make_clients(made_up(*shape), count=100_000, user="informational", interactions=4)
-        PdgdThere(card, fr.learners.Pdgd(rate=0.1), crowd).learn(np.zeros(shape[2]), Chance(1, 7))
-        card.finish()
+        data, rng = made_up(*shape), np.random.default_rng(1)
+        weights, linear = rng.normal(size=(100, shape[2])), fr.rankers.Linear()
+        evaluator = Evaluator(data, ["ndcg@10"])
+        there = EvaluatorThere(card, evaluator)
+        taken = seconds(card, 5, partial(there, weights, linear))
+        features, models = card.put(data.features), card.put(weights.astype(np.float32).T)
+        product = seconds(card, 5, partial(cupy.matmul, features, models))
+        few = rng.normal(size=(20, shape[2]))
+        begin = time.perf_counter()
+        expected = evaluator(few, linear)
+        here = time.perf_counter() - begin
+        same = np.array_equal(there(few, linear), expected)
+        flops = 2e-12 * data.features.size * 100
+        print(
+            f"measures {shape[2]} x {shape[1]}: 100 in {1e3 * taken:.2f} ms ({flops / taken:.1f} Tflop/s), the "
+            f"matrix product {1e3 * product:.2f} ms; 20 on the processor {1e3 * here:.0f} ms; same bits: {same}", flush=True,
+        )  # fmt: skip
 
 
 def main() -> None:
+    card = card_with_variants()
     if "--profile" in sys.argv:
-        profiled()
+        for shape in (SHAPES[0], SHAPES[3]):
+            crowd = fr.make_clients(made_up(*shape), count=100_000, user="informational", interactions=4)
+            PdgdThere(card, fr.learners.Pdgd(rate=0.1), crowd).learn(np.zeros(shape[2]), Chance(1, 7))
+            card.finish()
         return
-    if "--quick" not in sys.argv:
-        same, tried = agreement(machines.GraphicsCard(), clients=60)
-        print(f"the same bits for {same:,} of {tried:,} clients", flush=True)
-    data = {shape: made_up(*shape) for shape in (SHAPES[0], SHAPES[3])}
-    learner, chance = fr.learners.Pdgd(rate=0.1), Chance(1, 7)
-    crowds = {
-        shape: fr.make_clients(each, count=400_000, user="informational", interactions=4)
-        for shape, each in data.items()
-    }
-    for plain, short in LARGE:
-        card = variant(f"#define PLAIN_BLOCKS {plain}\n#define SHORT_BLOCKS {short}")
-        best, said = bandwidth(card), []
-        for shape, crowd in crowds.items():
-            for kind in ("float32", "float16"):
-                many, start = PdgdThere(card, learner, crowd, kind), np.zeros(shape[2])
-                learn = seconds(card, 3, partial(many.learn, start, chance))
-                whole = seconds(card, 3, partial(many.parts, start, chance, None, True, 1 << 17))
-                needed = 1_600_000 * shape[1] * shape[2] * (4 if kind == "float32" else 2) / best
-                said.append(f"{kind} {1.6 / learn:.1f}/{1.6 / whole:.1f} ({needed / whole:.0%})")
-                del many
-        print(f"blocks {plain} and {short}: 136 x 120 {said[0]}, {said[1]}; 46 x 41 {said[2]}, {said[3]}", flush=True)
-    for warps in TEAMS:
-        card = variant(f"#define TEAM {warps}")
-        for shape in ((400, 120, 136), SHAPES[0], SHAPES[3]):
-            print(f"team of {warps}, {shape[0]} queries, {small_rounds(card, shape, warps)}", flush=True)
-    print("float16:", small_rounds(card, SHAPES[0], TEAMS[-1], "float16"))
+    same, tried = agreement(card, clients=60)
+    print(f"the same bits for {same:,} of {tried:,} clients", flush=True)
+    for shape, count in ((SHAPES[2], 10), (SHAPES[0], 10), (SHAPES[3], 10), (SHAPES[3], 200)):
+        print(small_rounds(card, shape, count), flush=True)
+    robust_rules(card)
+    measured(card)
+    large_rounds(card, SHAPES[3], SHORT)
+    large_rounds(card, SHAPES[0], LONG)
 
 
 if __name__ == "__main__":

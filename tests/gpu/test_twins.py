@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -234,6 +236,57 @@ def test_a_run_on_a_machine_writes_the_same_rows_and_says_where(
     assert (here.path / "queries.csv").read_bytes() == (there.path / "queries.csv").read_bytes()
     assert any("clients learned on cpu" in note for note in there.notes)
     assert not any("clients learned on" in note for note in here.notes)
+
+
+SPEC = (
+    'rounds = 6\nmeasures = ["ndcg@10"]\nlearner = "pdgd"\naggregator = "median"\n[data]\nname = "synthetic-mq2007"\n'
+    'folds = [1]\n[clients]\ncount = 5\nuser = "navigational"\ninteractions = 3\n'
+)
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return facts
+
+
+def test_a_card_that_is_full_in_the_middle_leaves_a_run_to_go_on_from(
+    machine: Processor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedrank.gpu.twins.card", lambda: machine)
+    (tmp_path / "spec.toml").write_text(SPEC, encoding="utf-8")
+    grid = read_spec(tmp_path / "spec.toml")
+    assert not run_experiment(grid, "whole", tmp_path).failed
+    calls, learn = [], PdgdThere.learn
+
+    def full_soon(self: PdgdThere, *given: object, **named: object) -> object:
+        calls.append(1)
+        if len(calls) == 4:
+            raise DeviceError("0.10 GiB more do not fit on cpu")
+        return learn(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PdgdThere, "learn", full_soon)
+    assert run_experiment(grid, "halves", tmp_path, device="cuda").failed
+    (run,) = load_runs(tmp_path / "halves")
+    error = facts_of(run.path)["error"]
+    assert "Rounds up to 3 are kept" in error["message"]
+    assert "crashed" not in error
+    assert not run_experiment(grid, "halves", tmp_path).failed
+    (run,), (whole,) = (list(load_runs(tmp_path / name)) for name in ("halves", "whole"))
+    assert (run.path / "rounds.csv").read_bytes() == (whole.path / "rounds.csv").read_bytes()
+    assert facts_of(run.path)["devices"] == [{"from": 1, "device": "cpu"}, {"from": 4, "device": "the processor"}]
+    assert any("on cpu from round 1 on, on the processor from round 4 on" in note for note in run.notes)
+    assert "devices" not in facts_of(whole.path)
+
+
+def test_a_run_with_features_in_two_bytes_says_so(
+    machine: Processor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedrank.gpu.twins.card", lambda: machine)
+    (tmp_path / "spec.toml").write_text(SPEC, encoding="utf-8")
+    assert not run_experiment(read_spec(tmp_path / "spec.toml"), "half", tmp_path, device="cuda-float16").failed
+    (run,) = load_runs(tmp_path / "half")
+    assert facts_of(run.path)["devices"] == [{"from": 1, "device": "cpu (features as float16)"}]
+    assert any("those of features that were rounded to two bytes" in note for note in run.notes)
 
 
 def test_a_device_that_is_none_stops_before_the_first_run(tmp_path: Path) -> None:

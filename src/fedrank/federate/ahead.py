@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,11 @@ from fedrank.federate.federation import Federation, cohort_size
 from fedrank.federate.server import State
 from fedrank.federate.steps import Adam, Add, Momentum
 from fedrank.gpu.pdgd import PdgdThere
-from fedrank.gpu.rounds import ADAM, ADD, MOMENTUM, MOST_CLIENTS, RoundsThere, Step
+from fedrank.gpu.rounds import ADAM, ADD, MOMENTUM, MOST_CLIENTS, Rounds, RoundsThere, Step
 from fedrank.seeds import Chance
 from fedrank.types import Crowd, ServerStep
 
-SEARCHES = 100_000  # about as many are done in one call: somebody may want to stop a run
+SEARCHES = 25_000  # about as many are done in one call: somebody may want to stop a run
 MOST_ROUNDS = 512  # of one call
 
 
@@ -30,6 +31,16 @@ def step_of(server: ServerStep) -> Step | None:
     return None
 
 
+class _Begun(NamedTuple):
+    """Rounds that a card is at work on."""
+
+    state: State  # before them
+    last: int
+    numbers: range
+    cohorts: list[NDArray[np.int64]]
+    collect: Callable[[], Rounds]
+
+
 class Ahead:
     """Rounds of a federation whose rule is the mean, many in one call."""
 
@@ -37,6 +48,7 @@ class Ahead:
         self.rounds, self.federation, self.crowd, self.seed, self.weighted = rounds, federation, crowd, seed, weighted
         self.taking_part = cohort_size(len(crowd), federation.participation)
         searches = int(crowd.interactions.sum()) * self.taking_part // max(len(crowd), 1)
+        self._begun: _Begun | None = None
         self.most = max(1, min(MOST_ROUNDS, SEARCHES // max(searches, 1)))
 
     @classmethod
@@ -59,8 +71,26 @@ class Ahead:
     ) -> list[tuple[State, NDArray[np.int64], NDArray[np.float64]]]:
         """(state, rows of the clients that took part, their online quality) of the next rounds up to `last`.
 
-        Empty where the next round has to be done by itself: an update in it is not finite.
+        Empty where the next round has to be done by itself: an update in it is not finite. The rounds after these are
+        begun at once, so that the card goes on while somebody looks at these.
         """
+        begun = self._begun
+        if begun is None or begun.state is not state or begun.last != last:
+            begun = self._begin(state, last, drawn)
+        self._begun = None
+        found = begun.collect()
+        servers = self._servers(state, found.servers)
+        outcomes = [
+            (State(number, model, state.common, server, state.rule), cohort, online)
+            for number, model, server, cohort, online in zip(
+                begun.numbers, found.models, servers, begun.cohorts, found.online, strict=False
+            )
+        ]
+        if len(outcomes) == len(begun.numbers) and outcomes[-1][0].round < last:
+            self._begun = self._begin(outcomes[-1][0], last, drawn)
+        return outcomes
+
+    def _begin(self, state: State, last: int, drawn: Callable[[int], NDArray[np.int64]]) -> _Begun:
         numbers = range(state.round + 1, min(last, state.round + self.most) + 1)
         cohorts = [drawn(number) for number in numbers]
         everybody = self.taking_part == len(self.crowd)
@@ -72,7 +102,7 @@ class Ahead:
         else:
             counts = np.array([float(sizes[cohort].sum()) for cohort in cohorts])
         keys = np.array([Chance(self.seed, number).key("learn") for number in numbers], dtype=np.uint64)
-        found = self.rounds(
+        collect = self.rounds.begin(
             state.weights,
             state.server,
             keys,
@@ -80,13 +110,7 @@ class Ahead:
             counts,
             self._bias(state, len(numbers)),
         )
-        servers = self._servers(state, found.servers)
-        return [
-            (State(number, model, state.common, server, state.rule), cohort, online)
-            for number, model, server, cohort, online in zip(
-                numbers, found.models, servers, cohorts, found.online, strict=False
-            )
-        ]
+        return _Begun(state, last, numbers, cohorts, collect)
 
     def _bias(self, state: State, rounds: int) -> NDArray[np.float64]:
         """[rounds, 2]: what Adam divides by, as it computes it."""

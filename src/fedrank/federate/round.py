@@ -164,7 +164,7 @@ def simulate(
     """Round after round, each as it ends. Go on from a `state` and a `memory`, or begin (from `start`, if given).
 
     With device = "cuda" clients learn on a graphics card, and the results have the same bits; "auto" does so where it
-    pays.
+    pays. With "cuda-float16" they are those of features that were rounded to two bytes.
     """
     if state is None:
         state, memory = first_state(federation, crowd, seed, start)

@@ -36,6 +36,16 @@ def why_not(evaluator: Evaluator, ranker: Ranker) -> str:
     return ""
 
 
+def evaluator_there(machine: Machine, evaluator: Evaluator, ranker: Ranker) -> Evaluator | EvaluatorThere:
+    """The evaluator itself, where it has no twin, or no room there."""
+    data = evaluator.data
+    scores = min(DOCUMENTS, data.documents) + int(data.longest)
+    needed = data.features.nbytes + 8 * MODELS * (scores + len(evaluator.parsed) * data.queries)
+    return (
+        evaluator if why_not(evaluator, ranker) or needed > machine.free() // 2 else EvaluatorThere(machine, evaluator)
+    )
+
+
 def leaves_of(count: int, first: int = 0) -> list[int]:
     """Where NumPy's sum of so many values begins to add one by one."""
     if count <= _LEAF:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.gpu.pdgd import LANES, TASK, PdgdThere
+from fedrank.gpu.pdgd import LANES, SHOWN, TASK, PdgdThere
 from fedrank.types import Weights
 
 TEAM = 8  # warps that work on one client, as kernels/warp.cu has it
 MOST_CLIENTS = 1024  # of a round; with more, rounds fill a card one by one
-_SEARCH = 40  # bytes, as `struct Search` in kernels/rounds.cu has them
+_SEARCH = 48  # bytes, as `struct Search` in kernels/rounds.cu has them
 
 ADD, MOMENTUM, ADAM = range(3)
 
@@ -51,7 +52,16 @@ class Rounds(NamedTuple):
 
 def team_room_of(features: int, longest: int, remembered: int) -> int:
     """Bytes of a team behind those of a warp, as `furnish_team` in kernels/rounds.cu lays them out."""
-    parts = (8 * features, 8 * remembered, 1024 * -(-longest // LANES), 16 * longest, 16 * longest, 2 * _SEARCH, 16)
+    parts = (
+        8 * features,
+        8 * remembered,
+        1024 * -(-longest // LANES),
+        16 * longest,
+        16 * longest,
+        2 * _SEARCH,
+        16,
+        32 * SHOWN,
+    )
     return sum(-(-part // 16) * 16 for part in (*parts, 2 * longest))
 
 
@@ -78,7 +88,7 @@ class RoundsThere:
         """Whether a team has room for its lists."""
         return self._room <= self.there.machine.fast_memory
 
-    def __call__(
+    def begin(
         self,
         model: Weights,
         server: NDArray[np.float64],
@@ -86,11 +96,11 @@ class RoundsThere:
         present: NDArray[np.int64] | None,
         counts: NDArray[np.float64],
         bias: NDArray[np.float64],
-    ) -> Rounds:
-        """So many rounds as there are keys, or fewer: up to one in which an update is not finite.
+    ) -> Callable[[], Rounds]:
+        """Begin as many rounds as there are keys; the answer waits for them.
 
         `present` [rounds, taking part] are rows of the crowd, `counts` the sums of their weights, `bias` [rounds, 2]
-        what Adam divides by.
+        what Adam divides by. They end before a round in which an update is not finite.
         """
         machine, rounds, size = self.there.machine, len(keys), self.there.features
         taking_part = len(self.there.crowd) if present is None else present.shape[1]
@@ -117,11 +127,15 @@ class RoundsThere:
             task["present"] = 0
         task["updates"], task["rounds"], task["taking_part"] = machine.address(self._updates), rounds, taking_part
         machine.each_part(self._loop, task, min(taking_part, machine.at_once), LANES * TEAM, self._room)
-        found = machine.get(back)
-        parts = dict(zip(answer, np.split(found, np.cumsum(list(answer.values()))[:-1]), strict=True))
-        done = int(parts["done"][0])
-        return Rounds(
-            parts["models"].reshape(rounds, size)[:done],
-            parts["servers"].reshape(rounds, self._remembered)[:done],
-            parts["online"].reshape(rounds, taking_part)[:done],
-        )
+
+        def collect(kept: Any = sent) -> Rounds:  # what was sent stays until then
+            found = machine.get(back)
+            parts = dict(zip(answer, np.split(found, np.cumsum(list(answer.values()))[:-1]), strict=True))
+            done = int(parts["done"][0])
+            return Rounds(
+                parts["models"].reshape(rounds, size)[:done],
+                parts["servers"].reshape(rounds, self._remembered)[:done],
+                parts["online"].reshape(rounds, taking_part)[:done],
+            )
+
+        return collect

@@ -14,7 +14,7 @@ from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance
 from fedrank.types import Bend, Crowd, Learned, Learner, Observed, Weights
 
-DEVICES = ("cpu", "cuda", "auto")
+DEVICES = ("cpu", "cuda", "cuda-float16", "auto")
 ENOUGH = 20_000  # interactions of a round: with fewer, a card waits for its orders longer than one core learns
 
 _cards: list[GraphicsCard] = []  # one for this process, once somebody asked
@@ -63,14 +63,15 @@ def check_device(device: str) -> None:
     """Refuse, before anything runs, a device that is none, or a card that is not there."""
     if device not in DEVICES:
         raise ValueError(f"no device {device!r}{nearest(device, DEVICES)}; use one of {', '.join(DEVICES)}")
-    if device == "cuda":
+    if device.startswith("cuda"):
         card()
 
 
 def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | None:
     """The machine on which these clients learn; None: the processor.
 
-    "cuda" insists on a card. "auto" takes one if it is there, can do this, and a round is large enough to pay.
+    "cuda" insists on a card, and so does "cuda-float16", with features in two bytes there. "auto" takes one if it is
+    there, can do this, and a round is large enough to pay.
     """
     if isinstance(device, str):
         check_device(device)
@@ -92,7 +93,12 @@ def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | N
 def find_twin(device: str | Machine, learner: Learner, crowd: Crowd) -> Twin | None:
     """The twin to learn with; None: on the processor."""
     machine = choose(device, learner, crowd)
-    return None if machine is None else Twin(PdgdThere(machine, learner, crowd))  # type: ignore[arg-type]
+    return None if machine is None else Twin(PdgdThere(machine, learner, crowd, features_of(device)))
+
+
+def features_of(device: str | Machine) -> str:
+    """As what features lie there: rounded to two bytes only where somebody said so."""
+    return "float16" if device == "cuda-float16" else "float32"
 
 
 def card() -> GraphicsCard:

@@ -16,7 +16,7 @@ FUNCTION double exp_of_rest(double r) {
 }
 
 FUNCTION double log_from(double m, double n) {
-    const double s = (m - 1.0) / (m + 1.0);
+    const double s = quotient(m - 1.0, m + 1.0);
     const double z = s * s;
     const double high =
         1.0 / 13.0 + z * (1.0 / 15.0 + z * (1.0 / 17.0 + z * (1.0 / 19.0 + z * (1.0 / 21.0))));

@@ -107,7 +107,7 @@ FUNCTION i32 nth_bit(u32 mask, i32 n) {
 }
 
 // `pair_weights`: fills bench.scales. Pairs are weighed side by side, and added up in the order of the loop.
-FUNCTION void pair_weights(
+template <i32 ahead = 1> FUNCTION void pair_weights(
     Page& page, Bench& bench, double spread, i32 count, i32 size, i32 considered, u32 clicked, double temperature,
     double keep) {
     double *top = bench.top, *tail = bench.tail;
@@ -131,10 +131,11 @@ FUNCTION void pair_weights(
 #pragma unroll 8
     for (i32 d = 0; d < count; d++) rest += page.rates[d];
     double sum = rest;
-    ROLLED for (i32 i = size - 1; i >= 0; i--) {
-        sum = sum + top[i];
+#pragma unroll ahead
+    for (i32 i = SHOWN - 1; i >= 0; i--) {
+        if (i < size) sum = sum + top[i];
         EACH_LANE(lane) {
-            if (lane == i) tail[i] = sum;
+            if (lane == i && i < size) tail[i] = sum;
         }
     }
     together();
@@ -153,9 +154,12 @@ FUNCTION void pair_weights(
         if (lane >= 1 && lane < considered) {
             double sum = tail[lane + 1];
             bench.without[lane * SHOWN + lane] = sum;
-            ROLLED for (i32 i = lane - 1; i > 0; i--) {
-                sum = sum + top[i];
-                bench.without[lane * SHOWN + i] = sum;
+#pragma unroll ahead
+            for (i32 i = ahead > 1 ? SHOWN - 2 : lane - 1; i > 0; i--) {
+                if (i < lane) {
+                    sum = sum + top[i];
+                    bench.without[lane * SHOWN + i] = sum;
+                }
             }
         }
     }
@@ -167,7 +171,11 @@ FUNCTION void pair_weights(
             const i32 one = nth_bit(clicked, lane / others), two = nth_bit(passed, lane % others);
             const i32 a = one < two ? one : two, b = one < two ? two : one;
             double inverse = 1.0;
-            ROLLED for (i32 i = a + 1; i <= b; i++) inverse *= (bench.without[b * SHOWN + i] + top[a]) / tail[i];
+#pragma unroll ahead
+            for (i32 i = ahead > 1 ? 1 : a + 1; i < (ahead > 1 ? SHOWN : b + 1); i++) {
+                const double factor = quotient(bench.without[b * SHOWN + i] + top[a], tail[i]);
+                inverse = i > a && i <= b ? inverse * factor : inverse;
+            }
             if (best >= 0 && a == 0) {
                 if (page.shown[0] == best)
                     inverse = keep < 1.0 ? inverse * kept / (1.0 - keep) : infinity();
@@ -175,8 +183,8 @@ FUNCTION void pair_weights(
                     inverse *= (1.0 - keep) / kept;
             }
             const double low = top[a] < top[b] ? top[a] : top[b], high = top[a] < top[b] ? top[b] : top[a];
-            const double odds = low / high;
-            const double weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
+            const double odds = quotient(low, high);
+            const double weight = quotient(odds, (1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
             bench.pairs[a * SHOWN + b] = a == one ? weight : -weight;
         }
     }
@@ -185,10 +193,11 @@ FUNCTION void pair_weights(
         if (lane < considered) {
             const bool own = (clicked >> lane) & 1u;
             double sum = 0.0;
-            ROLLED for (i32 a = 0; a < lane; a++)
-                if (((clicked >> a) & 1u) != own) sum -= bench.pairs[a * SHOWN + lane];
-            ROLLED for (i32 b = lane + 1; b < considered; b++)
-                if (((clicked >> b) & 1u) != own) sum += bench.pairs[lane * SHOWN + b];
+#pragma unroll ahead
+            for (i32 other = 0; other < (ahead > 1 ? SHOWN : considered); other++) {
+                const double pair = bench.pairs[other < lane ? other * SHOWN + lane : lane * SHOWN + other];
+                if (other < considered && ((clicked >> other) & 1u) != own) sum += other < lane ? -pair : pair;
+            }
             bench.scales[lane] = sum;
         }
     }
@@ -285,7 +294,7 @@ template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const
         const double spread = rates(page, count, temperature);
         i32 first = -1;
         if (keep > 0.0 && uniform(chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
-        const i32 size = plackett_luce(page, spread, count, temperature, first, chance, Keyed{chance});
+        const i32 size = plackett_luce(page, spread, count, temperature, first, chance);
         const i64 who = task.user[row] >= 0 ? task.user[row] : i64(uniform(chance, 1) * double(task.users));
         const u32 clicked = read_and_click(
             grades, page, size, task.click + who * task.levels, task.stop + who * task.levels,

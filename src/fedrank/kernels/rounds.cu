@@ -27,9 +27,9 @@ struct Rounds {
 // One search, and what does not depend on the model, which is looked up while the one before is learned from.
 struct Search {
     u64 chance;
-    i64 begin, query;
+    i64 begin, place, who;
     double ideal;
-    i32 count;
+    i64 count;
 };
 
 // What a team needs besides a warp's room.
@@ -39,6 +39,7 @@ struct Team {
     float* partial;   // [groups, 8, 32]: sums of scores
     double* draws;    // [2, longest]
     double* waits;    // [2, longest]
+    double* clicks;   // [2, 2 SHOWN]
     i8* grades;       // [2, longest]
     Search* searches;  // [2]
     i32* said;        // [2]: considered places; whether a sum is not finite
@@ -57,6 +58,8 @@ FUNCTION void furnish_team(const Rounds& all, char* memory, Team& team) {
     memory += rounded(16 * longest);
     team.waits = (double*)memory;
     memory += rounded(16 * longest);
+    team.clicks = (double*)memory;
+    memory += rounded(8 * 4 * SHOWN);
     team.searches = (Search*)memory;
     memory += rounded(2 * sizeof(Search));
     team.said = (i32*)memory;
@@ -152,8 +155,12 @@ template <typename Real> FUNCTION void look_up(
         team.waits[side * task.longest + d] = -logarithm(draw);
         team.grades[side * task.longest + d] = grades[d];
     }
-    if (thread == 0)
-        team.searches[side] = {chance, begin, query, task.ideal[task.view[row] * task.query_count + query], count};
+    if (thread < 2 * SHOWN) team.clicks[side * 2 * SHOWN + thread] = uniform(chance, FIRST_CLICK_DRAW + thread);
+    if (thread == 0) {
+        const i64 who = task.user[row] >= 0 ? task.user[row] : i64(uniform(chance, 1) * double(task.users));
+        const double ideal = task.ideal[task.view[row] * task.query_count + query];
+        team.searches[side] = {chance, begin, task.places[query], who, ideal, count};
+    }
 }
 
 // `pdgd_client` by a team.
@@ -175,14 +182,13 @@ template <typename Real, bool plain> FUNCTION void team_client(
         if (interactions > 0) look_up<Real>(task, row, client, 0, team, thread, 32 * TEAM);
     }
     all_together();
-    double quality = 0.0;  // the leader's
+    double quality = 0.0;  // the last warp's, which has the least to do
     for (i64 interaction = 0; interaction < interactions; interaction++) {
         const i32 side = i32(interaction & 1);
         const Search search = team.searches[side];
-        const i32 count = search.count;
+        const i32 count = i32(search.count), size = count < SHOWN ? count : SHOWN;
         team_scores(
-            bench.weights, (const Real*)task.blocks + task.places[search.query], i32(features), count, team.partial,
-            page.scores);
+            bench.weights, (const Real*)task.blocks + search.place, i32(features), count, team.partial, page.scores);
         float highest, lowest;
         extremes(page.scores, count, highest, lowest);
         const double spread = (double(highest) - double(lowest)) / temperature;
@@ -191,22 +197,20 @@ template <typename Real, bool plain> FUNCTION void team_client(
                 page.rates[d] = rate_of(page.scores[d], highest, temperature);
         }
         all_together();
+        const i8* grades = team.grades + side * task.longest;
         LEADER {
-            const i8* grades = team.grades + side * task.longest;
-            const Noted noted = {team.draws + side * task.longest, team.waits + side * task.longest};
+            const Noted noted = {
+                team.draws + side * task.longest, team.waits + side * task.longest, team.clicks + side * 2 * SHOWN};
             i32 first = -1;
             if (keep > 0.0 && uniform(search.chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
-            const i32 size = plackett_luce(page, spread, count, temperature, first, search.chance, noted);
-            const i64 who =
-                task.user[row] >= 0 ? task.user[row] : i64(uniform(search.chance, 1) * double(task.users));
+            plackett_luce<8>(page, spread, count, temperature, first, search.chance, noted);
             const u32 clicked = read_and_click(
-                grades, page, size, task.click + who * task.levels, task.stop + who * task.levels,
-                task.attention + who * SHOWN, search.chance);
-            quality += shown_ndcg(grades, page, size, search.ideal, task.discount, bench.scales);
+                grades, page, size, task.click + search.who * task.levels, task.stop + search.who * task.levels,
+                task.attention + search.who * SHOWN, noted);
             const i32 below = highest_bit(clicked) + 2;
             const i32 considered = clicked == 0 ? 0 : (below < size ? below : size);
             if (considered >= 2)
-                pair_weights(page, bench, spread, count, size, considered, clicked, temperature, keep);
+                pair_weights<SHOWN>(page, bench, spread, count, size, considered, clicked, temperature, keep);
             EACH_LANE(lane) {
                 if (considered >= 2 && lane < SHOWN) bench.scales[lane] = lane < considered ? bench.scales[lane] * factor : 0.0;
                 if (lane == 0) team.said[0] = considered;
@@ -217,6 +221,7 @@ template <typename Real, bool plain> FUNCTION void team_client(
                 look_up<Real>(task, row, client, interaction + 1, team, thread, 32 * (TEAM - 1));
         }
         all_together();
+        LAST_WARP { quality += shown_ndcg(grades, page, size, search.ideal, task.discount, bench.pairs); }
         const bool moved = team.said[0] >= 2;
         double* target = clipped ? bench.own : master;
         if (moved) {
@@ -265,7 +270,7 @@ template <typename Real, bool plain> FUNCTION void team_client(
         all_together();
     }
     EACH_THREAD(thread) {
-        if (thread == 0) *online = interactions > 0 ? quality / double(interactions) : 0.0;
+        if (thread == 32 * (TEAM - 1)) *online = interactions > 0 ? quality / double(interactions) : 0.0;
         ROLLED for (i32 p = thread; p < features; p += 32 * TEAM)
             update[p] = float(master[p] - double(float(team.model[p])));
     }

@@ -200,11 +200,14 @@ struct Keyed {
 struct Noted {
     const double* draws;  // [count]
     const double* waits;  // [count]: -log(draw)
+    const double* clicks;  // [2 SHOWN]: draws of clicks and stops
 };
 FUNCTION double draw_of(const Keyed& from, i32 d) { return uniform(from.chance, FIRST_DOCUMENT_DRAW + d); }
 FUNCTION double draw_of(const Noted& from, i32 d) { return from.draws[d]; }
 FUNCTION double wait_of(const Keyed& from, i32 d) { return -logarithm(draw_of(from, d)); }
 FUNCTION double wait_of(const Noted& from, i32 d) { return from.waits[d]; }
+FUNCTION double click_of(const Keyed& from, i32 i) { return uniform(from.chance, FIRST_CLICK_DRAW + i); }
+FUNCTION double click_of(const Noted& from, i32 i) { return from.clicks[i]; }
 
 FUNCTION i32 best_of(const float* scores, i32 count) {
     i32 best = 0;
@@ -242,8 +245,8 @@ SLOW void plackett_luce_in_logarithms(
     together();
 }
 
-// Fills page.shown; returns how many.
-template <typename Draws> FUNCTION i32 plackett_luce(
+// Fills page.shown; returns how many. `ahead`: turns of a loop that are begun together; each takes registers.
+template <i32 ahead, typename Draws> FUNCTION i32 plackett_luce(
     Page& page, double spread, i32 count, double temperature, i32 first, u64 chance, const Draws& from) {
     const i32 size = count < SHOWN ? count : SHOWN;
     PerLane<double> part;
@@ -284,7 +287,7 @@ template <typename Draws> FUNCTION i32 plackett_luce(
                 does[lane] = false;
                 if (i < candidates) {
                     const i32 d = page.early[i];
-                    const double time = (d == first ? -logarithm(1.0) : wait_of(from, d)) / page.rates[d];
+                    const double time = quotient(d == first ? -logarithm(1.0) : wait_of(from, d), page.rates[d]);
                     page.times[i] = time;
                     does[lane] = time < deadline;
                 }
@@ -299,8 +302,8 @@ template <typename Draws> FUNCTION i32 plackett_luce(
         ROLLED for (i32 i = lane; i < candidates; i += 32) {
             const double own = page.times[i];
             i32 rank = 0;
-            ROLLED for (i32 j = 0; j < i; j++) rank += page.times[j] <= own;
-            ROLLED for (i32 j = i + 1; j < candidates; j++) rank += page.times[j] < own;
+#pragma unroll ahead
+            for (i32 j = 0; j < candidates; j++) rank += j < i ? page.times[j] <= own : page.times[j] < own;
             if (rank < size) page.shown[rank] = page.early[i];
         }
     }
@@ -308,22 +311,32 @@ template <typename Draws> FUNCTION i32 plackett_luce(
     return size;
 }
 
+FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperature, i32 first, u64 chance) {
+    return plackett_luce<1>(page, spread, count, temperature, first, chance, Keyed{chance});
+}
+
 // Bit i is set where place i was clicked. Every place is read as if nobody had left; then who leaves, leaves.
-FUNCTION u32 read_and_click(
+template <typename Draws> FUNCTION u32 read_and_click(
     const i8* grades, const Page& page, i32 size, const double* click, const double* stop, const double* attention,
-    u64 chance) {
+    const Draws& from) {
     PerLane<bool> clicks, stops;
     EACH_LANE(lane) {
         clicks[lane] = false;
         stops[lane] = false;
         if (lane < size) {
             const i32 grade = grades[page.shown[lane]];
-            clicks[lane] = uniform(chance, FIRST_CLICK_DRAW + 2 * lane) < click[grade] * attention[lane];
-            stops[lane] = clicks[lane] && uniform(chance, FIRST_CLICK_DRAW + 2 * lane + 1) < stop[grade];
+            clicks[lane] = click_of(from, 2 * lane) < click[grade] * attention[lane];
+            stops[lane] = clicks[lane] && click_of(from, 2 * lane + 1) < stop[grade];
         }
     }
     const u32 clicked = ballot(clicks), left = ballot(stops);
     return left == 0 ? clicked : clicked & ((2u << lowest_bit(left)) - 1u);
+}
+
+FUNCTION u32 read_and_click(
+    const i8* grades, const Page& page, i32 size, const double* click, const double* stop, const double* attention,
+    u64 chance) {
+    return read_and_click(grades, page, size, click, stop, attention, Keyed{chance});
 }
 
 // nDCG@10 of the list, in every lane. `terms` [SHOWN] is scratch.
@@ -336,7 +349,8 @@ FUNCTION double shown_ndcg(
     }
     together();
     double gain = 0.0;
-    ROLLED for (i32 i = 0; i < size; i++) gain += terms[i];
+#pragma unroll 2
+    for (i32 i = 0; i < size; i++) gain += terms[i];
     together();
-    return gain / ideal;
+    return quotient(gain, ideal);
 }

@@ -38,6 +38,7 @@ FUNCTION void together() { __syncwarp(); }
 #define EACH_THREAD(thread) for (i32 thread = threadIdx.x, once_ = 1; once_; once_ = 0)
 #define LEADER if (threadIdx.x < 32)
 #define EACH_HELPER(thread) for (i32 thread = threadIdx.x - 32; thread >= 0; thread = -1)
+#define LAST_WARP if (threadIdx.x >= 32 * (TEAM - 1))
 FUNCTION void all_together() { __syncthreads(); }
 
 // Until all blocks have come so far: `gate` counts how often one did.
@@ -64,6 +65,20 @@ FUNCTION float fresh(const float* place) { return __ldcg(place); }
 
 // Let what lies there come nearer.
 FUNCTION void call_up(const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
+
+// a / b of numbers of usual size, and of 0 / b: what a division does first, without looking for special cases.
+FUNCTION double quotient(double a, double b) {
+    double r;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(b));
+    r = __hiloint2double(__double2hiint(r), 1);  // as the compiler has it
+    double e = __fma_rn(-b, r, 1.0);
+    e = __fma_rn(e, e, e);
+    r = __fma_rn(r, e, r);
+    e = __fma_rn(-b, r, 1.0);
+    r = __fma_rn(r, e, r);
+    const double q = a * r;
+    return __fma_rn(r, __fma_rn(-b, q, a), q);
+}
 
 // Bit i is what lane i says.
 FUNCTION u32 ballot(PerLane<bool>& said) { return __ballot_sync(0xffffffffu, said.value); }
@@ -107,11 +122,13 @@ FUNCTION void together() {}
 
 #define EACH_THREAD(thread) for (i32 thread = 0; thread < 32 * TEAM; thread++)
 #define LEADER
+#define LAST_WARP
 #define EACH_HELPER(thread) for (i32 thread = 0; thread < 32 * (TEAM - 1); thread++)
 FUNCTION void all_together() {}
 FUNCTION void wait_for_blocks(u32*, u32) {}
 FUNCTION float fresh(const float* place) { return *place; }
 FUNCTION void call_up(const void*) {}
+FUNCTION double quotient(double a, double b) { return a / b; }
 
 FUNCTION float wide(Half x) {
     const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
