@@ -65,7 +65,7 @@ def agreement(machine: Machine, clients: int = 200) -> tuple[int, int]:
                 expected = learner(start, crowd, Chance(number, 3))
                 found = PdgdThere(machine, learner, crowd).learn(start, Chance(number, 3))
                 updates, online = (machine.get(each) for each in found)
-                total, _ = PdgdThere(machine, learner, crowd).part(start, Chance(number, 3), None, True)
+                [total], _ = PdgdThere(machine, learner, crowd).parts(start, Chance(number, 3), None, True, clients)
                 if not np.array_equal(total, fr.kernels.sums.weighted_sum(crowd.interactions, expected.updates)):
                     sys.exit(f"the sum of updates is another one: {settings}, {documents} x {features}, {user}")
                 alike = (expected.updates == updates).all(axis=1) & (expected.observed.online == online)
@@ -116,7 +116,7 @@ def main() -> None:
         crowd = fr.make_clients(data, count=options.clients, user="informational", interactions=options.interactions)
         many = PdgdThere(card, learner, crowd)
         learn = seconds(card, 7, partial(many.learn, weights, chance))
-        whole = seconds(card, 7, partial(Twin(many).part, weights, chance, None, True))
+        whole = seconds(card, 7, partial(Twin(many).parts, weights, chance, None, True, 1 << 17))
         searches = options.clients * options.interactions
         needed = searches * documents * features * 4 / best
         print(

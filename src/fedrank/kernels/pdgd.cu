@@ -1,8 +1,8 @@
 // Twin of pdgd.py: `pdgd_clients` for linear rankers and drawn lists. One warp is one client.
 
 struct Task {
-    const float* rows;       // [documents, features]
-    const float* blocks;      // by query: [groups of 32 documents, features, 32]
+    const float* rows;       // [documents, features]; like blocks, of two bytes each where loops say Half
+    const float* blocks;     // by query, as show.cu says
     const i64* offsets;      // [queries + 1]: rows
     const i64* places;       // [queries]: where its blocks begin
     const i64* present;      // [taking part]: rows of clients, or none: all
@@ -107,7 +107,7 @@ FUNCTION i32 nth_bit(u32 mask, i32 n) {
 }
 
 // `pair_weights`: fills bench.scales. Pairs are weighed side by side, and added up in the order of the loop.
-FUNCTION void pair_weights(
+template <i32 ahead = 1> FUNCTION void pair_weights(
     Page& page, Bench& bench, double spread, i32 count, i32 size, i32 considered, u32 clicked, double temperature,
     double keep) {
     double *top = bench.top, *tail = bench.tail;
@@ -131,10 +131,11 @@ FUNCTION void pair_weights(
 #pragma unroll 8
     for (i32 d = 0; d < count; d++) rest += page.rates[d];
     double sum = rest;
-    ROLLED for (i32 i = size - 1; i >= 0; i--) {
-        sum = sum + top[i];
+#pragma unroll ahead
+    for (i32 i = SHOWN - 1; i >= 0; i--) {
+        if (i < size) sum = sum + top[i];
         EACH_LANE(lane) {
-            if (lane == i) tail[i] = sum;
+            if (lane == i && i < size) tail[i] = sum;
         }
     }
     together();
@@ -153,9 +154,12 @@ FUNCTION void pair_weights(
         if (lane >= 1 && lane < considered) {
             double sum = tail[lane + 1];
             bench.without[lane * SHOWN + lane] = sum;
-            ROLLED for (i32 i = lane - 1; i > 0; i--) {
-                sum = sum + top[i];
-                bench.without[lane * SHOWN + i] = sum;
+#pragma unroll ahead
+            for (i32 i = ahead > 1 ? SHOWN - 2 : lane - 1; i > 0; i--) {
+                if (i < lane) {
+                    sum = sum + top[i];
+                    bench.without[lane * SHOWN + i] = sum;
+                }
             }
         }
     }
@@ -167,7 +171,11 @@ FUNCTION void pair_weights(
             const i32 one = nth_bit(clicked, lane / others), two = nth_bit(passed, lane % others);
             const i32 a = one < two ? one : two, b = one < two ? two : one;
             double inverse = 1.0;
-            ROLLED for (i32 i = a + 1; i <= b; i++) inverse *= (bench.without[b * SHOWN + i] + top[a]) / tail[i];
+#pragma unroll ahead
+            for (i32 i = ahead > 1 ? 1 : a + 1; i < (ahead > 1 ? SHOWN : b + 1); i++) {
+                const double factor = quotient(bench.without[b * SHOWN + i] + top[a], tail[i]);
+                inverse = i > a && i <= b ? inverse * factor : inverse;
+            }
             if (best >= 0 && a == 0) {
                 if (page.shown[0] == best)
                     inverse = keep < 1.0 ? inverse * kept / (1.0 - keep) : infinity();
@@ -175,8 +183,8 @@ FUNCTION void pair_weights(
                     inverse *= (1.0 - keep) / kept;
             }
             const double low = top[a] < top[b] ? top[a] : top[b], high = top[a] < top[b] ? top[b] : top[a];
-            const double odds = low / high;
-            const double weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
+            const double odds = quotient(low, high);
+            const double weight = quotient(odds, (1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
             bench.pairs[a * SHOWN + b] = a == one ? weight : -weight;
         }
     }
@@ -185,10 +193,11 @@ FUNCTION void pair_weights(
         if (lane < considered) {
             const bool own = (clicked >> lane) & 1u;
             double sum = 0.0;
-            ROLLED for (i32 a = 0; a < lane; a++)
-                if (((clicked >> a) & 1u) != own) sum -= bench.pairs[a * SHOWN + lane];
-            ROLLED for (i32 b = lane + 1; b < considered; b++)
-                if (((clicked >> b) & 1u) != own) sum += bench.pairs[lane * SHOWN + b];
+#pragma unroll ahead
+            for (i32 other = 0; other < (ahead > 1 ? SHOWN : considered); other++) {
+                const double pair = bench.pairs[other < lane ? other * SHOWN + lane : lane * SHOWN + other];
+                if (other < considered && ((clicked >> other) & 1u) != own) sum += other < lane ? -pair : pair;
+            }
             bench.scales[lane] = sum;
         }
     }
@@ -213,8 +222,8 @@ FUNCTION void shorten(double* vector, i64 count, double longest) {
 }
 
 // target += the sum of scale x features of what was shown, place by place.
-FUNCTION void add_gradients(
-    double* target, const float* rows, i64 features, const Page& page, double* scales, i32 considered, double factor) {
+template <typename Real> FUNCTION void add_gradients(
+    double* target, const Real* rows, i64 features, const Page& page, double* scales, i32 considered, double factor) {
     EACH_LANE(lane) {
         if (lane < considered) scales[lane] *= factor;
     }
@@ -232,7 +241,7 @@ FUNCTION void add_gradients(
             ROLLED for (i32 p = lane; p < features; p += 32) {
                 float x[5];
 #pragma unroll
-                for (i32 i = 0; i < 5; i++) x[i] = scale[i] != 0.0 ? rows[at[i] + p] : 0.0f;
+                for (i32 i = 0; i < 5; i++) x[i] = scale[i] != 0.0 ? wide(rows[at[i] + p]) : 0.0f;
                 double sum = target[p];
 #pragma unroll
                 for (i32 i = 0; i < 5; i++)
@@ -245,7 +254,7 @@ FUNCTION void add_gradients(
 }
 
 // `plain`: nothing keeps, clips, pulls or drifts, at temperature 1. Then none of that is compiled, and more warps fit.
-template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
+template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i64 features = task.features;
     const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
     const double pull = plain ? 0.0 : task.pull, clip_weights = plain ? 0.0 : task.clip_weights;
@@ -280,7 +289,8 @@ template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i6
         const i32 count = i32(task.offsets[query + 1] - begin);
         const i8* grades = view + begin;
 
-        linear_scores<groups>(bench.weights, task.blocks + task.places[query], i32(features), count, page.scores);
+        linear_scores<groups>(
+            bench.weights, (const Real*)task.blocks + task.places[query], i32(features), count, page.scores);
         const double spread = rates(page, count, temperature);
         i32 first = -1;
         if (keep > 0.0 && uniform(chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
@@ -306,7 +316,7 @@ template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i6
         }
         if (moved) {
             pair_weights(page, bench, spread, count, size, considered, clicked, temperature, keep);
-            const float* rows = task.rows + begin * features;
+            const Real* rows = (const Real*)task.rows + begin * features;
             if (!clipped) {
                 add_gradients(master, rows, features, page, bench.scales, considered, factor);
             } else {
@@ -369,45 +379,51 @@ FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) 
 }
 
 #ifdef __CUDACC__
-template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task, char* memory) {
+template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const Task& task, char* memory) {
     const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
     Page page;
     Bench bench;
     furnish(task, memory, page, bench);
     for (i64 c = task.first + blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
-        pdgd_client<plain, groups>(task, c, page, bench);
+        pdgd_client<Real, plain, groups>(task, c, page, bench);
 }
 
-// Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best.
-extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients_plain(const __grid_constant__ Task task) {
-    extern __shared__ __align__(16) char memory[];
-    all_clients<true, 4>(task, memory + threadIdx.x / 32 * task.room);
-}
-
-// Short lists are a matter of waiting for one another: many warps are best.
-extern "C" __global__ void __launch_bounds__(128, 7) pdgd_clients_short(const __grid_constant__ Task task) {
-    extern __shared__ __align__(16) char memory[];
-    all_clients<true, 2>(task, memory + threadIdx.x / 32 * task.room);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients(const __grid_constant__ Task task) {
-    extern __shared__ __align__(16) char memory[];
-    all_clients<false, 2>(task, memory + threadIdx.x / 32 * task.room);
-}
-
-// The same where lists are too long for fast memory.
-extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients_wide(const __grid_constant__ Task task) {
-    all_clients<false, 2>(task, task.scratch + (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * task.room);
-}
+#define LOOP(name, Real, plain, groups, blocks)                                                     \
+    extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ Task task) { \
+        extern __shared__ __align__(16) char memory[];                                              \
+        all_clients<Real, plain, groups>(task, memory + threadIdx.x / 32 * task.room);              \
+    }
+// Where lists are too long for fast memory.
+#define WIDE_LOOP(name, Real)                                                                            \
+    extern "C" __global__ void __launch_bounds__(128, 4) name(const __grid_constant__ Task task) {       \
+        const i64 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;                              \
+        all_clients<Real, false, 2>(task, task.scratch + warp * task.room);                              \
+    }
 #else
-template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task) {
+template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const Task& task) {
     Page page;
     Bench bench;
     furnish(task, task.scratch, page, bench);
-    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<plain, groups>(task, c, page, bench);
+    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<Real, plain, groups>(task, c, page, bench);
 }
 
-extern "C" void pdgd_clients_plain(const Task* task) { all_clients<true, 4>(*task); }
-extern "C" void pdgd_clients_short(const Task* task) { all_clients<true, 2>(*task); }
-extern "C" void pdgd_clients(const Task* task) { all_clients<false, 2>(*task); }
+#define LOOP(name, Real, plain, groups, blocks) \
+    extern "C" void name(const Task* task) { all_clients<Real, plain, groups>(*task); }
+#define WIDE_LOOP(name, Real)
 #endif
+
+#ifndef PLAIN_BLOCKS
+#define PLAIN_BLOCKS 4
+#define SHORT_BLOCKS 7
+#endif
+
+// Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best. Short lists
+// are a matter of waiting for one another: many warps are best.
+LOOP(pdgd_clients, float, false, 2, 4)
+LOOP(pdgd_clients_plain, float, true, 4, PLAIN_BLOCKS)
+LOOP(pdgd_clients_short, float, true, 2, SHORT_BLOCKS)
+WIDE_LOOP(pdgd_clients_wide, float)
+LOOP(pdgd_half_clients, Half, false, 2, 4)
+LOOP(pdgd_half_clients_plain, Half, true, 4, PLAIN_BLOCKS)
+LOOP(pdgd_half_clients_short, Half, true, 2, SHORT_BLOCKS)
+WIDE_LOOP(pdgd_half_clients_wide, Half)
