@@ -34,18 +34,18 @@ from fedrank.rank.measures import Evaluator
 COUNTS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 ARMS = ("plain", "shortened", "ε = 1")
 EPSILON, DELTA = 1.0, 1e-7
-SEARCHES, RATE, CLIP, USER = 5, 1.0, 2.0, "informational"
+SEARCHES, RATE, USER = 5, 1.0, "informational"
 NEXT_TO_NOTHING = 1e-6  # noise of the runs without noise, in multiples of the clip
 T_OF_SEEDS = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantile 0.975 of Student's t, by seeds
 COLUMNS = ("clients", "seed", "arm", "noise", "epsilon", "ndcg", "seconds")
 
 
-def noise_for(clients: int, parameters: int, rounds: int, learner: Any) -> tuple[float, float]:
+def noise_for(clients: int, parameters: int, rounds: int, clip: float, learner: Any) -> tuple[float, float]:
     """(noise in multiples of the clip, ε): the least noise with which all rounds cost at most `EPSILON`."""
     setting = Setting(clients, parameters, 1.0, (SEARCHES,), learner, Mean())
 
     def cost(noise: float) -> float:
-        promises = fr.mechanisms.Gaussian(clip=CLIP, noise=noise, place=AtServer()).promises(setting)
+        promises = fr.mechanisms.Gaussian(clip=clip, noise=noise, place=AtServer()).promises(setting)
         return next(p for p in promises if p.against == "public").epsilon(rounds, DELTA)
 
     low, high = 1.0, 1e5
@@ -65,9 +65,9 @@ def run(options: argparse.Namespace) -> None:
         table = csv.writer(file)
         table.writerow(COLUMNS)
         for count in (each for each in COUNTS if each <= options.most):
-            noise, epsilon = noise_for(count, parameters, options.rounds, learner)
+            noise, epsilon = noise_for(count, parameters, options.rounds, options.clip, learner)
             crowd = fr.make_clients(fold.train, count=count, user=USER, interactions=SEARCHES)
-            trusted = fr.mechanisms.Gaussian(clip=CLIP, noise=noise, place=AtServer())
+            trusted = fr.mechanisms.Gaussian(clip=options.clip, noise=noise, place=AtServer())
             bare = replace(trusted, noise=NEXT_TO_NOTHING)
             for seed in range(1, options.seeds + 1):
                 for arm, mechanism in zip(ARMS, (None, bare, trusted), strict=True):
@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--most", type=int, default=COUNTS[-1], help="clients")
+    parser.add_argument("--clip", type=float, default=2.0, help="length to which updates are shortened")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--picture", type=Path, help="draw what is in the folder, and run nothing")
     options = parser.parse_args()

@@ -45,18 +45,14 @@ SPEEDS = (
     (ES, (6000, 120, 136), 100_000, 5),
     (fr.learners.Evolution(fr.rankers.Relu(10)), (1000, 41, 46), 100_000, 5),
     (NEURAL, (1000, 41, 46), 20_000, 5),
+    (NEURAL, (400, 120, 136), 20_000, 5),
     (NEURAL, (6000, 120, 136), 20_000, 5),
 )
-# Of crews: units that a member computes at once, crews that must fit on a multiprocessor, warps of one, and whether
-# features are fetched ahead.
-NEURAL_VARIANTS = ((16, 4, 4, 0), (8, 4, 4, 0), (8, 4, 4, 1), (8, 5, 4, 0), (8, 2, 8, 1))
+# Units that a member of a crew computes at once, and crews that must fit on a multiprocessor.
+NEURAL_VARIANTS = ((16, 4), (8, 4), (8, 5))
 LEFT_OUT = {  # stages of neural PDGD, by what takes their place
-    "nothing fetched meanwhile": ("if (threadIdx.x >= 32) {", "if (false) {"),
-    "no gradients": ("if (moved && !batch) add_mlp", "if (false) add_mlp"),
-    "no hidden sums": (
-        "ROLLED for (i32 f = 0; f < whole; f += 4) {\n        float x[groups][4];\n        const i32 ahead",
-        "ROLLED for (i32 f = 0; f < 0; f += 4) {\n        float x[groups][4];\n        const i32 ahead",
-    ),
+    "no gradients": ("if (moved) add_mlp", "if (false) add_mlp"),
+    "no hidden sums": ("f < whole; f += 4) {", "f < 0; f += 4) {"),
     "eight parameters at once": ("#define AT_ONCE 4", "#define AT_ONCE 8"),
 }
 EVOLUTION_VARIANTS = ((8, 4),)  # blocks of four warps that must fit, for short lists and for long ones
@@ -104,19 +100,15 @@ def tune() -> None:
     """Speeds with other sizes."""
     original, text = machines.source, machines.source()
     small, large = ((1000, 41, 46), (6000, 120, 136))
-    sizes = neural.TILE, neural.CREWS, neural.CREW
+    sizes = neural.TILE, neural.CREWS
     try:
         plain = with_only(text, ("neural_clients_plain", "add_rows"))
-        for tile, blocks, warps, ahead in NEURAL_VARIANTS:
+        for tile, blocks in NEURAL_VARIANTS:
             changed = plain.replace("#define TILE 16", f"#define TILE {tile}")
             changed = changed.replace("__launch_bounds__(CREW, 4)", f"__launch_bounds__(CREW, {blocks})")
-            changed = changed.replace("#define WARPS_OF_A_CREW 4", f"#define WARPS_OF_A_CREW {warps}")
-            changed = changed.replace("#define CREW 128", f"#define CREW {32 * warps}")
-            changed = changed.replace("#define FETCH_AHEAD (TILE <= 8)", f"#define FETCH_AHEAD {ahead}")
-            neural.TILE, neural.CREWS, neural.CREW = tile, blocks, 32 * warps
-            name = f"neural: tiles of {tile}, {blocks} crews of {warps} warps{', ahead' * ahead}"
-            report_variant(name, changed, NEURAL, (small, large), 10_000)
-        neural.TILE, neural.CREWS, neural.CREW = sizes
+            neural.TILE, neural.CREWS = tile, blocks
+            report_variant(f"neural: tiles of {tile}, {blocks} crews", changed, NEURAL, (small, large), 10_000)
+        neural.TILE, neural.CREWS = sizes
         for name, (old, new) in LEFT_OUT.items():
             assert old in plain
             report_variant(f"neural: {name}", plain.replace(old, new), NEURAL, (small, large), 10_000)

@@ -13,6 +13,7 @@ from fedrank.types import Bend, Crowd
 
 CREW = 128  # threads, as kernels/crew.cu has it
 TILE = 16  # hidden units, as kernels/rankers.cu has it
+LARGEST_RATE = 1e6  # with larger steps, weights may leave the range of single precision, in which half of them lies
 CREWS = 4  # that a multiprocessor has registers for
 
 # As `struct NeuralTask` in kernels/neural_pdgd.cu has it.
@@ -32,7 +33,7 @@ def crew_room(features: int, hidden: int, longest: int) -> int:
     layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
     papers = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
-    return _rounded(layer) + max(papers, _rounded(4 * SHOWN * features)) + _rounded(small)
+    return _rounded(layer) + max(papers, _rounded(8 * SHOWN * features)) + _rounded(small)
 
 
 def _rounded(size: int) -> int:
@@ -83,8 +84,8 @@ class NeuralThere(PdgdThere):
 
     def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
         self.task["pull"] = self.learner.rate * bend.pull
-        straight = self.bare and not bend.pull and bend.drifts is None
-        self._loop = "neural_clients_plain" if straight else "neural_clients"
+        straight = self.bare and not bend.pull and bend.drifts is None and not self.learner.batch
+        self._loop = "neural_clients_plain" if straight and self.learner.rate <= LARGEST_RATE else "neural_clients"
 
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()

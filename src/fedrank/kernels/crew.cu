@@ -18,14 +18,6 @@ template <typename T> struct PerMember {
 
 FUNCTION void crew_together() { __syncthreads(); }
 
-// While the first warp works, the others let `bytes` from a place on come nearer.
-FUNCTION void meanwhile_fetch(const void* place, i64 bytes) {
-    if (threadIdx.x >= 32) {
-        for (i64 at = i64(threadIdx.x - 32) * 128; at < bytes; at += (CREW - 32) * 128)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)place + at));
-    }
-}
-
 #else
 
 #define EACH_MEMBER(t) for (i32 t = 0; t < CREW; t++)
@@ -37,6 +29,5 @@ template <typename T> struct PerMember {
 };
 
 FUNCTION void crew_together() {}
-FUNCTION void meanwhile_fetch(const void*, i64) {}
 
 #endif

@@ -236,10 +236,13 @@ FUNCTION void evolution_crew(const EvolutionTask& all, i64 c, Page& page, double
         const i64 from = side == 0 ? 0 : half, to = side == 0 ? half : player.interactions;
         const double deviation = side == 0 ? all.deviation : -all.deviation;
         EACH_MEMBER(t) {
-            each_parameter(layer, t, layer.features + 2, [&](i32 row, i32 unit) {
-                const i32 p = row * units + unit;
-                layer.weights[row * layer.padded + unit] = float(double(start[p]) + deviation * noise[p]);
-            });
+            each_parameter(
+                layer, t, layer.features + 2,
+                [&](i32 row, i32 unit) {
+                    const i32 p = row * units + unit;
+                    return double(start[p]) + deviation * noise[p];
+                },
+                [&](i32 row, i32 unit, double weight) { layer.weights[row * layer.padded + unit] = float(weight); });
         }
         crew_together();
         player.reported = 0.0;

@@ -6,13 +6,19 @@ struct NeuralTask {
     i64 hidden, desk;
 };
 
-#define AT_ONCE 4  // parameters that a member fetches together
-
 struct Desk {
-    double* master;  // [parameters]
+    double* master;  // [parameters]; or of rows of features the lower halves alone, u32
     double* own;     // [parameters], where gradients are clipped
-    float* rows;     // [SHOWN, features] in fast memory: what was shown
+    double* rows;    // [SHOWN, features] in fast memory: what was shown
 };
+
+// A number in double precision from itself in single precision and its lower 32 bits. Rounding moves it by half a unit of
+// single precision, 2^28 of its own: there is one number so near that ends in these bits. Not for what single precision
+// has no room for: 3e38 and more.
+FUNCTION double joined(float upper, u32 lower) {
+    const i64 near = bits_of(double(upper));
+    return from_bits(near + i64(i32(lower - u32(near))));
+}
 
 // What the first warp tells the others.
 struct Told {
@@ -31,18 +37,18 @@ FUNCTION void crew_shortens(double* vector, i64 count, double longest) {
 }
 
 // target += the gradients of what was shown, two documents at a time, as `add_mlp_gradients` does it. With `fresh` it
-// begins at 0, and with `copied` the ranker follows.
-template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
+// begins at 0. With `halved` the upper half of the target is the ranker, which follows.
+template <bool fresh, bool halved> FUNCTION void add_mlp_gradients(
     double* target, const Layer& layer, const float* rows, const Desk& desk, const Page& page, const double* scales,
     i32 considered) {
     EACH_MEMBER(t) {
         ROLLED for (i32 i = t / 32; i < considered; i += WARPS_OF_A_CREW) {
             const float* row = rows + page.shown[i] * layer.features;
-            ROLLED for (i32 f = t % 32; f < layer.features; f += 32) desk.rows[i * layer.features + f] = row[f];
+            ROLLED for (i32 f = t % 32; f < layer.features; f += 32) desk.rows[i * layer.features + f] = double(row[f]);
         }
         if (considered & 1) {  // what the last one is added up with counts 0 times
             const float* row = rows + page.shown[considered - 1] * layer.features;
-            ROLLED for (i32 f = t; f < layer.features; f += CREW) desk.rows[considered * layer.features + f] = row[f];
+            ROLLED for (i32 f = t; f < layer.features; f += CREW) desk.rows[considered * layer.features + f] = double(row[f]);
         }
     }
     crew_together();
@@ -52,7 +58,8 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
         if (t / width < step) {
             ROLLED for (i32 unit = t % width; unit < units; unit += width) {
                 const double output = double(layer.weights[(features + 1) * layer.padded + unit]);
-                const float* found = layer.units + unit * layer.capacity;
+                const float* found = layer.sums + unit * layer.capacity;
+                u32* lower = (u32*)target;
                 double back[SHOWN];
                 double bias = 0.0, last = 0.0;
                 const bool outer = t / width == 0;  // the member that also has this unit's bias and output
@@ -66,7 +73,8 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
                     if (i < considered) {
                         const i32 pair = i + 1 < considered ? i + 1 : i;
                         const double first = scales[i], second = pair > i ? scales[pair] : 0.0;
-                        const double one = double(found[page.shown[i]]), two = double(found[page.shown[pair]]);
+                        const double one = double(activated(layer, found[page.shown[i]]));
+                        const double two = pair > i ? double(activated(layer, found[page.shown[pair]])) : one;
                         if (layer.sigmoids) {
                             back[i] = first * output * one * (1.0 - one);
                             back[i + 1] = second * output * two * (1.0 - two);
@@ -83,7 +91,10 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
 #pragma unroll
                     for (i32 k = 0; k < AT_ONCE; k++) {
                         const i32 f = begin + k * step;
-                        sum[k] = fresh || f >= features ? 0.0 : target[f * units + unit];
+                        sum[k] = 0.0;
+                        if (!fresh && f < features)
+                            sum[k] = halved ? joined(layer.weights[f * layer.padded + unit], lower[f * units + unit])
+                                            : target[f * units + unit];
                     }
 #pragma unroll
                     for (i32 i = 0; i < SHOWN; i += 2) {
@@ -91,8 +102,8 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
 #pragma unroll
                             for (i32 k = 0; k < AT_ONCE; k++) {
                                 const i32 f = begin + k * step;
-                                const float* x = desk.rows + i * features + (f < features ? f : 0);
-                                sum[k] += double(x[0]) * back[i] + double(x[features]) * back[i + 1];
+                                const double* x = desk.rows + i * features + (f < features ? f : 0);
+                                sum[k] += x[0] * back[i] + x[features] * back[i + 1];
                             }
                         }
                     }
@@ -100,8 +111,12 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
                     for (i32 k = 0; k < AT_ONCE; k++) {
                         const i32 f = begin + k * step;
                         if (f < features) {
-                            target[f * units + unit] = sum[k];
-                            if (copied) layer.weights[f * layer.padded + unit] = float(sum[k]);
+                            if (halved) {
+                                lower[f * units + unit] = u32(bits_of(sum[k]));
+                                layer.weights[f * layer.padded + unit] = float(sum[k]);
+                            } else {
+                                target[f * units + unit] = sum[k];
+                            }
                         }
                     }
                 }
@@ -113,7 +128,7 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
         }
     }
     crew_together();
-    if (copied) {  // after all have read the outputs that gradients are taken at
+    if (halved) {  // after all have read the outputs that gradients are taken at
         EACH_MEMBER(t) {
             const i32 rows_there = layer.features + 2;
             ROLLED for (i32 unit = t; unit < layer.units_there; unit += CREW) {
@@ -127,13 +142,14 @@ template <bool fresh, bool copied> FUNCTION void add_mlp_gradients(
 
 FUNCTION void copy_to_layer(const Layer& layer, const double* master) {
     EACH_MEMBER(t) {
-        each_parameter(layer, t, layer.features + 2, [&](i32 row, i32 unit) {
-            layer.weights[row * layer.padded + unit] = float(master[row * layer.units_there + unit]);
-        });
+        each_parameter(
+            layer, t, layer.features + 2, [&](i32 row, i32 unit) { return master[row * layer.units_there + unit]; },
+            [&](i32 row, i32 unit, double weight) { layer.weights[row * layer.padded + unit] = float(weight); });
     }
     crew_together();
 }
 
+// `plain`: nothing keeps, clips, pulls or drifts, at temperature 1 and with a step after every search.
 template <bool plain> FUNCTION void neural_client(
     const NeuralTask& all, i64 c, Page& page, Bench& bench, const Layer& layer, const Desk& desk, Told* told) {
     const Task& task = all.task;
@@ -144,12 +160,18 @@ template <bool plain> FUNCTION void neural_client(
     const double* drifts = plain ? nullptr : task.drifts;
     const float* start = task.starts + (task.many_starts ? c * parameters : 0);
     double* master = desk.master;
+    u32* lower = (u32*)master;
+    const i32 units = layer.units_there;
     EACH_MEMBER(t) {
-        each_parameter(layer, t, layer.features + 2, [&](i32 row, i32 unit) {
-            const float weight = start[row * layer.units_there + unit];
-            layer.weights[row * layer.padded + unit] = weight;
-            master[row * layer.units_there + unit] = double(weight);
-        });
+        each_parameter(
+            layer, t, layer.features + 2, [&](i32 row, i32 unit) { return double(start[row * units + unit]); },
+            [&](i32 row, i32 unit, double weight) {
+                layer.weights[row * layer.padded + unit] = float(weight);
+                if (plain && row < layer.features)
+                    lower[row * units + unit] = u32(bits_of(weight));
+                else
+                    master[row * units + unit] = weight;
+            });
     }
     crew_together();
     const i64 row = task.present != nullptr ? task.present[c] : c;
@@ -160,7 +182,7 @@ template <bool plain> FUNCTION void neural_client(
     const double* ideal = task.ideal + task.view[row] * task.query_count;
     const i64 interactions = task.interactions[row];
     const bool bent = pull != 0.0 || drifts != nullptr || clip_weights > 0.0;
-    const bool clipped = clip_gradients > 0.0, batch = task.batch != 0;
+    const bool clipped = clip_gradients > 0.0, batch = !plain && task.batch != 0;
     const double factor = (clipped ? 1.0 : task.rate) / temperature;
     double quality = 0.0;
     for (i64 interaction = 0; interaction < interactions; interaction++) {
@@ -171,14 +193,6 @@ template <bool plain> FUNCTION void neural_client(
         const i64 begin = task.offsets[query];
         const i32 count = i32(task.offsets[query + 1] - begin);
         mlp_scores(layer, task.blocks + task.places[query], count, page.scores);
-        meanwhile_fetch(master, 8 * parameters);
-        if (interaction + 1 < interactions) {
-            const u64 after = stream(client, place + 1);
-            const i64 later = task.at != nullptr ? place + 1 : i64(uniform(after, 0) * double(pool_size));
-            const i64 next = task.queries[pool_start + later];
-            const i64 groups = (task.offsets[next + 1] - task.offsets[next] + 31) / 32;
-            meanwhile_fetch(task.blocks + task.places[next], 4 * 32 * groups * layer.features);
-        }
         ONE_WARP {
             const i8* grades = view + begin;
             const double spread = rates(page, count, temperature);
@@ -207,8 +221,7 @@ template <bool plain> FUNCTION void neural_client(
         const bool moved = considered >= 2;
         const float* rows = task.rows + begin * layer.features;
         if (plain) {
-            if (moved && batch) add_mlp_gradients<false, false>(master, layer, rows, desk, page, bench.scales, considered);
-            if (moved && !batch) add_mlp_gradients<false, true>(master, layer, rows, desk, page, bench.scales, considered);
+            if (moved) add_mlp_gradients<false, true>(master, layer, rows, desk, page, bench.scales, considered);
             crew_together();
             continue;
         }
@@ -244,17 +257,17 @@ template <bool plain> FUNCTION void neural_client(
     if (clip_weights > 0.0 && batch && interactions > 0) crew_shortens(master, parameters, clip_weights);
     EACH_MEMBER(t) {
         if (t == 0) task.online[c] = interactions > 0 ? quality / double(interactions) : 0.0;
-        ROLLED for (i64 begin = t; begin < parameters; begin += AT_ONCE * CREW) {
-            double moved[AT_ONCE];
-#pragma unroll
-            for (i32 k = 0; k < AT_ONCE; k++) {
-                const i64 p = begin + k * CREW < parameters ? begin + k * CREW : begin;
-                moved[k] = master[p] - double(start[p]);
-            }
-#pragma unroll
-            for (i32 k = 0; k < AT_ONCE; k++)
-                if (begin + k * CREW < parameters) task.updates[c * parameters + begin + k * CREW] = float(moved[k]);
-        }
+        each_parameter(
+            layer, t, layer.features + 2,
+            [&](i32 row, i32 unit) {
+                const i32 p = row * units + unit;
+                const bool halved = plain && row < layer.features;
+                const double weight = halved ? joined(layer.weights[row * layer.padded + unit], lower[p]) : master[p];
+                return weight - double(start[p]);
+            },
+            [&](i32 row, i32 unit, double moved) {
+                task.updates[c * parameters + row * units + unit] = float(moved);
+            });
     }
     crew_together();
 }
@@ -276,8 +289,8 @@ FUNCTION void furnish_crew(
     page.scores = (float*)(memory + rounded(8 * longest) + rounded(8 * at_least));
     page.early = (i32*)(memory + rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest));
     const i64 papers = rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest) + rounded(4 * at_least);
-    desk.rows = (float*)memory;  // once pairs are weighed, nobody looks at these papers any more
-    const i64 rows = rounded(4 * SHOWN * task.features);
+    desk.rows = (double*)memory;  // once pairs are weighed, nobody looks at these papers any more
+    const i64 rows = rounded(8 * SHOWN * task.features);
     memory += papers > rows ? papers : rows;
     bench.master = bench.own = nullptr;
     bench.weights = nullptr;

@@ -2,8 +2,6 @@
 
 #define TILE 16  // hidden units that one member computes at once, of up to four documents
 
-#define FETCH_AHEAD (TILE <= 8)
-
 struct alignas(16) Quad {
     float a, b, c, d;
 };
@@ -11,7 +9,7 @@ struct alignas(16) Quad {
 // A neural ranker with its weights in rows of `padded` units: one for each feature, then biases, then outputs.
 struct Layer {
     float* weights;
-    float* units;  // [units, capacity]: what came out of the hidden layer, in slow memory
+    float* sums;  // [units, capacity]: what hidden units add up, in slow memory
     i32 features, units_there, padded, capacity, tiles, across, deep;
     bool sigmoids;
 };
@@ -32,24 +30,12 @@ template <i32 groups> FUNCTION void unit_tile(
 #pragma unroll
         for (i32 g = 0; g < groups; g++) sums[g][j] = bias;
     }
-    float next[groups][4];  // features are fetched while those before them are used, where there are registers for it
-    if (FETCH_AHEAD && whole > 0) {
-#pragma unroll
-        for (i32 g = 0; g < groups; g++) {
-#pragma unroll
-            for (i32 i = 0; i < 4; i++) next[g][i] = own[g][32 * i];
-        }
-    }
     ROLLED for (i32 f = 0; f < whole; f += 4) {
         float x[groups][4];
-        const i32 ahead = f + 4 < whole ? f + 4 : f;
 #pragma unroll
         for (i32 g = 0; g < groups; g++) {
 #pragma unroll
-            for (i32 i = 0; i < 4; i++) {
-                x[g][i] = FETCH_AHEAD ? next[g][i] : own[g][32 * (f + i)];
-                if (FETCH_AHEAD) next[g][i] = own[g][32 * (ahead + i)];
-            }
+            for (i32 i = 0; i < 4; i++) x[g][i] = own[g][32 * (f + i)];
         }
         const float* row = column + f * padded;
 #pragma unroll
@@ -76,7 +62,7 @@ template <i32 groups> FUNCTION void unit_tile(
     }
 }
 
-// What units of groups x 32 x deep documents from group `first` on add up, into layer.units.
+// What units of groups x 32 x deep documents from group `first` on add up, into layer.sums.
 template <i32 groups> FUNCTION void hidden_sums(const Layer& layer, const float* block, i32 first, i32 documents) {
     const i32 last_group = (documents - 1) / 32;
     EACH_MEMBER(t) {
@@ -91,7 +77,7 @@ template <i32 groups> FUNCTION void hidden_sums(const Layer& layer, const float*
                 }
                 float own[groups][TILE];
                 unit_tile<groups>(layer, columns, tile, own);
-                float* out = layer.units + tile * TILE * layer.capacity + 32 * from + lane;
+                float* out = layer.sums + tile * TILE * layer.capacity + 32 * from + lane;
 #pragma unroll
                 for (i32 j = 0; j < TILE; j++) {
 #pragma unroll
@@ -108,7 +94,7 @@ FUNCTION float activated(const Layer& layer, float sum) {
     return layer.sigmoids ? sigmoid(sum) : (0.0f > sum ? 0.0f : sum);
 }
 
-// Fills `scores`; layer.units are those of all documents.
+// Fills `scores`, and layer.sums of all documents.
 FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, float* scores) {
     const i32 groups = (documents + 31) / 32;
     for (i32 first = 0; first < groups;) {
@@ -132,7 +118,7 @@ FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, 
         const i32 units = layer.units_there, whole = units & ~7, capacity = layer.capacity;
         const float* outputs = layer.weights + (layer.features + 1) * layer.padded;
         ROLLED for (i32 d = t; d < documents; d += CREW) {  // in the order of `lanes.dot`
-            float* own = layer.units + d;
+            const float* own = layer.sums + d;
             float s[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
             float next[8];
 #pragma unroll
@@ -146,34 +132,41 @@ FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, 
                 }
 #pragma unroll
                 for (i32 i = 0; i < 8; i++) {
-                    const float unit = activated(layer, sums[i]);
-                    own[(j + i) * capacity] = unit;
-                    s[i] += unit * outputs[j + i];
+                    s[i] += activated(layer, sums[i]) * outputs[j + i];
                 }
             }
             float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-            ROLLED for (i32 j = whole; j < units; j++) {
-                own[j * capacity] = activated(layer, own[j * capacity]);
-                total += own[j * capacity] * outputs[j];
-            }
+            ROLLED for (i32 j = whole; j < units; j++) total += activated(layer, own[j * capacity]) * outputs[j];
             scores[d] = total;
         }
     }
     crew_together();
 }
 
-// What a member does with its share of the parameters: act(row, unit), always of the same units.
-template <typename Act> FUNCTION void each_parameter(const Layer& layer, i32 t, i32 rows, Act act) {
+#define AT_ONCE 4  // parameters that a member fetches together
+
+// A member's share of the parameters, always of the same units: store(row, unit, load(row, unit)), in rows before `rows`.
+template <typename Load, typename Store> FUNCTION void each_parameter(
+    const Layer& layer, i32 t, i32 rows, Load load, Store store) {
     const i32 width = layer.units_there < CREW ? layer.units_there : CREW, step = CREW / width;
     if (t / width >= step) return;
     ROLLED for (i32 unit = t % width; unit < layer.units_there; unit += width) {
-#pragma unroll 4
-        for (i32 row = t / width; row < rows; row += step) act(row, unit);
+        ROLLED for (i32 begin = t / width; begin < rows; begin += AT_ONCE * step) {
+            double found[AT_ONCE];  // all are fetched before the first is stored
+#pragma unroll
+            for (i32 k = 0; k < AT_ONCE; k++) {
+                const i32 row = begin + k * step;
+                found[k] = load(row < rows ? row : begin, unit);
+            }
+#pragma unroll
+            for (i32 k = 0; k < AT_ONCE; k++)
+                if (begin + k * step < rows) store(begin + k * step, unit, found[k]);
+        }
     }
 }
 
 // Lays out a ranker; returns where the memory behind it begins.
-FUNCTION char* furnish_layer(Layer& layer, i64 hidden, i64 features, i64 longest, char* memory, float* units) {
+FUNCTION char* furnish_layer(Layer& layer, i64 hidden, i64 features, i64 longest, char* memory, float* sums) {
     layer.features = i32(features);
     layer.units_there = i32(hidden < 0 ? -hidden : hidden);
     layer.sigmoids = hidden > 0;
@@ -182,7 +175,7 @@ FUNCTION char* furnish_layer(Layer& layer, i64 hidden, i64 features, i64 longest
     layer.across = warps_across(layer.tiles);
     layer.deep = WARPS_OF_A_CREW / layer.across;
     layer.capacity = i32((longest + 31) / 32 * 32);
-    layer.units = units;
+    layer.sums = sums;
     layer.weights = (float*)memory;
     return memory + 4 * (features + 2) * layer.padded;
 }
