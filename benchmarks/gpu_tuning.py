@@ -133,9 +133,10 @@ def measured(card: Any) -> None:
         here = time.perf_counter() - begin
         same = np.array_equal(there(few, linear), expected)
         flops = 2e-12 * data.features.size * 100
+        where = f"measures {shape[2]} x {shape[1]}"
         print(
-            f"measures {shape[2]} x {shape[1]}: 100 in {1e3 * taken:.2f} ms ({flops / taken:.1f} Tflop/s), the "
-            f"matrix product {1e3 * product:.2f} ms; 20 on the processor {1e3 * here:.0f} ms; same bits: {same}", flush=True,
+            f"{where}: 100 in {1e3 * taken:.2f} ms ({flops / taken:.1f} Tflop/s), the matrix product in "
+            f"{1e3 * product:.2f} ms; 20 on the processor in {1e3 * here:.0f} ms; same bits: {same}", flush=True,
         )  # fmt: skip
 
 

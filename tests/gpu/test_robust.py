@@ -15,8 +15,6 @@ from fedrank.gpu.machines import Processor
 from fedrank.types import Messages
 from tests.gpu.test_twins import problem
 
-__all__ = ["machine"]  # a fixture
-
 RULES = {
     "krum": fr.aggregators.Krum(),
     "krum squared": fr.aggregators.Krum(distance="squared", attackers=0.3),

@@ -12,7 +12,7 @@ from fedrank.federate.federation import Federation, cohort_size
 from fedrank.federate.server import State
 from fedrank.federate.steps import Adam, Add, Momentum
 from fedrank.gpu.pdgd import PdgdThere
-from fedrank.gpu.rounds import ADAM, ADD, MOMENTUM, MOST_CLIENTS, Rounds, RoundsThere, Step
+from fedrank.gpu.rounds import ADAM, ADD, MOMENTUM, MOST_CLIENTS, MoveThere, RoundsDone, RoundsThere
 from fedrank.seeds import Chance
 from fedrank.types import Crowd, ServerStep
 
@@ -20,14 +20,14 @@ SEARCHES = 25_000  # about as many are done in one call: somebody may want to st
 MOST_ROUNDS = 512  # of one call
 
 
-def step_of(server: ServerStep) -> Step | None:
+def step_of(server: ServerStep) -> MoveThere | None:
     """A server step as loops take it; None for one that they do not know."""
     if type(server) is Add:
-        return Step(ADD, server.rate)
+        return MoveThere(ADD, server.rate)
     if type(server) is Momentum:
-        return Step(MOMENTUM, server.rate, server.momentum)
+        return MoveThere(MOMENTUM, server.rate, server.momentum)
     if type(server) is Adam:
-        return Step(ADAM, server.rate, server.beta1, server.beta2, server.epsilon)
+        return MoveThere(ADAM, server.rate, server.beta1, server.beta2, server.epsilon)
     return None
 
 
@@ -38,7 +38,7 @@ class _Begun(NamedTuple):
     last: int
     numbers: range
     cohorts: list[NDArray[np.int64]]
-    collect: Callable[[], Rounds]
+    collect: Callable[[], RoundsDone]
 
 
 class Ahead:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,13 +128,14 @@ def check_room(machine: Machine, crowd: Crowd, features: str) -> None:
 class PdgdThere:
     """A learner with its clients and their data in a machine's memory, where they are put once."""
 
+    tight: ClassVar[bool] = True  # features as linear loops read them; neural ones read whole groups
+
     def __init__(self, machine: Machine, learner: Any, crowd: Crowd, features: str = "float32") -> None:
         self.machine, self.learner, self.crowd, self.kind = machine, learner, crowd, features
         data, put = crowd.data, machine.put
         check_room(machine, crowd, features)
         rows = rounded_features(data.features, features)
-        # Twins of other learners read whole groups.
-        blocks, places = (in_tight_blocks if type(self) is PdgdThere else in_blocks)(rows, data.offsets)
+        blocks, places = (in_tight_blocks if self.tight else in_blocks)(rows, data.offsets)
         self._held = {
             "rows": put(rows),
             "blocks": put(blocks),

@@ -28,7 +28,7 @@ ROUNDS = np.dtype(
 )
 
 
-class Step(NamedTuple):
+class MoveThere(NamedTuple):
     """A server step as loops take it."""
 
     kind: int  # ADD, MOMENTUM or ADAM
@@ -42,7 +42,7 @@ class Step(NamedTuple):
         return (0, size, 2 * size)[self.kind]
 
 
-class Rounds(NamedTuple):
+class RoundsDone(NamedTuple):
     """What rounds left behind, one after the other."""
 
     models: NDArray[np.float64]  # [rounds, parameters]
@@ -68,7 +68,7 @@ def team_room_of(features: int, longest: int, remembered: int) -> int:
 class RoundsThere:
     """Rounds of a learner and a crowd in a machine's memory; the rule is the mean."""
 
-    def __init__(self, there: PdgdThere, step: Step, weighted: bool) -> None:
+    def __init__(self, there: PdgdThere, step: MoveThere, weighted: bool) -> None:
         self.there, self.step = there, step
         self._task = np.zeros((), ROUNDS)
         self._task["task"] = there.task
@@ -96,7 +96,7 @@ class RoundsThere:
         present: NDArray[np.int64] | None,
         counts: NDArray[np.float64],
         bias: NDArray[np.float64],
-    ) -> Callable[[], Rounds]:
+    ) -> Callable[[], RoundsDone]:
         """Begin as many rounds as there are keys; the answer waits for them.
 
         `present` [rounds, taking part] are rows of the crowd, `counts` the sums of their weights, `bias` [rounds, 2]
@@ -128,11 +128,11 @@ class RoundsThere:
         task["updates"], task["rounds"], task["taking_part"] = machine.address(self._updates), rounds, taking_part
         machine.each_part(self._loop, task, min(taking_part, machine.at_once), LANES * TEAM, self._room)
 
-        def collect(kept: Any = sent) -> Rounds:  # what was sent stays until then
+        def collect(kept: Any = sent) -> RoundsDone:  # what was sent stays until then
             found = machine.get(back)
             parts = dict(zip(answer, np.split(found, np.cumsum(list(answer.values()))[:-1]), strict=True))
             done = int(parts["done"][0])
-            return Rounds(
+            return RoundsDone(
                 parts["models"].reshape(rounds, size)[:done],
                 parts["servers"].reshape(rounds, self._remembered)[:done],
                 parts["online"].reshape(rounds, taking_part)[:done],
