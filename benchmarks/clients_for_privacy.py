@@ -1,6 +1,7 @@
 """How many clients does FPDGD need before ε = 1 for every person costs nothing? From ten clients to a million.
 
-    python benchmarks/clients_for_privacy.py --out FOLDER                    # all on a graphics card: minutes
+    python benchmarks/clients_for_privacy.py --out FOLDER --clip 2           # all on a graphics card: two minutes
+    python benchmarks/clients_for_privacy.py --out FOLDER --clip 8
     python benchmarks/clients_for_privacy.py --out FOLDER --device cpu --most 1000
     python benchmarks/clients_for_privacy.py --out FOLDER --picture docs/clients-for-privacy.png
 
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     learner = fr.learners.Pdgd(rate=RATE)
     evaluate = Evaluator(fold.test, ["ndcg@10"])
     parameters = fold.train.features.shape[1]
-    path = options.out / "clients-for-privacy.csv"
+    path = options.out / f"clients-for-privacy-{options.clip:g}.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(COLUMNS)
@@ -103,35 +104,36 @@ def half_width(values: Any) -> float:
 
 
 def report(path: Path) -> None:
-    """A table: nDCG@10 of each arm, and what ε = 1 costs, seed by seed."""
+    """A table: nDCG@10 of each arm, and what noise and privacy cost, seed by seed."""
     found = read(path)
-    print("| Clients | " + " | ".join(ARMS) + " | ε = 1 against plain |")
-    print("|---|" + "---|" * (len(ARMS) + 1))
+    print(f"\n{path.stem}\n\n| Clients | {' | '.join(ARMS)} | ε = 1 against shortened | against plain |")
+    print("|---|" + "---|" * (len(ARMS) + 2))
     for count in found[ARMS[0]]:
-        arms = [np.array(found[arm][count]) for arm in ARMS]
-        away = arms[2] - arms[0]
-        means = " | ".join(f"{each.mean():.4f}" for each in arms)
-        print(f"| {count:,} | {means} | {away.mean():+.4f} ± {half_width(away):.4f} |")
+        plain, shortened, private = (np.array(found[arm][count]) for arm in ARMS)
+        means = " | ".join(f"{each.mean():.4f}" for each in (plain, shortened, private))
+        costs = (f"{away.mean():+.4f} ± {half_width(away):.4f}" for away in (private - shortened, private - plain))
+        print(f"| {count:,} | {means} | {' | '.join(costs)} |")
 
 
-def draw(path: Path, picture: Path) -> None:
+def draw(paths: list[Path], picture: Path) -> None:
+    """nDCG against clients: without noise, and with ε = 1 for each clip."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = read(path)
     figure, axes = pyplot.subplots(figsize=(7.0, 4.0), dpi=150)
-    for arm, colour, sign in zip(ARMS, ("#1b6ca8", "#8a8a8a", "#c8553d"), ("o", "s", "D"), strict=True):
-        counts = list(found[arm])
-        means = [float(np.mean(found[arm][count])) for count in counts]
-        spread = [half_width(found[arm][count]) for count in counts]
-        axes.errorbar(counts, means, yerr=spread, label=arm, color=colour, marker=sign, markersize=4, capsize=3)
+    lines = [("no noise", read(paths[0])[ARMS[0]], "#1b6ca8", "o")]
+    for path, colour, sign in zip(paths, ("#c8553d", "#e0a030"), ("D", "s"), strict=False):
+        lines.append((f"ε = 1, updates shortened to {path.stem.rpartition('-')[2]}", read(path)[ARMS[2]], colour, sign))
+    for name, found, colour, sign in lines:
+        means, spread = zip(*((np.mean(values), half_width(values)) for values in found.values()), strict=True)
+        axes.errorbar(list(found), means, yerr=spread, label=name, color=colour, marker=sign, markersize=4, capsize=3)
     axes.set_xscale("log")
     axes.set_xlabel("clients, each one person")
     axes.set_ylabel("nDCG@10 on test queries")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     figure.tight_layout()
     figure.savefig(picture)
 
@@ -150,9 +152,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.picture is None:
         run(options)
-    else:
-        draw(options.out / "clients-for-privacy.csv", options.picture)
-    report(options.out / "clients-for-privacy.csv")
+    paths = sorted(options.out.glob("clients-for-privacy-*.csv"))
+    if options.picture is not None:
+        draw(paths, options.picture)
+    for path in paths:
+        report(path)
 
 
 if __name__ == "__main__":

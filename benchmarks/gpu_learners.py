@@ -53,7 +53,7 @@ NEURAL_VARIANTS = ((16, 4), (8, 4), (8, 5))
 LEFT_OUT = {  # stages of neural PDGD, by what takes their place
     "no gradients": ("if (moved) add_mlp", "if (false) add_mlp"),
     "no hidden sums": ("f < whole; f += 4) {", "f < 0; f += 4) {"),
-    "eight parameters at once": ("#define AT_ONCE 4", "#define AT_ONCE 8"),
+    "four parameters at once": ("#define AT_ONCE 8", "#define AT_ONCE 4"),
 }
 EVOLUTION_VARIANTS = ((8, 4),)  # blocks of four warps that must fit, for short lists and for long ones
 

@@ -61,6 +61,19 @@ def test_neural_twin_gives_the_same_bits(machine: Processor, ranker: Any, settin
         alike(machine, learner, crowd, start_of(ranker, features, seed), Chance(seed, 5))
 
 
+@pytest.mark.parametrize("rate", [1e-38, 1e-42, 1e-50])
+def test_steps_from_zero_that_are_next_to_nothing(machine: Processor, rate: float) -> None:
+    """The plain loop keeps numbers in two halves, of which the upper one has no room for these."""
+    ranker, features = fr.rankers.Mlp(hidden=4), 6
+    start = start_of(ranker, features, 1)
+    start[: 4 * 3] = 0.0  # all weights of three features
+    crowd = fr.make_clients(problem(2, features, 40), count=20, user="informational", interactions=6)
+    learner = fr.learners.Pdgd(ranker, rate=rate)
+    expected = learner(start, crowd, Chance(1, 1)).updates
+    found = there(machine, learner, crowd).learned(start, Chance(1, 1), None, STRAIGHT).updates
+    assert np.allclose(found, expected, rtol=1e-6, atol=1e-37)
+
+
 def test_neural_twin_bends_as_the_loop_does(machine: Processor) -> None:
     ranker = fr.rankers.Mlp(hidden=6)
     crowd = fr.make_clients(problem(1, 12, 40), count=5, user="informational", interactions=5)

@@ -14,8 +14,9 @@ struct Desk {
 
 // A number in double precision from itself in single precision and its lower 32 bits. Rounding moves it by half a unit of
 // single precision, 2^28 of its own: there is one number so near that ends in these bits. Not for what single precision
-// has no room for: 3e38 and more.
+// has no room for: 3e38 and more. What is nearer to 0 than 1e-38 is cut short.
 FUNCTION double joined(float upper, u32 lower) {
+    if (fabsf(upper) < 1.17549435e-38f) return double(upper);
     const i64 near = bits_of(double(upper));
     return from_bits(near + i64(i32(lower - u32(near))));
 }

@@ -143,7 +143,7 @@ FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, 
     crew_together();
 }
 
-#define AT_ONCE 4  // parameters that a member fetches together
+#define AT_ONCE 8  // parameters that a member fetches together
 
 // A member's share of the parameters, always of the same units: store(row, unit, load(row, unit)), in rows before `rows`.
 template <typename Load, typename Store> FUNCTION void each_parameter(
