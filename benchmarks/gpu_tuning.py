@@ -26,41 +26,42 @@ from fedrank.rank.measures import Evaluator
 from fedrank.seeds import Chance
 from fedrank.types import Messages
 
-# (features, groups that are fetched together, blocks of a multiprocessor)
-LONG = [("float", 4, 4), ("float", 2, 5), ("float", 2, 6), ("float", 2, 7), ("float", 3, 5), ("Half", 4, 4),
-        ("Half", 4, 5), ("Half", 2, 6), ("Half", 2, 7), ("Half", 2, 8)]  # fmt: skip
-SHORT = [("float", 2, 7), ("float", 2, 8), ("float", 2, 9), ("float", 2, 10)]
+# (features, groups that are fetched together, lines that are called up beforehand, blocks of a multiprocessor)
+LONG = [("float", 4, 0, 4), ("float", 4, 1, 4), ("float", 4, 2, 4), ("float", 4, 4, 4), ("float", 2, 1, 7),
+        ("Half", 4, 0, 4), ("Half", 4, 1, 4), ("Half", 4, 2, 4), ("Half", 4, 4, 4), ("Half", 2, 2, 8)]  # fmt: skip
+SHORT = [("float", 2, 0, 7), ("float", 2, 0, 8)]
 
 
-def named(kind: str, groups: int, blocks: int) -> str:
-    return f"tuned_{kind.lower()}_{groups}_{blocks}"
+def named(kind: str, groups: int, called: int, blocks: int) -> str:
+    return f"tuned_{kind.lower()}_{groups}_{called}_{blocks}"
 
 
 def card_with_variants() -> machines.GraphicsCard:
     text = machines.source()
-    lines = [f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]})" for each in dict.fromkeys(LONG + SHORT)]
+    lines = [
+        f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]}, {each[3]})"
+        for each in dict.fromkeys(LONG + SHORT)
+    ]
     machines.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
     return machines.GraphicsCard()
 
 
-def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int]]) -> None:
+def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int, int]]) -> None:
     crowd = fr.make_clients(made_up(*shape), count=400_000, user="informational", interactions=4)
     learner, chance, start, best = fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(shape[2]), bandwidth(card)
     held: dict[str, Any] = {}
     first: dict[str, Any] = {}
-    for kind, groups, blocks in variants:
+    for kind, groups, called, blocks in variants:
         if kind not in held:
             held.clear()
             held[kind] = PdgdThere(card, learner, crowd, "float32" if kind == "float" else "float16")
-        many, said = held[kind], []
-        for carveout in (-1, 100):
-            name = named(kind, groups, blocks)
-            many._begin = lambda *_, name=name, many=many: setattr(many, "_loop", name)
-            card._loop(name, 0).preferred_shared_memory_carveout = carveout
-            learn = seconds(card, 3, partial(many.learn, start, chance))
-            whole = seconds(card, 3, partial(many.parts, start, chance, None, True, 1 << 17))
-            needed = 1.6e6 * shape[1] * shape[2] * (4 if kind == "float" else 2) / best
-            said.append(f"{1.6 / learn:.1f}/{1.6 / whole:.1f} ({needed / whole:.0%})")
+        many = held[kind]
+        name = named(kind, groups, called, blocks)
+        many._begin = lambda *_, name=name, many=many: setattr(many, "_loop", name)
+        learn = seconds(card, 3, partial(many.learn, start, chance))
+        whole = seconds(card, 3, partial(many.parts, start, chance, None, True, 1 << 17))
+        needed = 1.6e6 * shape[1] * shape[2] * (4 if kind == "float" else 2) / best
+        said = f"{1.6 / learn:.1f} million, {1.6 / whole:.1f} with the mean ({needed / whole:.0%})"
         total = many.parts(start, chance, None, True, 1 << 17)[0]
         same = np.array_equal(first.setdefault(kind, total), total)
         print(

@@ -117,7 +117,7 @@ class EvaluatorThere:
         for name, array in places.items():
             task[name] = machine.address(array)
         task["bad"], task["models"] = machine.address(totals) + 8 * measures * count, count
-        across = 2 * -(-count // 16)
+        across = max(8, 2 * -(-count // 16))  # columns of threads, each of eight models
         for first, last in self._chunks:
             task = task.copy()
             task["first"], task["last"] = first, last

@@ -163,7 +163,7 @@ FUNCTION void total_of(const Measures& task, i64 row, double* sums) {
 
 #ifdef __CUDACC__
 // Scores of 128 documents under 8 models for each column of threads, in the order of `products`: feature by feature.
-extern "C" __global__ void __launch_bounds__(256) score_models(const __grid_constant__ Measures task) {
+extern "C" __global__ void __launch_bounds__(256, 2) score_models(const __grid_constant__ Measures task) {
     __shared__ __align__(16) float documents[2][TILE_DEPTH][TILE_DOCUMENTS], models[2][TILE_DEPTH][128];
     const i64 begin = task.offsets[task.first], end = task.offsets[task.last];
     const i64 first = begin + blockIdx.x * TILE_DOCUMENTS;
@@ -175,23 +175,37 @@ extern "C" __global__ void __launch_bounds__(256) score_models(const __grid_cons
 #pragma unroll
         for (i32 j = 0; j < 8; j++) sums[i][j] = 0.0f;
     const i32 features = i32(task.features);
-    auto fetch = [&](i32 f, i32 side) {
-        for (i32 i = threadIdx.x; i < TILE_DEPTH * TILE_DOCUMENTS; i += blockDim.x) {
-            const i32 deep = i / TILE_DOCUMENTS;
+    // What comes next is fetched before this is added up, and put down behind it. There are 128 threads or more.
+    float next_documents[TILE_DEPTH], next_models[TILE_DEPTH];
+    auto fetch = [&](i32 f) {
+#pragma unroll
+        for (i32 n = 0; n < TILE_DEPTH; n++) {
+            const i32 i = threadIdx.x + n * blockDim.x, deep = f + i / TILE_DOCUMENTS;
             const i64 d = first + i % TILE_DOCUMENTS;
-            documents[side][deep][i % TILE_DOCUMENTS] =
-                f + deep < features && d < end ? task.columns[(f + deep) * task.documents + d] : 0.0f;
+            const bool there = i < TILE_DEPTH * TILE_DOCUMENTS && deep < features && d < end;
+            next_documents[n] = there ? task.columns[deep * task.documents + d] : 0.0f;
         }
-        for (i32 i = threadIdx.x; i < TILE_DEPTH * width; i += blockDim.x) {
-            const i32 deep = i / width, m = i % width;
-            models[side][deep][m] = f + deep < features && m < task.models ? task.weights[(f + deep) * task.models + m] : 0.0f;
+#pragma unroll
+        for (i32 n = 0; n < TILE_DEPTH; n++) {
+            const i32 i = threadIdx.x + n * blockDim.x, deep = f + i / width, m = i % width;
+            const bool there = i < TILE_DEPTH * width && deep < features && m < task.models;
+            next_models[n] = there ? task.weights[deep * task.models + m] : 0.0f;
         }
     };
-    fetch(0, 0);
+    auto put_down = [&](i32 side) {
+#pragma unroll
+        for (i32 n = 0; n < TILE_DEPTH; n++) {
+            const i32 i = threadIdx.x + n * blockDim.x;
+            if (i < TILE_DEPTH * TILE_DOCUMENTS) documents[side][i / TILE_DOCUMENTS][i % TILE_DOCUMENTS] = next_documents[n];
+            if (i < TILE_DEPTH * width) models[side][i / width][i % width] = next_models[n];
+        }
+    };
+    fetch(0);
+    put_down(0);
     __syncthreads();
     i32 side = 0;
     for (i32 f = 0; f < features; f += TILE_DEPTH, side ^= 1) {
-        if (f + TILE_DEPTH < features) fetch(f + TILE_DEPTH, side ^ 1);
+        if (f + TILE_DEPTH < features) fetch(f + TILE_DEPTH);
 #pragma unroll
         for (i32 k = 0; k < TILE_DEPTH; k++) {
             float x[8], w[8];
@@ -205,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(256) score_models(const __grid_cons
 #pragma unroll
                 for (i32 j = 0; j < 8; j++) sums[i][j] += x[i] * w[j];
         }
+        if (f + TILE_DEPTH < features) put_down(side ^ 1);
         __syncthreads();
     }
 #pragma unroll
@@ -218,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(256) score_models(const __grid_cons
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) measure_lists(const __grid_constant__ Measures task) {
+extern "C" __global__ void __launch_bounds__(128, 6) measure_lists(const __grid_constant__ Measures task) {
     const i64 sets = (task.models + 31) / 32, warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (warp < (task.last - task.first) * sets) measure_query(task, task.first + warp / sets, warp % sets * 32);
 }
