@@ -21,7 +21,7 @@ _TILE, _WARPS, _LEAF = 128, 4, 128
 _ADDRESSES = (
     "columns weights scores offsets grades kinds cutoffs scales without relevant discount leaves values totals bad"
 )
-_COUNTS = "features documents queries models measures first last leaf_count top_grade"
+_COUNTS = "features documents queries models stride measures first last leaf_count top_grade"
 # As `struct Measures` in kernels/measures.cu has it.
 MEASURES = np.dtype([(name, kind) for names, kind in ((_ADDRESSES, "<u8"), (_COUNTS, "<i8")) for name in names.split()])
 
@@ -103,11 +103,12 @@ class EvaluatorThere:
     def _measure(self, models: Weights) -> Values | None:
         """[measures, models]: sums over queries; None if a score is not a number."""
         machine, count, measures = self.machine, len(models), len(self._counted)
+        across = max(8, 2 * -(-count // 16))  # columns of threads, each of eight models
         if self._room is None or self._room[0] != count:
             longest = max(int(self._offsets[last] - self._offsets[first]) for first, last in self._chunks)
             self._room = (
                 count,
-                machine.empty((longest, count), np.float32),
+                machine.empty((longest, 8 * across), np.float32),
                 machine.empty((measures, count, len(self._offsets) - 1), np.float64),
             )
         weights = machine.put(np.ascontiguousarray(models.astype(np.float32).T))
@@ -117,7 +118,7 @@ class EvaluatorThere:
         for name, array in places.items():
             task[name] = machine.address(array)
         task["bad"], task["models"] = machine.address(totals) + 8 * measures * count, count
-        across = 2 * -(-count // 16)
+        task["stride"] = 8 * across
         for first, last in self._chunks:
             task = task.copy()
             task["first"], task["last"] = first, last

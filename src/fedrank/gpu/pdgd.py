@@ -104,7 +104,7 @@ def room_of(features: int, longest: int, clipped: bool) -> int:
     """Bytes of one warp, as `furnish` in kernels/pdgd.cu lays them out."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
-    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN
+    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 40
     return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
 
 

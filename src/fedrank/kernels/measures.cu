@@ -13,7 +13,7 @@
 struct Measures {
     const float* columns;   // [features, documents]
     const float* weights;   // [features, models]
-    float* scores;          // [documents of a chunk, models]
+    float* scores;          // [documents of a chunk, stride]
     const i64* offsets;     // [queries + 1]
     const i8* grades;       // [documents]
     const i64* kinds;       // [measures]
@@ -26,7 +26,7 @@ struct Measures {
     double* values;         // [measures, models, queries]
     double* totals;         // [measures, models]
     double* bad;            // [1]: whether a score is not a number
-    i64 features, documents, queries, models, measures, first, last, leaf_count, top_grade;
+    i64 features, documents, queries, models, stride, measures, first, last, leaf_count, top_grade;
 };
 
 // One list under one model: the grades of its best documents, best first.
@@ -101,10 +101,10 @@ FUNCTION void measure_query(const Measures& task, i64 query, i64 model) {
                 best.keys[i] = i32(0x80000000u);
                 best.grades[i] = 0;
             }
-            const float* own = task.scores + (begin - shift) * task.models + model + lane;
+            const float* own = task.scores + (begin - shift) * task.stride + model + lane;
 #pragma unroll 4
             for (i32 d = 0; d < count; d++) {
-                const float score = own[d * task.models];
+                const float score = own[d * task.stride];
                 if (!(score == score)) task.bad[0] = 1.0;
                 const i32 key = as_integer(score);
                 if (key > best.keys[SHOWN - 1]) insert(best, key, task.grades[begin + d]);
@@ -163,12 +163,14 @@ FUNCTION void total_of(const Measures& task, i64 row, double* sums) {
 
 #ifdef __CUDACC__
 // Scores of 128 documents under 8 models for each column of threads, in the order of `products`: feature by feature.
-extern "C" __global__ void __launch_bounds__(256) score_models(const __grid_constant__ Measures task) {
+extern "C" __global__ void __launch_bounds__(256, 2) score_models(const __grid_constant__ Measures task) {
     __shared__ __align__(16) float documents[2][TILE_DEPTH][TILE_DOCUMENTS], models[2][TILE_DEPTH][128];
     const i64 begin = task.offsets[task.first], end = task.offsets[task.last];
     const i64 first = begin + blockIdx.x * TILE_DOCUMENTS;
     const i32 across = blockDim.x / 16, row = threadIdx.x / across, column = threadIdx.x % across;
     const i32 width = 8 * across;  // models of this block; there are no more
+    const bool upper = threadIdx.x >= width;
+    const i32 own = upper ? threadIdx.x - width : threadIdx.x;  // the model that a thread fetches
     float sums[8][8];
 #pragma unroll
     for (i32 i = 0; i < 8; i++)
@@ -177,20 +179,25 @@ extern "C" __global__ void __launch_bounds__(256) score_models(const __grid_cons
     const i32 features = i32(task.features);
     auto fetch = [&](i32 f, i32 side) {
         for (i32 i = threadIdx.x; i < TILE_DEPTH * TILE_DOCUMENTS; i += blockDim.x) {
-            const i32 deep = i / TILE_DOCUMENTS;
+            const i32 deep = f + i / TILE_DOCUMENTS;
             const i64 d = first + i % TILE_DOCUMENTS;
-            documents[side][deep][i % TILE_DOCUMENTS] =
-                f + deep < features && d < end ? task.columns[(f + deep) * task.documents + d] : 0.0f;
+            const bool there = deep < features && d < end;
+            send_for(
+                &documents[side][i / TILE_DOCUMENTS][i % TILE_DOCUMENTS],
+                task.columns + (there ? deep * task.documents + d : 0), there);
         }
-        for (i32 i = threadIdx.x; i < TILE_DEPTH * width; i += blockDim.x) {
-            const i32 deep = i / width, m = i % width;
-            models[side][deep][m] = f + deep < features && m < task.models ? task.weights[(f + deep) * task.models + m] : 0.0f;
+#pragma unroll
+        for (i32 i = 0; i < TILE_DEPTH; i += 2) {  // there are twice as many threads as models
+            const i32 deep = upper ? i + 1 : i;
+            const bool there = f + deep < features && own < task.models;
+            send_for(&models[side][deep][own], task.weights + (there ? (f + deep) * task.models + own : 0), there);
         }
     };
     fetch(0, 0);
-    __syncthreads();
     i32 side = 0;
     for (i32 f = 0; f < features; f += TILE_DEPTH, side ^= 1) {
+        all_are_here();
+        __syncthreads();  // also: nobody adds up the other side any more
         if (f + TILE_DEPTH < features) fetch(f + TILE_DEPTH, side ^ 1);
 #pragma unroll
         for (i32 k = 0; k < TILE_DEPTH; k++) {
@@ -205,20 +212,19 @@ extern "C" __global__ void __launch_bounds__(256) score_models(const __grid_cons
 #pragma unroll
                 for (i32 j = 0; j < 8; j++) sums[i][j] += x[i] * w[j];
         }
-        __syncthreads();
     }
 #pragma unroll
     for (i32 i = 0; i < 8; i++) {
         const i64 d = first + (i / 4) * 64 + row * 4 + i % 4;
-#pragma unroll
-        for (i32 j = 0; j < 8; j++) {
-            const i32 m = (j / 4) * (width / 2) + column * 4 + j % 4;
-            if (d < end && m < task.models) task.scores[(d - begin) * task.models + m] = sums[i][j];
+        float* to = task.scores + (d - begin) * task.stride + column * 4;
+        if (d < end) {
+            *(float4*)to = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+            *(float4*)(to + width / 2) = make_float4(sums[i][4], sums[i][5], sums[i][6], sums[i][7]);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) measure_lists(const __grid_constant__ Measures task) {
+extern "C" __global__ void __launch_bounds__(128, 5) measure_lists(const __grid_constant__ Measures task) {
     const i64 sets = (task.models + 31) / 32, warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (warp < (task.last - task.first) * sets) measure_query(task, task.first + warp / sets, warp % sets * 32);
 }
@@ -235,7 +241,7 @@ extern "C" void score_models(const Measures* task) {
             float sum = 0.0f;
             for (i64 f = 0; f < task->features; f++)
                 sum += task->columns[f * task->documents + d] * task->weights[f * task->models + m];
-            task->scores[(d - begin) * task->models + m] = sum;
+            task->scores[(d - begin) * task->stride + m] = sum;
         }
 }
 

@@ -30,6 +30,12 @@ struct Task {
     double rate, pull, clip_weights, clip_gradients, temperature, keep;
 };
 
+// One search: what does not depend on the model, and is looked up while the one before is learned from.
+struct Look {
+    u64 chance;
+    i64 query, begin, count, place;
+};
+
 // What one warp needs besides its page.
 struct Bench {
     double* master;   // [features]
@@ -40,6 +46,7 @@ struct Bench {
     double* tail;     // [SHOWN + 1]
     double* scales;   // [SHOWN]
     float* weights;   // [features], at a multiple of 16 bytes
+    Look* look;       // the next search
 };
 
 SLOW double log_add(double a, double b) {
@@ -253,8 +260,31 @@ template <typename Real> FUNCTION void add_gradients(
     together();
 }
 
+// The query of a client's search.
+FUNCTION i64 query_of(const Task& task, i64 row, u64 client, i64 interaction, u64& chance) {
+    const i64 pool_start = task.pools[task.pool[row]], pool_size = task.pools[task.pool[row] + 1] - pool_start;
+    const i64 place = task.at != nullptr ? task.at[row] + interaction : interaction;
+    chance = stream(client, place);
+    return task.queries[pool_start + (task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size)))];
+}
+
+// Lets the beginning of each group of a query's features come nearer: `called` lines of 128 bytes by each lane.
+template <typename Real, i32 called> FUNCTION void call_up_groups(const Task& task, i64 place, i64 count) {
+    const char* block = (const char*)((const Real*)task.blocks + place);
+    const i64 bytes = count * task.features * i64(sizeof(Real)), group = task.features * 128;
+    EACH_LANE(lane) {
+        ROLLED for (i64 begin = 0; begin < bytes; begin += group) {
+#pragma unroll
+            for (i32 i = 0; i < called; i++) {
+                const i64 line = 128 * (32 * i + lane);
+                if (line < group && begin + line < bytes) call_up(block + begin + line);
+            }
+        }
+    }
+}
+
 // `plain`: nothing keeps, clips, pulls or drifts, at temperature 1. Then none of that is compiled, and more warps fit.
-template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
+template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i64 features = task.features;
     const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
     const double pull = plain ? 0.0 : task.pull, clip_weights = plain ? 0.0 : task.clip_weights;
@@ -271,8 +301,6 @@ template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const
     together();
     const i64 row = task.present != nullptr ? task.present[c] : c;
     const u64 client = stream(task.key, task.ids[row]);
-    const i64 pool_start = task.pools[task.pool[row]];
-    const i64 pool_size = task.pools[task.pool[row] + 1] - pool_start;
     const i8* view = task.grades + task.view[row] * task.documents;
     const double* ideal = task.ideal + task.view[row] * task.query_count;
     const i64 interactions = task.interactions[row];
@@ -280,18 +308,38 @@ template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const
     const bool clipped = clip_gradients > 0.0;
     const double factor = (clipped ? 1.0 : task.rate) / temperature;
     double quality = 0.0;
+    if (interactions > 0) {
+        u64 chance;
+        const i64 query = query_of(task, row, client, 0, chance), begin = task.offsets[query];
+        EACH_LANE(lane) {
+            if (lane == 0) *bench.look = {chance, query, begin, task.offsets[query + 1] - begin, task.places[query]};
+        }
+        together();
+    }
     for (i64 interaction = 0; interaction < interactions; interaction++) {
-        const i64 place = task.at != nullptr ? task.at[row] + interaction : interaction;
-        const u64 chance = stream(client, place);
-        const i64 drawn = task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size));
-        const i64 query = task.queries[pool_start + drawn];
-        const i64 begin = task.offsets[query];
-        const i32 count = i32(task.offsets[query + 1] - begin);
+        const u64 chance = bench.look->chance;
+        const i64 query = bench.look->query, begin = bench.look->begin, block = bench.look->place;
+        const i32 count = i32(bench.look->count);
         const i8* grades = view + begin;
+        const bool more = interaction + 1 < interactions;
+        u64 next_chance = 0;
+        i64 next = 0;  // the query after this one; each step of looking it up waits behind something that takes longer
+        if (more) next = query_of(task, row, client, interaction + 1, next_chance);
 
-        linear_scores<groups>(
-            bench.weights, (const Real*)task.blocks + task.places[query], i32(features), count, page.scores);
+        linear_scores<groups>(bench.weights, (const Real*)task.blocks + block, i32(features), count, page.scores);
+        i64 next_begin = 0, next_end = 0, next_place = 0;
+        if (more) {
+            next_begin = task.offsets[next];
+            next_end = task.offsets[next + 1];
+            next_place = task.places[next];
+        }
         const double spread = rates(page, count, temperature);
+        if (more) {
+            if (called > 0) call_up_groups<Real, called>(task, next_place, next_end - next_begin);
+            EACH_LANE(lane) {
+                if (lane == 0) *bench.look = {next_chance, next, next_begin, next_end - next_begin, next_place};
+            }
+        }
         i32 first = -1;
         if (keep > 0.0 && uniform(chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
         const i32 size = plackett_luce(page, spread, count, temperature, first, chance);
@@ -376,54 +424,50 @@ FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) 
     bench.tail = bench.top + SHOWN;
     bench.scales = bench.tail + SHOWN + 1;
     page.shown = (i32*)(bench.scales + SHOWN);
+    bench.look = (Look*)(page.shown + SHOWN);
 }
 
 #ifdef __CUDACC__
-template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const Task& task, char* memory) {
+template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void all_clients(const Task& task, char* memory) {
     const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
     Page page;
     Bench bench;
     furnish(task, memory, page, bench);
     for (i64 c = task.first + blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
-        pdgd_client<Real, plain, groups>(task, c, page, bench);
+        pdgd_client<Real, plain, groups, called>(task, c, page, bench);
 }
 
-#define LOOP(name, Real, plain, groups, blocks)                                                     \
+#define LOOP(name, Real, plain, groups, called, blocks)                                                     \
     extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ Task task) { \
         extern __shared__ __align__(16) char memory[];                                              \
-        all_clients<Real, plain, groups>(task, memory + threadIdx.x / 32 * task.room);              \
+        all_clients<Real, plain, groups, called>(task, memory + threadIdx.x / 32 * task.room);              \
     }
 // Where lists are too long for fast memory.
 #define WIDE_LOOP(name, Real)                                                                            \
     extern "C" __global__ void __launch_bounds__(128, 4) name(const __grid_constant__ Task task) {       \
         const i64 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;                              \
-        all_clients<Real, false, 2>(task, task.scratch + warp * task.room);                              \
+        all_clients<Real, false, 2, 0>(task, task.scratch + warp * task.room);                              \
     }
 #else
-template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const Task& task) {
+template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void all_clients(const Task& task) {
     Page page;
     Bench bench;
     furnish(task, task.scratch, page, bench);
-    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<Real, plain, groups>(task, c, page, bench);
+    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<Real, plain, groups, called>(task, c, page, bench);
 }
 
-#define LOOP(name, Real, plain, groups, blocks) \
-    extern "C" void name(const Task* task) { all_clients<Real, plain, groups>(*task); }
+#define LOOP(name, Real, plain, groups, called, blocks) \
+    extern "C" void name(const Task* task) { all_clients<Real, plain, groups, called>(*task); }
 #define WIDE_LOOP(name, Real)
-#endif
-
-#ifndef PLAIN_BLOCKS
-#define PLAIN_BLOCKS 4
-#define SHORT_BLOCKS 7
 #endif
 
 // Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best. Short lists
 // are a matter of waiting for one another: many warps are best.
-LOOP(pdgd_clients, float, false, 2, 4)
-LOOP(pdgd_clients_plain, float, true, 4, PLAIN_BLOCKS)
-LOOP(pdgd_clients_short, float, true, 2, SHORT_BLOCKS)
+LOOP(pdgd_clients, float, false, 2, 0, 4)
+LOOP(pdgd_clients_plain, float, true, 4, 1, 4)
+LOOP(pdgd_clients_short, float, true, 2, 0, 8)
 WIDE_LOOP(pdgd_clients_wide, float)
-LOOP(pdgd_half_clients, Half, false, 2, 4)
-LOOP(pdgd_half_clients_plain, Half, true, 4, PLAIN_BLOCKS)
-LOOP(pdgd_half_clients_short, Half, true, 2, SHORT_BLOCKS)
+LOOP(pdgd_half_clients, Half, false, 2, 0, 4)
+LOOP(pdgd_half_clients_plain, Half, true, 4, 2, 4)
+LOOP(pdgd_half_clients_short, Half, true, 2, 0, 8)
 WIDE_LOOP(pdgd_half_clients_wide, Half)

@@ -192,18 +192,34 @@ template <typename Real, bool plain> FUNCTION void team_client(
         float highest, lowest;
         extremes(page.scores, count, highest, lowest);
         const double spread = (double(highest) - double(lowest)) / temperature;
+        const bool race = plain && spread < FAR_APART;
         EACH_THREAD(thread) {
-            ROLLED for (i32 d = thread; d < count; d += 32 * TEAM)
-                page.rates[d] = rate_of(page.scores[d], highest, temperature);
+            ROLLED for (i32 d = thread; d < count; d += 32 * TEAM) {
+                const double rate = rate_of(page.scores[d], highest, temperature);
+                page.rates[d] = rate;
+                if (race) page.times[d] = quotient(team.waits[side * task.longest + d], rate);
+            }
         }
         all_together();
+        if (race) {  // a document for each thread: all have their times, and no deadline is needed
+            EACH_THREAD(thread) {
+                ROLLED for (i32 d = thread; d < count; d += 32 * TEAM) {
+                    const double own = page.times[d];
+                    i32 rank = 0;
+#pragma unroll 8
+                    for (i32 j = 0; j < count; j++) rank += j < d ? page.times[j] <= own : page.times[j] < own;
+                    if (rank < size) page.shown[rank] = d;
+                }
+            }
+            all_together();
+        }
         const i8* grades = team.grades + side * task.longest;
         LEADER {
             const Noted noted = {
                 team.draws + side * task.longest, team.waits + side * task.longest, team.clicks + side * 2 * SHOWN};
             i32 first = -1;
             if (keep > 0.0 && uniform(search.chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
-            plackett_luce<8>(page, spread, count, temperature, first, search.chance, noted);
+            if (!race) plackett_luce<8>(page, spread, count, temperature, first, search.chance, noted);
             const u32 clicked = read_and_click(
                 grades, page, size, task.click + search.who * task.levels, task.stop + search.who * task.levels,
                 task.attention + search.who * SHOWN, noted);

@@ -66,6 +66,13 @@ FUNCTION float fresh(const float* place) { return __ldcg(place); }
 // Let what lies there come nearer.
 FUNCTION void call_up(const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
 
+// One float into fast memory, later; 0 where there is none. `all_are_here` waits for those that this thread sent for.
+FUNCTION void send_for(float* to, const float* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from),
+                 "r"(there ? 4 : 0));
+}
+FUNCTION void all_are_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // a / b of numbers of usual size, and of 0 / b: what a division does first, without looking for special cases.
 FUNCTION double quotient(double a, double b) {
     double r;
