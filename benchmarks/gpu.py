@@ -6,7 +6,7 @@
 
 First random problems: settings, lengths of lists and users, learned by both. Then, for each shape: interactions a
 second on one core and on the card, and the share of the card's memory bandwidth (measured in the same run by a copy)
-that reading the features needs.
+that reading the features needs. Last, rounds of ten clients, robust rules and measures.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ import numpy as np
 
 import fedrank as fr
 from fedrank.data.ranking import RankingData
+from fedrank.federate.ahead import Ahead
+from fedrank.federate.robust_there import change_there
+from fedrank.federate.round import first_state, simulate
 from fedrank.gpu.machines import GraphicsCard, Machine
+from fedrank.gpu.measures import EvaluatorThere
 from fedrank.gpu.pdgd import PdgdThere
 from fedrank.gpu.twins import Twin
+from fedrank.rank.measures import Evaluator
 from fedrank.seeds import Chance
+from fedrank.types import Messages
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -65,7 +71,7 @@ def agreement(machine: Machine, clients: int = 200) -> tuple[int, int]:
                 expected = learner(start, crowd, Chance(number, 3))
                 found = PdgdThere(machine, learner, crowd).learn(start, Chance(number, 3))
                 updates, online = (machine.get(each) for each in found)
-                total, _ = PdgdThere(machine, learner, crowd).part(start, Chance(number, 3), None, True)
+                [total], _ = PdgdThere(machine, learner, crowd).parts(start, Chance(number, 3), None, True, clients)
                 if not np.array_equal(total, fr.kernels.sums.weighted_sum(crowd.interactions, expected.updates)):
                     sys.exit(f"the sum of updates is another one: {settings}, {documents} x {features}, {user}")
                 alike = (expected.updates == updates).all(axis=1) & (expected.observed.online == online)
@@ -89,6 +95,101 @@ def bandwidth(card: GraphicsCard) -> float:
     """Bytes a second that a copy reads and writes."""
     a, b = card.empty((1 << 30,), np.uint8), card.empty((1 << 30,), np.uint8)
     return 2 * (1 << 30) / seconds(card, 10, lambda: b.__setitem__(slice(None), a))
+
+
+def loop_times(card: Any, what: Callable[[], Any]) -> dict[str, float]:
+    """Seconds in each loop, one after the other."""
+    taken: dict[str, float] = {}
+    each_part = card.each_part
+
+    def timed(loop: str, *given: Any) -> None:
+        card.finish()
+        begin = time.perf_counter()
+        each_part(loop, *given)
+        card.finish()
+        taken[loop] = taken.get(loop, 0.0) + time.perf_counter() - begin
+
+    card.each_part = timed
+    try:
+        what()
+    finally:
+        card.each_part = each_part
+    return taken
+
+
+def small_rounds(card: Any, shape: tuple[int, int, int], count: int = 10) -> str:
+    crowd = fr.make_clients(made_up(*shape), count=count, user="informational", interactions=5)
+    federation = fr.Federation(fr.learners.Pdgd(rate=0.1))
+    ahead = Ahead.of(PdgdThere(card, federation.learner, crowd), federation, crowd, 1, weighted=True)
+    assert ahead is not None
+    state, _ = first_state(federation, crowd, 1)
+    everybody = np.arange(count)
+    begun = ahead._begin(state, 10**6, lambda number: everybody)
+    rounds = len(begun.numbers)
+    taken = seconds(card, 5, lambda: ahead._begin(state, 10**6, lambda number: everybody).collect())
+    said = f"{shape[2]} x {shape[1]}, {count} clients: {5 * count * rounds / taken / 1e6:.2f} million in one call"
+    federated = simulate(federation, crowd, 10**6, device=card)
+    for _ in range(3 * rounds):
+        next(federated)
+    begin = time.perf_counter()
+    for _ in range(6 * rounds):
+        next(federated)
+    said += f", {30 * count * rounds / (time.perf_counter() - begin) / 1e6:.2f} with all that Python does"
+    *_, expected = simulate(federation, crowd, 50)
+    *_, found = simulate(federation, crowd, 50, device=card)
+    return said + (", same bits" if np.array_equal(expected.weights, found.weights) else ", OTHER BITS")
+
+
+def robust_rules(card: Any) -> None:
+    rules = {
+        "krum": fr.aggregators.Krum(), "multi-krum": fr.aggregators.MultiKrum(),
+        "trimmed mean": fr.aggregators.TrimmedMean(), "median": fr.aggregators.Median(),
+    }  # fmt: skip
+    for clients in (40, 1000, 10_000):
+        updates = np.random.default_rng(1).normal(size=(clients, 136)).astype(np.float32)
+        there, said = card.put(updates), []
+        for name, rule in rules.items():
+            taken = seconds(card, 3, partial(change_there, card, rule, there))
+            text = f"{name} {1e3 * taken:.2f} ms"
+            if clients <= 1000:
+                sizes = np.ones(clients, np.int64)
+                messages = Messages(updates, sizes, np.arange(clients), np.zeros(136), 1)
+                rule(messages)
+                begin = time.perf_counter()
+                expected = rule(messages)
+                text += f" (processor {1e3 * (time.perf_counter() - begin):.2f})"
+                found = change_there(card, rule, there)
+                text += " same" if np.array_equal(found, expected) else f" {np.abs(found - expected).max():.0e}"
+            said.append(text)
+        print(f"{clients} x 136: {'; '.join(said)}", flush=True)
+
+
+def measured(card: Any) -> None:
+    import cupy
+
+    for shape in (SHAPES[0], SHAPES[3]):
+        data, rng = made_up(*shape), np.random.default_rng(1)
+        weights, linear = rng.normal(size=(100, shape[2])), fr.rankers.Linear()
+        evaluator = Evaluator(data, ["ndcg@10"])
+        there = EvaluatorThere(card, evaluator)
+        taken = seconds(card, 5, partial(there, weights, linear))
+        features, models = card.put(data.features), card.put(weights.astype(np.float32).T)
+        product = seconds(card, 5, partial(cupy.matmul, features, models))
+        few = rng.normal(size=(20, shape[2]))
+        begin = time.perf_counter()
+        expected = evaluator(few, linear)
+        here = time.perf_counter() - begin
+        same = np.array_equal(there(few, linear), expected)
+        loops = loop_times(card, partial(there, weights, linear))
+        times = ", ".join(f"{name} {1e3 * each:.2f}" for name, each in loops.items())
+        flops = 2e-12 * data.features.size * 100
+        where = f"measures {shape[2]} x {shape[1]}"
+        print(
+            f"{where}: 100 in {1e3 * taken:.2f} ms ({flops / taken:.1f} Tflop/s), the matrix product in "
+            f"{1e3 * product:.2f} ms; 20 on the processor in {1e3 * here:.0f} ms; loops: {times}; same bits: "
+            f"{same}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -116,15 +217,24 @@ def main() -> None:
         crowd = fr.make_clients(data, count=options.clients, user="informational", interactions=options.interactions)
         many = PdgdThere(card, learner, crowd)
         learn = seconds(card, 7, partial(many.learn, weights, chance))
-        whole = seconds(card, 7, partial(Twin(many).part, weights, chance, None, True))
+        whole = seconds(card, 7, partial(Twin(many).parts, weights, chance, None, True, 1 << 17))
         searches = options.clients * options.interactions
         needed = searches * documents * features * 4 / best
         print(
             f"{features} x {documents}, {data.features.nbytes / 2**20:,.0f} MiB: one core {one_core:,.0f} a second; "
             f"card {searches / whole / 1e6:.1f} million with the mean ({searches / whole / one_core:,.0f} times one "
             f"core, {needed / whole:.0%} of the bandwidth), {searches / learn / 1e6:.1f} without it "
-            f"({needed / learn:.0%}); {1e3 * whole:.2f} milliseconds, of which learning {1e3 * learn:.2f}"
+            f"({needed / learn:.0%}); {1e3 * whole:.2f} milliseconds, of which learning {1e3 * learn:.2f}",
+            flush=True,
         )
+        del many
+        half = PdgdThere(card, learner, crowd, "float16")
+        whole = seconds(card, 7, partial(Twin(half).parts, weights, chance, None, True, 1 << 17))
+        print(f"    features in two bytes: {searches / whole / 1e6:.1f} million with the mean", flush=True)
+    for shape, count in ((SHAPES[0], 10), (SHAPES[3], 10), (SHAPES[3], 200)):
+        print(small_rounds(card, shape, count))
+    robust_rules(card)
+    measured(card)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ def speed(card: GraphicsCard, learner: Learner, crowd: Any, repeats: int = 5) ->
     many, chance = there(card, learner, crowd), Chance(1, 7)
     searches = int(crowd.interactions.sum())
     learn = seconds(card, repeats, partial(many.learn, weights, chance))
-    return searches / learn, searches / seconds(card, repeats, partial(many.part, weights, chance, None, True))
+    return searches / learn, searches / seconds(
+        card, repeats, partial(many.parts, weights, chance, None, True, len(crowd))
+    )
 
 
 def with_only(text: str, kernels: tuple[str, ...]) -> str:

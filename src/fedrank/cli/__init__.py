@@ -121,7 +121,11 @@ def run(
     workers: Workers = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
     device: Annotated[
-        str, typer.Option(help="Where clients learn: cpu, cuda (a graphics card), or auto. Results are the same bytes.")
+        str,
+        typer.Option(
+            help="Where clients learn: cpu, cuda (a graphics card), or auto; results are the same bytes. cuda-float16 "
+            "rounds features to two bytes, and gives the results of that."
+        ),
     ] = "cpu",
     on: Annotated[
         str | None,

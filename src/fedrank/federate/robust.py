@@ -95,7 +95,11 @@ class TrimmedMean:
         _check_share(self.attackers)
 
     def __call__(self, messages: Messages) -> Change:
-        return _trimmed_mean(messages.updates, _attackers(self.attackers, len(messages.updates)))
+        return _trimmed_mean(messages.updates, self.dropped(len(messages.updates)))
+
+    def dropped(self, clients: int) -> int:
+        """Values at either end that do not count."""
+        return _attackers(self.attackers, clients)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,11 @@ class Median:
     traits: ClassVar[frozenset[Trait]] = _ROBUST
 
     def __call__(self, messages: Messages) -> Change:
-        return _trimmed_mean(messages.updates, max(0, (len(messages.updates) - 1) // 2))
+        return _trimmed_mean(messages.updates, self.dropped(len(messages.updates)))
+
+    def dropped(self, clients: int) -> int:
+        """Values at either end that do not count: all but the middle one, or two."""
+        return max(0, (clients - 1) // 2)
 
 
 @dataclass(frozen=True)
@@ -341,17 +349,10 @@ def _uniform_clusters(count: int) -> tuple[float, float]:
     return float((logs[:, 0] - logs[:, 1]).mean()), error
 
 
-def _krum(updates: Updates, attackers: float, squared: bool, alone: bool) -> Change:
-    """Mean of the updates with the best scores: of one, or of all but as many as there are attackers."""
-    from fedrank.kernels.robust import krum_of_few
-
-    updates = _plain(updates)
-    n = len(updates)
+def krum_numbers(attackers: float, n: int, alone: bool) -> tuple[int, int]:
+    """(nearest others that a score sums, updates that are averaged) of n clients; refused where there are too few."""
     m = _attackers(attackers, n)
     neighbours = n - m - 2
-    change = np.zeros(updates.shape[1])
-    if n == 0:
-        return change
     if neighbours < 1:
         raise ValueError(
             f"attackers = {attackers} means {m} of {n} clients, which leaves Krum no neighbour to compare with "
@@ -359,7 +360,19 @@ def _krum(updates: Updates, attackers: float, squared: bool, alone: bool) -> Cha
         )
     if m > 0 and n < 2 * m + 3:
         _warn("Krum", n, m, 2 * m + 3)
-    count = 1 if alone else n - m
+    return neighbours, 1 if alone else n - m
+
+
+def _krum(updates: Updates, attackers: float, squared: bool, alone: bool) -> Change:
+    """Mean of the updates with the best scores: of one, or of all but as many as there are attackers."""
+    from fedrank.kernels.robust import krum_of_few
+
+    updates = _plain(updates)
+    n = len(updates)
+    change = np.zeros(updates.shape[1])
+    if n == 0:
+        return change
+    neighbours, count = krum_numbers(attackers, n, alone)
     if n <= FEW:
         krum_of_few(updates, neighbours, count, squared, change)
         return change

@@ -17,15 +17,18 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.federate.aggregate import Mean
+from fedrank.federate.ahead import Ahead
 from fedrank.federate.arrival import SINCE, ArrivalRule, Schedule, schedule
 from fedrank.federate.client import of_clients, steps_of
 from fedrank.federate.federation import Federation, cohort_size
 from fedrank.federate.fitting import people_clashes
+from fedrank.federate.robust_there import change_there, has_twin
 from fedrank.federate.server import Combined, RoundError, ServerTask, State, advance, combine
 from fedrank.federate.small_rounds import ENOUGH_ROUNDS, small_rounds
 from fedrank.glance import as_pairs, one_line
 from fedrank.gpu.machines import Machine
 from fedrank.gpu.twins import find_twin
+from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
     STRAIGHT,
@@ -44,6 +47,7 @@ from fedrank.types import (
 )
 
 CHUNK_BYTES = 64 << 20  # updates held at once when the aggregator can take them in parts
+CHUNKS_THERE = 12  # of them that a card holds at once
 LARGEST_ROUND = 8 << 30  # bytes of updates that a rule may ask to hold together
 THERE_BYTES = 1 << 30  # of updates on a graphics card
 LONGEST_WINDOW = 4096  # arrivals that are learned in one call
@@ -164,7 +168,7 @@ def simulate(
     """Round after round, each as it ends. Go on from a `state` and a `memory`, or begin (from `start`, if given).
 
     With device = "cuda" clients learn on a graphics card, and the results have the same bits; "auto" does so where it
-    pays.
+    pays. With "cuda-float16" they are those of features that were rounded to two bytes.
     """
     if state is None:
         state, memory = first_state(federation, crowd, seed, start)
@@ -174,9 +178,9 @@ def simulate(
             state, memory = outcome.state, outcome.memory
             yield outcome
     while state.round < rounds:
-        outcome = simulation.round(state, memory)
-        state, memory = outcome.state, outcome.memory
-        yield outcome
+        for outcome in simulation.rounds(state, memory, rounds):
+            state, memory = outcome.state, outcome.memory
+            yield outcome
 
 
 def personal_models(federation: Federation, state: State, memory: Memory, crowd: Crowd) -> Weights:
@@ -253,14 +257,23 @@ class _Simulation:
             and watch is None
         )
         self.twin = find_twin(device, federation.learner, crowd)
-        # Where nothing else needs updates, they stay on the card, and their sum comes back.
-        self.sums_there = (
+        # Where nothing else needs updates, they stay on the card, and what a rule makes of them comes back.
+        stay = (
             self.twin is not None
-            and self.in_chunks
             and mechanism is None
+            and federation.attack is None
             and federation.local is None
             and journal is None
-            and type(federation.aggregator) is Mean
+            and watch is None
+        )
+        self.sums_there = stay and type(federation.aggregator) is Mean
+        self.rule_there = (
+            stay
+            and self.twin is not None
+            and isinstance(federation.learner, Pdgd)
+            and has_twin(
+                self.twin.there.machine, federation.aggregator, cohort_size(len(crowd), federation.participation)
+            )
         )
         # A server that everybody trusts with updates may shorten and add them up there, and adds noise here.
         self.clips_there = (
@@ -270,6 +283,22 @@ class _Simulation:
             and journal is None
             and isinstance(mechanism, ClippingMechanism)
             and mechanism.clips(crowd.interactions[:0], self.cohort) is not None
+        )
+        # Small rounds are done many at a time: a card waits for its orders longer than clients learn.
+        self.ahead = None
+        if self.sums_there:
+            assert self.twin is not None
+            rule = cast(Mean, federation.aggregator)
+            self.ahead = Ahead.of(self.twin.there, federation, crowd, seed, rule.weighted)
+
+    def rounds(self, state: State, memory: Memory, last: int) -> Iterable[Outcome]:
+        """The next rounds: one, or as many up to `last` as are done in one call."""
+        found = [] if self.ahead is None else self.ahead(state, last, self.drawn)
+        if not found:
+            return [self.round(state, memory)]
+        return (
+            self._outcome(after, memory, present, [_Seen(Observed(online), None, None)])
+            for after, present, online in found
         )
 
     def round(self, state: State, memory: Memory) -> Outcome:
@@ -285,17 +314,19 @@ class _Simulation:
             watch = _without_messages(watch)
         seen: list[_Seen] = []
         if self.sums_there and (summed := self._sum_there(state, present, seen)) is not None:
-            return self._outcome(advance(task, state, summed, present), memory, present, seen, summed)
+            return self._outcome(advance(task, state, summed, present), memory, present, seen)
+        if self.rule_there and (chosen := self._rule_there(state, present, seen)) is not None:
+            return self._outcome(advance(task, state, chosen, present), memory, present, seen)
         if self.clips_there and len(present):
             summed = self._sum_clipped_there(state, present, seen)
-            return self._outcome(advance(task, state, summed, present), memory, present, seen, summed)
+            return self._outcome(advance(task, state, summed, present), memory, present, seen)
         combined = combine(task, state, self._parts(state, memory, present, watch, seen), len(present), self.noise)
         if kept is not None:
             combined = combined._replace(change=kept.change, rule=state.rule)
         elif journal is not None:
             assert combined.change is not None
             journal.keep(number, combined.change)
-        return self._outcome(advance(task, state, combined, present), memory, present, seen, combined)
+        return self._outcome(advance(task, state, combined, present), memory, present, seen, combined.excluded)
 
     def many_rounds(self, state: State, last: int) -> Iterator[Outcome]:
         """The same many at a time, where that can be: until the last, or until one has an update that is of no use."""
@@ -317,14 +348,16 @@ class _Simulation:
         rule, chance = cast(Mean, self.federation.aggregator), Chance(self.seed, state.round + 1)
         sizes = self.crowd.interactions if len(present) == len(self.crowd) else self.crowd.interactions[present]
         rows = max(1, CHUNK_BYTES // (4 * state.weights.shape[-1]))
+        several = rows * CHUNKS_THERE
         total = np.zeros(0)
-        for begin in range(0, len(present), rows):
-            some = present[begin : begin + rows]
+        for begin in range(0, len(present), several):
+            some = present[begin : begin + several]
             which = None if len(some) == len(self.crowd) else some
-            part, observed = self.twin.part(state.weights, chance, which, rule.weighted)
-            counted = sizes[begin : begin + rows].sum() if rule.weighted else len(some)
-            part = np.append(part, counted)
-            total = part if begin == 0 else total + part
+            sums, observed = self.twin.parts(state.weights, chance, which, rule.weighted, rows)
+            for number, part in enumerate(sums):
+                own = sizes[begin + number * rows : begin + (number + 1) * rows][: len(some) - number * rows]
+                part = np.append(part, own.sum() if rule.weighted else len(own))
+                total = part if begin == number == 0 else total + part
             seen.append(_Seen(observed, self.twin.bytes_each, None))
         if not np.isfinite(total).all():
             seen.clear()
@@ -350,6 +383,22 @@ class _Simulation:
             seen.append(_Seen(observed, bytes_each, None))
         change = cast(Any, mechanism).rule(self.cohort, self.noise).whole(total)
         return Combined(change, present, None, np.ones(len(present), np.int64), state.rule, state.common)
+
+    def _rule_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
+        """What a robust rule makes of all updates on the card; None if one is of no use."""
+        assert self.twin is not None
+        everybody = len(present) == len(self.crowd)
+        chance = Chance(self.seed, state.round + 1)
+        updates, observed = self.twin.stay(state.weights, chance, None if everybody else present)
+        try:
+            change = change_there(self.twin.there.machine, self.federation.aggregator, updates)
+        except ValueError as problem:  # such as too few clients for this rule
+            raise RoundError(str(problem), state.round + 1) from problem
+        if change is None:
+            return None
+        seen.append(_Seen(observed, self.twin.bytes_each, None))
+        sizes = self.crowd.interactions if everybody else self.crowd.interactions[present]
+        return Combined(change, present, None, sizes, state.rule, state.common)
 
     def drawn(self, round: int) -> NDArray[np.int64]:
         """Rows of the clients that take part in a round."""
@@ -464,7 +513,12 @@ class _Simulation:
         return memory
 
     def _outcome(
-        self, state: State, before: Memory, present: NDArray[np.int64], seen: list[_Seen], combined: Combined
+        self,
+        state: State,
+        before: Memory,
+        present: NDArray[np.int64],
+        seen: list[_Seen],
+        excluded: tuple[int, ...] = (),
     ) -> Outcome:
         crowd, memory, observed = self.crowd, self._remembered(before, present, seen), _observed(seen)
         searches = crowd.interactions if len(present) == len(crowd) else crowd.interactions[present]
@@ -478,7 +532,7 @@ class _Simulation:
             len(present) * (seen[0].bytes_each or travels),
             len(present) * travels * (1 if state.common is None else 2),
             None if observed.reward is None else mean_over(observed.reward, searches),
-            combined.excluded,
+            excluded,
         )
 
 

@@ -79,6 +79,8 @@ class EvolutionThere(PdgdThere):
 class CrewsPlay(EvolutionThere):
     """The same with a neural ranker."""
 
+    tight = False
+
     def __init__(self, machine: Machine, learner: Evolution, crowd: Crowd) -> None:
         super().__init__(machine, learner, crowd)
         desk = crew_desk(self.width, learner.ranker.hidden, int(crowd.data.longest), clipped=False)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from fedrank.extras import missing
 
 SOURCES = (
-    *("warp", "crew", "chance", "elementary", "show", "pdgd", "sums", "rankers", "neural_pdgd", "evolution", "clip"),
+    *("warp", "crew", "chance", "elementary", "show", "pdgd", "sums", "rounds", "robust", "measures", "rankers"),
+    *("neural_pdgd", "evolution", "clip"),
 )
 WARPS = 4  # of a block
 FAST_MEMORY = 220 << 10  # bytes of a block that are never too many on a card that has them
@@ -48,14 +49,22 @@ class Machine(Protocol):
 
     def address(self, array: Any) -> int: ...
 
+    def free(self) -> int:
+        """Bytes that are not in use."""
+
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
         """Run a loop with a warp for each client, which has `room` bytes."""
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         """Run a loop with so many blocks of threads, and so many bytes of fast memory for each block."""
 
-    def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
-        """Do each of `second` after its counterpart in `first`, and at the same time as the next of these."""
+    def one_behind_the_other(
+        self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]], together: bool
+    ) -> None:
+        """Do each of `second` after its counterpart in `first`, and at the same time as the next of these.
+
+        `together`: one of `first` may begin while another ends.
+        """
 
     def finish(self) -> None:
         """Wait until everything is done."""
@@ -68,6 +77,19 @@ def source() -> str:
     return "\n".join((folder / f"{name}.cu").read_text(encoding="utf-8") for name in SOURCES)
 
 
+@cache
+def _compiled_here() -> ctypes.CDLL:
+    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if compiler is None:
+        raise DeviceError("no C++ compiler is here; install g++ or clang++ to test twins without a graphics card")
+    with tempfile.TemporaryDirectory(prefix="fedrank-twins-") as folder:
+        text, library = Path(folder, "twins.cpp"), Path(folder, "twins.so")
+        text.write_text(source(), encoding="utf-8")
+        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
+        subprocess.run([compiler, *options, "-o", str(library), str(text)], check=True)
+        return ctypes.CDLL(str(library))
+
+
 class Processor:
     """This processor: the same text as C++, lane by lane. Slow; it shows that the text is right."""
 
@@ -76,15 +98,7 @@ class Processor:
     fast_memory = FAST_MEMORY
 
     def __init__(self) -> None:
-        compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
-        if compiler is None:
-            raise DeviceError("no C++ compiler is here; install g++ or clang++ to test twins without a graphics card")
-        with tempfile.TemporaryDirectory(prefix="fedrank-twins-") as folder:
-            text, library = Path(folder, "twins.cpp"), Path(folder, "twins.so")
-            text.write_text(source(), encoding="utf-8")
-            options = ["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
-            subprocess.run([compiler, *options, "-o", str(library), str(text)], check=True)
-            self._loops = ctypes.CDLL(str(library))
+        self._loops = _compiled_here()
 
     def put(self, array: NDArray[Any]) -> Any:
         return np.ascontiguousarray(array)
@@ -98,6 +112,9 @@ class Processor:
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
 
+    def free(self) -> int:
+        return 1 << 62  # what is missing, this processor says itself
+
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
         scratch = np.empty(room + 16, np.uint8)
         task["scratch"] = -(-self.address(scratch) // 16) * 16
@@ -109,7 +126,9 @@ class Processor:
         else:
             self._call(loop, task)
 
-    def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
+    def one_behind_the_other(
+        self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]], together: bool
+    ) -> None:
         for one, other in zip(first, second, strict=True):
             one()
             other()
@@ -144,25 +163,19 @@ class GraphicsCard:
         self.fast_memory = int(properties["sharedMemPerBlockOptin"]) - 1024
         self._module = cupy.RawModule(code=source(), options=("-std=c++17", "--fmad=false"))
         self._loops: dict[str, Any] = {}
-        self._scratch: dict[int, Any] = {}
-        self._landing = self._pinned(0)
+        self._scratch: dict[tuple[int, int], Any] = {}  # by its size and the stream that uses it
+        self._beside = cupy.cuda.Stream(non_blocking=True)
         self._behind = cupy.cuda.Stream(non_blocking=True, priority=-1)  # before others: it has little to do
 
     def put(self, array: NDArray[Any]) -> Any:
         return self._guarded(lambda: self._cupy.asarray(np.ascontiguousarray(array)), array.nbytes)
 
     def get(self, array: Any) -> NDArray[Any]:
-        # By way of memory that the card can write to itself, which is ten times as fast.
-        if self._landing.nbytes < array.nbytes:
-            self._landing = self._pinned(array.nbytes)
-        landed = self._landing[: array.nbytes].view(array.dtype).reshape(array.shape)
-        array.get(out=landed)
-        found: NDArray[Any] = landed.copy()
+        # Into memory that the card writes to itself, which is ten times as fast, and is used again once nobody has it.
+        memory = self._cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1))
+        found: NDArray[Any] = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+        array.get(out=found)
         return found
-
-    def _pinned(self, size: int) -> NDArray[np.uint8]:
-        memory = self._cupy.cuda.alloc_pinned_memory(max(size, 1 << 20))
-        return np.frombuffer(memory, np.uint8, memory.size())
 
     def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
@@ -171,15 +184,19 @@ class GraphicsCard:
     def address(self, array: Any) -> int:
         return int(array.data.ptr)
 
+    def free(self) -> int:
+        return int(self._cupy.cuda.runtime.memGetInfo()[0] + self._cupy.get_default_memory_pool().free_bytes())
+
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
         warps = min(WARPS, self.fast_memory // room)
         blocks = -(-clients // max(warps, 1))
         if warps == 0:  # lists so long that nobody's room is in fast memory
             warps = WARPS
             blocks = min(-(-clients // warps), self._multiprocessors * ENOUGH // warps)
-            if room not in self._scratch:
-                self._scratch = {room: self.empty((self._multiprocessors * ENOUGH, room), np.uint8)}
-            task["scratch"] = self.address(self._scratch[room])
+            place = room, int(self._cupy.cuda.get_current_stream().ptr)
+            if place not in self._scratch:
+                self._scratch[place] = self.empty((self._multiprocessors * ENOUGH, room), np.uint8)
+            task["scratch"] = self.address(self._scratch[place])
             self._loop(f"{loop.partition('_clients')[0]}_clients_wide", 0)((blocks,), (32 * warps,), (task,))
             return
         self._loop(loop, warps * room)((blocks,), (32 * warps,), (task,), shared_mem=warps * room)
@@ -187,13 +204,18 @@ class GraphicsCard:
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         self._loop(loop, memory)((blocks,), (threads,), (task,), shared_mem=memory)
 
-    def one_behind_the_other(self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]]) -> None:
+    def one_behind_the_other(
+        self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]], together: bool
+    ) -> None:
         front = self._cupy.cuda.get_current_stream()
         begun = front.record()
         self._behind.wait_event(begun)
-        for one, other in zip(first, second, strict=True):
-            one()
-            self._behind.wait_event(front.record())
+        self._beside.wait_event(begun)
+        for number, (one, other) in enumerate(zip(first, second, strict=True)):
+            stream = self._beside if together and number % 2 else front
+            with stream:
+                one()
+            self._behind.wait_event(stream.record())
             with self._behind:
                 other()
         front.wait_event(self._behind.record())

@@ -70,6 +70,8 @@ class Crews:
 class NeuralThere(PdgdThere):
     """A learner of a neural ranker, with its clients and their data in a machine's memory."""
 
+    tight = False
+
     def __init__(self, machine: Machine, learner: Any, crowd: Crowd) -> None:
         super().__init__(machine, learner, crowd)
         hidden = learner.ranker.hidden

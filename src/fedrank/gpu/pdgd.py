@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.gpu.machines import Machine
+from fedrank.gpu.machines import DeviceError, Machine
+from fedrank.names import nearest
 from fedrank.rank.loops import as_sent
 from fedrank.seeds import Chance
 from fedrank.types import STRAIGHT, Bend, Clip, Crowd, Learned, Observed, Weights
@@ -32,13 +33,16 @@ TASK = np.dtype(
 ROW_SUM = np.dtype(
     [(name, "<u8") for name in ("weights", "rows", "totals")]
     + [(name, "<i8") for name in ("count", "columns", "fresh")]
+    + [("which", "<u8")]
 )
 CLIPPED_SUM = np.dtype(  # as `struct ClippedSum` in kernels/clip.cu has it
     [(name, "<u8") for name in ("rows", "weights", "totals")]
     + [(name, "<i8") for name in ("count", "columns", "norm")]
     + [(name, "<f8") for name in ("clip", "step")]
 )
-PIECES, PIECE = 8, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
+FEATURES = ("float32", "float16")
+LARGEST_HALF = 65504.0
+PIECES, PIECE = 16, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
 
 
 def in_blocks(
@@ -54,23 +58,86 @@ def in_blocks(
     return np.ascontiguousarray(padded.reshape(-1, LANES, width).transpose(0, 2, 1)), places.astype(np.int64)
 
 
+def in_tight_blocks(
+    features: NDArray[np.floating[Any]], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]]:
+    """The same with a last group of a query that is just large enough, as kernels/show.cu describes it.
+
+    Features of two bytes lie in groups of 64, in pairs.
+    """
+    width, half = features.shape[1], features.dtype == np.float16
+    group, step = (2 * LANES, 8) if half else (LANES, 8)
+    sizes = np.diff(offsets)
+    rounded = sizes // group * group + -(-(sizes % group) // step) * step
+    places = (np.concatenate([[0], np.cumsum(rounded)[:-1]]) * width).astype(np.int64)
+    blocks = np.zeros(int(rounded.sum()) * width + group, dtype=features.dtype)  # lanes without a document read on
+    for query, place in enumerate(places):
+        for first in range(int(offsets[query]), int(offsets[query + 1]), group):
+            some = features[first : min(first + group, int(offsets[query + 1]))]
+            room = group if len(some) == group else -(-len(some) // step) * step
+            rows = blocks[place : place + width * room].reshape(width, room)
+            if half:
+                pairs = room // 2
+                rows[:, : 2 * min(pairs, len(some)) : 2] = some[:pairs].T
+                rows[:, 1 : 2 * max(len(some) - pairs, 0) : 2] = some[pairs:].T
+            else:
+                rows[:, : len(some)] = some.T
+            place += width * room
+    return blocks, places
+
+
+def rounded_features(features: NDArray[np.float32], kind: str) -> NDArray[np.floating[Any]]:
+    """Features as they lie on a card: "float32", as they are, or "float16", rounded to two bytes."""
+    if kind not in FEATURES:
+        raise ValueError(f"no features {kind!r}{nearest(kind, FEATURES)}; use one of {', '.join(FEATURES)}")
+    if kind == "float32":
+        return features
+    largest = float(np.abs(features).max(initial=0.0))
+    if not largest <= LARGEST_HALF:
+        raise DeviceError(
+            f"a feature is {largest:g}, and float16 ends at {LARGEST_HALF:g}; normalise the features, or use float32"
+        )
+    return features.astype(np.float16)
+
+
 def room_of(features: int, longest: int, clipped: bool) -> int:
     """Bytes of one warp, as `furnish` in kernels/pdgd.cu lays them out."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
-    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN
+    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 40
     return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
+
+
+def check_room(machine: Machine, crowd: Crowd, features: str) -> None:
+    """Refuse data that do not fit, before anything is copied."""
+    values, clients = crowd.data.features.size, len(crowd)
+    rest = 40 * clients + 4 * len(crowd.queries) + crowd.grades.nbytes + crowd.ideal.nbytes + 8 * crowd.data.queries * 2
+    free, needed = machine.free(), {kind: rest + 2 * values * size for kind, size in (("float32", 4), ("float16", 2))}
+    if needed.get(features, 0) <= free:
+        return
+    remedy = "use fewer queries or features, or the processor"
+    if features == "float32":
+        how = "fits: ask for them by name, or" if needed["float16"] <= free else "does not fit either;"
+        remedy = f"features as float16 would need {needed['float16'] / 2**30:.2f} GiB, which {how} {remedy}"
+    raise DeviceError(
+        f"the data need {needed[features] / 2**30:.2f} GiB on {machine.name}, of which {free / 2**30:.2f} are free; "
+        f"{remedy}"
+    )
 
 
 class PdgdThere:
     """A learner with its clients and their data in a machine's memory, where they are put once."""
 
-    def __init__(self, machine: Machine, learner: Any, crowd: Crowd) -> None:
-        self.machine, self.learner, self.crowd = machine, learner, crowd
+    tight: ClassVar[bool] = True  # features as linear loops read them; neural ones read whole groups
+
+    def __init__(self, machine: Machine, learner: Any, crowd: Crowd, features: str = "float32") -> None:
+        self.machine, self.learner, self.crowd, self.kind = machine, learner, crowd, features
         data, put = crowd.data, machine.put
-        blocks, places = in_blocks(data.features, data.offsets)
+        check_room(machine, crowd, features)
+        rows = rounded_features(data.features, features)
+        blocks, places = (in_tight_blocks if self.tight else in_blocks)(rows, data.offsets)
         self._held = {
-            "rows": put(data.features),
+            "rows": put(rows),
             "blocks": put(blocks),
             "places": put(places),
             "offsets": put(data.offsets.astype(np.int64)),
@@ -107,7 +174,7 @@ class PdgdThere:
         self._online: Any = None
         self._round: tuple[Any, ...] = ()
         self._loop = ""
-        self._totals = machine.empty((self.width,), np.float64)
+        self._totals: Any = None
 
     def _room(self) -> int:
         """Bytes of fast memory for each client at work."""
@@ -137,19 +204,36 @@ class PdgdThere:
         self._learn(0, count)
         return self._updates[:count], self._online[:count]
 
-    def part(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
+    def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
+        """Updates in the machine's memory, and what was seen."""
+        updates, _ = self.learn(start, chance, present)
+        return updates, self._observed(len(updates))
+
+    def parts(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int
     ) -> tuple[NDArray[np.float64], Observed]:
-        """The sum of updates [width], by interactions if `weighted`, and what was seen: updates stay there."""
+        """Sums of updates [parts, width], by interactions if `weighted`, and what was seen: updates stay there.
+
+        A part is so many rows.
+        """
         count = self._ready(start, chance, present, STRAIGHT)
         weights = self._held["interactions"]
         if present is not None:
             weights = self.machine.put(self.crowd.interactions[present].astype(np.int64))
-        piece = max(PIECE, -(-count // PIECES))
-        pieces = [(first, min(first + piece, count)) for first in range(0, count, piece)]
+        piece = min(max(PIECE, -(-count // PIECES)), rows)
+        pieces = [
+            (first, min(first + piece, begin + rows, count), begin)
+            for begin in range(0, count, rows)
+            for first in range(begin, min(begin + rows, count), piece)
+        ]
+        self._totals = self.machine.empty((-(-count // rows), self.width), np.float64)
         self.machine.one_behind_the_other(
-            [partial(self._learn, *each) for each in pieces],
-            [partial(self._add_up, weights if weighted else None, *each) for each in pieces],
+            [partial(self._learn, first, last) for first, last, _ in pieces],
+            [
+                partial(self._add_up, weights if weighted else None, first, last, begin, begin // rows)
+                for first, last, begin in pieces
+            ],
+            together=type(self) is PdgdThere,
         )
         return self.machine.get(self._totals), self._observed(count)
 
@@ -194,20 +278,24 @@ class PdgdThere:
     def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
         """Choose the loop, and fill in what changes from round to round."""
         self.task["pull"] = self.learner.rate * bend.pull
-        self._loop = "pdgd_clients"
+        self._loop = self.loop("clients")
         if self.bare and not bend.pull and bend.drifts is None:
-            self._loop = "pdgd_clients_short" if self.crowd.data.longest <= SHORT else "pdgd_clients_plain"
+            self._loop += "_short" if self.crowd.data.longest <= SHORT else "_plain"
+
+    def loop(self, name: str) -> str:
+        """A loop's name, of features in four bytes or in two."""
+        return f"pdgd_{name}" if self.kind == "float32" else f"pdgd_half_{name}"
 
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()
         task["first"], task["taking_part"] = first, last
         self.machine.each_client(self._loop, task, last - first, self.room)
 
-    def _add_up(self, weights: Any, first: int, last: int) -> None:
+    def _add_up(self, weights: Any, first: int, last: int, begin: int, part: int) -> None:
         machine, columns = self.machine, self.width
         task = np.zeros((), ROW_SUM)
         task["weights"] = 0 if weights is None else machine.address(weights) + 8 * first
         task["rows"] = machine.address(self._updates) + 4 * columns * first
-        task["totals"], task["count"], task["columns"] = machine.address(self._totals), last - first, columns
-        task["fresh"] = first == 0
+        task["totals"] = machine.address(self._totals) + 8 * columns * part
+        task["count"], task["columns"], task["fresh"] = last - first, columns, first == begin
         machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))

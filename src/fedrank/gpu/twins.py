@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fedrank.rank.learners import Pdgd
 from fedrank.seeds import Chance
 from fedrank.types import Bend, Clip, Crowd, Learned, Learner, Observed, Weights
 
-DEVICES = ("cpu", "cuda", "auto")
+DEVICES = ("cpu", "cuda", "cuda-float16", "auto")
 ENOUGH = 20_000  # interactions of a round: with fewer, a card waits for its orders longer than one core learns
 ENOUGH_NEURAL = 1_000  # with neural rankers, with which one core learns ten times as long
 
@@ -39,11 +39,15 @@ class Twin(NamedTuple):
         """What these rows of the crowd learn; all of them without `present`."""
         return self.there.learned(start, chance, present, bend)
 
-    def part(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool
+    def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
+        """Their updates, which stay there, and what was seen."""
+        return self.there.stay(start, chance, present)
+
+    def parts(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int
     ) -> tuple[NDArray[np.float64], Observed]:
-        """The sum of their updates, which stay there, and what was seen."""
-        return self.there.part(start, chance, present, weighted)
+        """Sums of the updates of so many rows each, which stay there, and what was seen."""
+        return self.there.parts(start, chance, present, weighted, rows)
 
     def clipped(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
@@ -69,14 +73,15 @@ def check_device(device: str) -> None:
     """Refuse, before anything runs, a device that is none, or a card that is not there."""
     if device not in DEVICES:
         raise ValueError(f"no device {device!r}{nearest(device, DEVICES)}; use one of {', '.join(DEVICES)}")
-    if device == "cuda":
+    if device.startswith("cuda"):
         card()
 
 
 def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | None:
     """The machine on which these clients learn; None: the processor.
 
-    "cuda" insists on a card. "auto" takes one if it is there, can do this, and a round is large enough to pay.
+    "cuda" insists on a card, and so does "cuda-float16", with features in two bytes there. "auto" takes one if it is
+    there, can do this, and a round is large enough to pay.
     """
     if isinstance(device, str):
         check_device(device)
@@ -99,14 +104,21 @@ def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | N
 def find_twin(device: str | Machine, learner: Learner, crowd: Crowd) -> Twin | None:
     """The twin to learn with; None: on the processor."""
     machine = choose(device, learner, crowd)
-    return None if machine is None else Twin(there(machine, learner, crowd))
+    return None if machine is None else Twin(there(machine, learner, crowd, features_of(device)))
 
 
-def there(machine: Machine, learner: Learner, crowd: Crowd) -> PdgdThere:
+def there(machine: Machine, learner: Learner, crowd: Crowd, features: str = "float32") -> PdgdThere:
     """A learner that has a twin, with its crowd, in a machine's memory."""
     if isinstance(learner, Evolution):
         return (CrewsPlay if learner.ranker.hidden else EvolutionThere)(machine, learner, crowd)
-    return (NeuralThere if learner.ranker.hidden else PdgdThere)(machine, learner, crowd)
+    if learner.ranker.hidden:
+        return NeuralThere(machine, learner, crowd)
+    return PdgdThere(machine, learner, crowd, features)
+
+
+def features_of(device: str | Machine) -> str:
+    """As what features lie there: rounded to two bytes only where somebody said so."""
+    return "float16" if device == "cuda-float16" else "float32"
 
 
 def card() -> GraphicsCard:

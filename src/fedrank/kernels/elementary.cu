@@ -16,7 +16,7 @@ FUNCTION double exp_of_rest(double r) {
 }
 
 FUNCTION double log_from(double m, double n) {
-    const double s = (m - 1.0) / (m + 1.0);
+    const double s = quotient(m - 1.0, m + 1.0);
     const double z = s * s;
     const double high =
         1.0 / 13.0 + z * (1.0 / 15.0 + z * (1.0 / 17.0 + z * (1.0 / 19.0 + z * (1.0 / 21.0))));
@@ -109,6 +109,6 @@ FUNCTION float sigmoid(float value) {
     const float n = shifted - round;
     const float r = (x - n * 0.693359375f) - n * float(-0.00021219444005469057);
     const float rest = 1.0f + r * (1.0f + r * (d2 + r * (d3 + r * (d4 + r * (d5 + r * (d6 + r * d7))))));
-    const float power = float_from(i32(u32(float_bits(rest)) + (u32(float_bits(shifted)) << 23)));
+    const float power = float_from(i32(u32(bits_of_float(rest)) + (u32(bits_of_float(shifted)) << 23)));
     return 1.0f / (1.0f + power);
 }

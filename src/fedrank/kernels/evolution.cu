@@ -18,7 +18,7 @@ struct EvolutionTask {
 
 // Like `as_integers`: in the order of scores.
 FUNCTION i32 in_order(float score) {
-    const i32 bits = float_bits(score), size = bits & 0x7fffffff, sign = bits >> 31;
+    const i32 bits = bits_of_float(score), size = bits & 0x7fffffff, sign = bits >> 31;
     return (size ^ sign) - sign;
 }
 
@@ -33,7 +33,7 @@ FUNCTION i32 best_first(Page& page, i32 count) {
         bad[lane] = false;
         ROLLED for (i32 d = lane; d < count; d += 32) {
             const i32 own = in_order(page.scores[d]);
-            bad[lane] = bad[lane] || (float_bits(page.scores[d]) & 0x7fffffff) > 0x7f800000;
+            bad[lane] = bad[lane] || (bits_of_float(page.scores[d]) & 0x7fffffff) > 0x7f800000;
             best[lane] = own > best[lane] ? own : best[lane];
         }
     }

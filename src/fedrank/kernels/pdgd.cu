@@ -1,8 +1,8 @@
 // Twin of pdgd.py: `pdgd_clients` for linear rankers and drawn lists. One warp is one client.
 
 struct Task {
-    const float* rows;       // [documents, features]
-    const float* blocks;      // by query: [groups of 32 documents, features, 32]
+    const float* rows;       // [documents, features]; like blocks, of two bytes each where loops say Half
+    const float* blocks;     // by query, as show.cu says
     const i64* offsets;      // [queries + 1]: rows
     const i64* places;       // [queries]: where its blocks begin
     const i64* present;      // [taking part]: rows of clients, or none: all
@@ -30,6 +30,12 @@ struct Task {
     double rate, pull, clip_weights, clip_gradients, temperature, keep;
 };
 
+// One search: what does not depend on the model, and is looked up while the one before is learned from.
+struct Look {
+    u64 chance;
+    i64 query, begin, count, place;
+};
+
 // What one warp needs besides its page.
 struct Bench {
     double* master;   // [features]
@@ -40,6 +46,7 @@ struct Bench {
     double* tail;     // [SHOWN + 1]
     double* scales;   // [SHOWN]
     float* weights;   // [features], at a multiple of 16 bytes
+    Look* look;       // the next search
 };
 
 SLOW double log_add(double a, double b) {
@@ -107,7 +114,7 @@ FUNCTION i32 nth_bit(u32 mask, i32 n) {
 }
 
 // `pair_weights`: fills bench.scales. Pairs are weighed side by side, and added up in the order of the loop.
-FUNCTION void pair_weights(
+template <i32 ahead = 1> FUNCTION void pair_weights(
     Page& page, Bench& bench, double spread, i32 count, i32 size, i32 considered, u32 clicked, double temperature,
     double keep) {
     double *top = bench.top, *tail = bench.tail;
@@ -131,10 +138,11 @@ FUNCTION void pair_weights(
 #pragma unroll 8
     for (i32 d = 0; d < count; d++) rest += page.rates[d];
     double sum = rest;
-    ROLLED for (i32 i = size - 1; i >= 0; i--) {
-        sum = sum + top[i];
+#pragma unroll ahead
+    for (i32 i = SHOWN - 1; i >= 0; i--) {
+        if (i < size) sum = sum + top[i];
         EACH_LANE(lane) {
-            if (lane == i) tail[i] = sum;
+            if (lane == i && i < size) tail[i] = sum;
         }
     }
     together();
@@ -153,9 +161,12 @@ FUNCTION void pair_weights(
         if (lane >= 1 && lane < considered) {
             double sum = tail[lane + 1];
             bench.without[lane * SHOWN + lane] = sum;
-            ROLLED for (i32 i = lane - 1; i > 0; i--) {
-                sum = sum + top[i];
-                bench.without[lane * SHOWN + i] = sum;
+#pragma unroll ahead
+            for (i32 i = ahead > 1 ? SHOWN - 2 : lane - 1; i > 0; i--) {
+                if (i < lane) {
+                    sum = sum + top[i];
+                    bench.without[lane * SHOWN + i] = sum;
+                }
             }
         }
     }
@@ -167,7 +178,11 @@ FUNCTION void pair_weights(
             const i32 one = nth_bit(clicked, lane / others), two = nth_bit(passed, lane % others);
             const i32 a = one < two ? one : two, b = one < two ? two : one;
             double inverse = 1.0;
-            ROLLED for (i32 i = a + 1; i <= b; i++) inverse *= (bench.without[b * SHOWN + i] + top[a]) / tail[i];
+#pragma unroll ahead
+            for (i32 i = ahead > 1 ? 1 : a + 1; i < (ahead > 1 ? SHOWN : b + 1); i++) {
+                const double factor = quotient(bench.without[b * SHOWN + i] + top[a], tail[i]);
+                inverse = i > a && i <= b ? inverse * factor : inverse;
+            }
             if (best >= 0 && a == 0) {
                 if (page.shown[0] == best)
                     inverse = keep < 1.0 ? inverse * kept / (1.0 - keep) : infinity();
@@ -175,8 +190,8 @@ FUNCTION void pair_weights(
                     inverse *= (1.0 - keep) / kept;
             }
             const double low = top[a] < top[b] ? top[a] : top[b], high = top[a] < top[b] ? top[b] : top[a];
-            const double odds = low / high;
-            const double weight = odds / ((1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
+            const double odds = quotient(low, high);
+            const double weight = quotient(odds, (1.0 + odds) * (1.0 + odds)) / (1.0 + inverse);
             bench.pairs[a * SHOWN + b] = a == one ? weight : -weight;
         }
     }
@@ -185,10 +200,11 @@ FUNCTION void pair_weights(
         if (lane < considered) {
             const bool own = (clicked >> lane) & 1u;
             double sum = 0.0;
-            ROLLED for (i32 a = 0; a < lane; a++)
-                if (((clicked >> a) & 1u) != own) sum -= bench.pairs[a * SHOWN + lane];
-            ROLLED for (i32 b = lane + 1; b < considered; b++)
-                if (((clicked >> b) & 1u) != own) sum += bench.pairs[lane * SHOWN + b];
+#pragma unroll ahead
+            for (i32 other = 0; other < (ahead > 1 ? SHOWN : considered); other++) {
+                const double pair = bench.pairs[other < lane ? other * SHOWN + lane : lane * SHOWN + other];
+                if (other < considered && ((clicked >> other) & 1u) != own) sum += other < lane ? -pair : pair;
+            }
             bench.scales[lane] = sum;
         }
     }
@@ -213,8 +229,8 @@ FUNCTION void shorten(double* vector, i64 count, double longest) {
 }
 
 // target += the sum of scale x features of what was shown, place by place.
-FUNCTION void add_gradients(
-    double* target, const float* rows, i64 features, const Page& page, double* scales, i32 considered, double factor) {
+template <typename Real> FUNCTION void add_gradients(
+    double* target, const Real* rows, i64 features, const Page& page, double* scales, i32 considered, double factor) {
     EACH_LANE(lane) {
         if (lane < considered) scales[lane] *= factor;
     }
@@ -232,7 +248,7 @@ FUNCTION void add_gradients(
             ROLLED for (i32 p = lane; p < features; p += 32) {
                 float x[5];
 #pragma unroll
-                for (i32 i = 0; i < 5; i++) x[i] = scale[i] != 0.0 ? rows[at[i] + p] : 0.0f;
+                for (i32 i = 0; i < 5; i++) x[i] = scale[i] != 0.0 ? wide(rows[at[i] + p]) : 0.0f;
                 double sum = target[p];
 #pragma unroll
                 for (i32 i = 0; i < 5; i++)
@@ -244,8 +260,31 @@ FUNCTION void add_gradients(
     together();
 }
 
+// The query of a client's search.
+FUNCTION i64 query_of(const Task& task, i64 row, u64 client, i64 interaction, u64& chance) {
+    const i64 pool_start = task.pools[task.pool[row]], pool_size = task.pools[task.pool[row] + 1] - pool_start;
+    const i64 place = task.at != nullptr ? task.at[row] + interaction : interaction;
+    chance = stream(client, place);
+    return task.queries[pool_start + (task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size)))];
+}
+
+// Lets the beginning of each group of a query's features come nearer: `called` lines of 128 bytes by each lane.
+template <typename Real, i32 called> FUNCTION void call_up_groups(const Task& task, i64 place, i64 count) {
+    const char* block = (const char*)((const Real*)task.blocks + place);
+    const i64 bytes = count * task.features * i64(sizeof(Real)), group = task.features * 128;
+    EACH_LANE(lane) {
+        ROLLED for (i64 begin = 0; begin < bytes; begin += group) {
+#pragma unroll
+            for (i32 i = 0; i < called; i++) {
+                const i64 line = 128 * (32 * i + lane);
+                if (line < group && begin + line < bytes) call_up(block + begin + line);
+            }
+        }
+    }
+}
+
 // `plain`: nothing keeps, clips, pulls or drifts, at temperature 1. Then none of that is compiled, and more warps fit.
-template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
+template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i64 features = task.features;
     const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
     const double pull = plain ? 0.0 : task.pull, clip_weights = plain ? 0.0 : task.clip_weights;
@@ -262,8 +301,6 @@ template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i6
     together();
     const i64 row = task.present != nullptr ? task.present[c] : c;
     const u64 client = stream(task.key, task.ids[row]);
-    const i64 pool_start = task.pools[task.pool[row]];
-    const i64 pool_size = task.pools[task.pool[row] + 1] - pool_start;
     const i8* view = task.grades + task.view[row] * task.documents;
     const double* ideal = task.ideal + task.view[row] * task.query_count;
     const i64 interactions = task.interactions[row];
@@ -271,17 +308,38 @@ template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i6
     const bool clipped = clip_gradients > 0.0;
     const double factor = (clipped ? 1.0 : task.rate) / temperature;
     double quality = 0.0;
+    if (interactions > 0) {
+        u64 chance;
+        const i64 query = query_of(task, row, client, 0, chance), begin = task.offsets[query];
+        EACH_LANE(lane) {
+            if (lane == 0) *bench.look = {chance, query, begin, task.offsets[query + 1] - begin, task.places[query]};
+        }
+        together();
+    }
     for (i64 interaction = 0; interaction < interactions; interaction++) {
-        const i64 place = task.at != nullptr ? task.at[row] + interaction : interaction;
-        const u64 chance = stream(client, place);
-        const i64 drawn = task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size));
-        const i64 query = task.queries[pool_start + drawn];
-        const i64 begin = task.offsets[query];
-        const i32 count = i32(task.offsets[query + 1] - begin);
+        const u64 chance = bench.look->chance;
+        const i64 query = bench.look->query, begin = bench.look->begin, block = bench.look->place;
+        const i32 count = i32(bench.look->count);
         const i8* grades = view + begin;
+        const bool more = interaction + 1 < interactions;
+        u64 next_chance = 0;
+        i64 next = 0;  // the query after this one; each step of looking it up waits behind something that takes longer
+        if (more) next = query_of(task, row, client, interaction + 1, next_chance);
 
-        linear_scores<groups>(bench.weights, task.blocks + task.places[query], i32(features), count, page.scores);
+        linear_scores<groups>(bench.weights, (const Real*)task.blocks + block, i32(features), count, page.scores);
+        i64 next_begin = 0, next_end = 0, next_place = 0;
+        if (more) {
+            next_begin = task.offsets[next];
+            next_end = task.offsets[next + 1];
+            next_place = task.places[next];
+        }
         const double spread = rates(page, count, temperature);
+        if (more) {
+            if (called > 0) call_up_groups<Real, called>(task, next_place, next_end - next_begin);
+            EACH_LANE(lane) {
+                if (lane == 0) *bench.look = {next_chance, next, next_begin, next_end - next_begin, next_place};
+            }
+        }
         i32 first = -1;
         if (keep > 0.0 && uniform(chance, KEEP_DRAW) < keep) first = best_of(page.scores, count);
         const i32 size = plackett_luce(page, spread, count, temperature, first, chance);
@@ -306,7 +364,7 @@ template <bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i6
         }
         if (moved) {
             pair_weights(page, bench, spread, count, size, considered, clicked, temperature, keep);
-            const float* rows = task.rows + begin * features;
+            const Real* rows = (const Real*)task.rows + begin * features;
             if (!clipped) {
                 add_gradients(master, rows, features, page, bench.scales, considered, factor);
             } else {
@@ -366,48 +424,50 @@ FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) 
     bench.tail = bench.top + SHOWN;
     bench.scales = bench.tail + SHOWN + 1;
     page.shown = (i32*)(bench.scales + SHOWN);
+    bench.look = (Look*)(page.shown + SHOWN);
 }
 
 #ifdef __CUDACC__
-template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task, char* memory) {
+template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void all_clients(const Task& task, char* memory) {
     const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
     Page page;
     Bench bench;
     furnish(task, memory, page, bench);
     for (i64 c = task.first + blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
-        pdgd_client<plain, groups>(task, c, page, bench);
+        pdgd_client<Real, plain, groups, called>(task, c, page, bench);
 }
 
-// Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best.
-extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients_plain(const __grid_constant__ Task task) {
-    extern __shared__ __align__(16) char memory[];
-    all_clients<true, 4>(task, memory + threadIdx.x / 32 * task.room);
-}
-
-// Short lists are a matter of waiting for one another: many warps are best.
-extern "C" __global__ void __launch_bounds__(128, 7) pdgd_clients_short(const __grid_constant__ Task task) {
-    extern __shared__ __align__(16) char memory[];
-    all_clients<true, 2>(task, memory + threadIdx.x / 32 * task.room);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients(const __grid_constant__ Task task) {
-    extern __shared__ __align__(16) char memory[];
-    all_clients<false, 2>(task, memory + threadIdx.x / 32 * task.room);
-}
-
-// The same where lists are too long for fast memory.
-extern "C" __global__ void __launch_bounds__(128, 4) pdgd_clients_wide(const __grid_constant__ Task task) {
-    all_clients<false, 2>(task, task.scratch + (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * task.room);
-}
+#define LOOP(name, Real, plain, groups, called, blocks)                                                     \
+    extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ Task task) { \
+        extern __shared__ __align__(16) char memory[];                                              \
+        all_clients<Real, plain, groups, called>(task, memory + threadIdx.x / 32 * task.room);              \
+    }
+// Where lists are too long for fast memory.
+#define WIDE_LOOP(name, Real)                                                                            \
+    extern "C" __global__ void __launch_bounds__(128, 4) name(const __grid_constant__ Task task) {       \
+        const i64 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;                              \
+        all_clients<Real, false, 2, 0>(task, task.scratch + warp * task.room);                              \
+    }
 #else
-template <bool plain, i32 groups> FUNCTION void all_clients(const Task& task) {
+template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void all_clients(const Task& task) {
     Page page;
     Bench bench;
     furnish(task, task.scratch, page, bench);
-    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<plain, groups>(task, c, page, bench);
+    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<Real, plain, groups, called>(task, c, page, bench);
 }
 
-extern "C" void pdgd_clients_plain(const Task* task) { all_clients<true, 4>(*task); }
-extern "C" void pdgd_clients_short(const Task* task) { all_clients<true, 2>(*task); }
-extern "C" void pdgd_clients(const Task* task) { all_clients<false, 2>(*task); }
+#define LOOP(name, Real, plain, groups, called, blocks) \
+    extern "C" void name(const Task* task) { all_clients<Real, plain, groups, called>(*task); }
+#define WIDE_LOOP(name, Real)
 #endif
+
+// Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best. Short lists
+// are a matter of waiting for one another: many warps are best.
+LOOP(pdgd_clients, float, false, 2, 0, 4)
+LOOP(pdgd_clients_plain, float, true, 4, 1, 4)
+LOOP(pdgd_clients_short, float, true, 2, 0, 8)
+WIDE_LOOP(pdgd_clients_wide, float)
+LOOP(pdgd_half_clients, Half, false, 2, 0, 4)
+LOOP(pdgd_half_clients_plain, Half, true, 4, 2, 4)
+LOOP(pdgd_half_clients_short, Half, true, 2, 0, 8)
+WIDE_LOOP(pdgd_half_clients_wide, Half)

@@ -1,4 +1,4 @@
-// Twin of sums.py: `add_rows`, row by row. A block adds up 32 columns.
+// Twin of sums.py: `add_rows`, row by row, of all or of some. A block adds up 32 columns.
 
 #define ROWS_AT_ONCE 256
 
@@ -8,6 +8,7 @@ struct RowSum {
     double* totals;      // [columns]
     i64 count, columns;  // rows, values of a row
     i64 fresh;           // whether totals begin at 0, or go on
+    const i64* which;    // [rows]: where they are, or none: one after the other
 };
 
 #ifdef __CUDACC__
@@ -26,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(288) add_rows(const RowSum task) {
 #pragma unroll
             for (i32 k = 0; k < ROWS_AT_ONCE / 8; k++) {
                 const i64 r = row + 8 * k + warp - 1;
-                x[k] = r < end && column < columns ? task.rows[r * columns + column] : 0.0f;
+                x[k] = r < end && column < columns ? task.rows[(task.which ? task.which[r] : r) * columns + column] : 0.0f;
             }
             const i64 own = row + threadIdx.x - 32;
             const double weight = own < end && task.weights != nullptr ? double(task.weights[own]) : 1.0;
@@ -53,7 +54,7 @@ extern "C" void add_rows(const RowSum* task) {
         double total = task->fresh ? 0.0 : task->totals[p];
         for (i64 row = 0; row < task->count; row++)
             total += (task->weights != nullptr ? double(task->weights[row]) : 1.0) *
-                     double(task->rows[row * task->columns + p]);
+                     double(task->rows[(task->which != nullptr ? task->which[row] : row) * task->columns + p]);
         task->totals[p] = total;
     }
 }

@@ -10,6 +10,15 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
+// A feature in two bytes.
+struct Half {
+    unsigned short bits;
+};
+
+#ifndef TEAM
+#define TEAM 8  // warps that work on one client where there are few
+#endif
+
 #ifdef __CUDACC__
 
 #define FUNCTION __device__ __forceinline__
@@ -23,6 +32,60 @@ template <typename T> struct PerLane {
 };
 
 FUNCTION void together() { __syncwarp(); }
+
+// A team: TEAM warps of a block that work on one client. Every warp does what stands outside of a phase; a phase is
+// EACH_THREAD, or the leader's (the first warp), at the same time as that of its helpers (all others).
+#define EACH_THREAD(thread) for (i32 thread = threadIdx.x, once_ = 1; once_; once_ = 0)
+#define LEADER if (threadIdx.x < 32)
+#define EACH_HELPER(thread) for (i32 thread = threadIdx.x - 32; thread >= 0; thread = -1)
+#define LAST_WARP if (threadIdx.x >= 32 * (TEAM - 1))
+FUNCTION void all_together() { __syncthreads(); }
+
+// Until all blocks have come so far: `gate` counts how often one did.
+FUNCTION void wait_for_blocks(u32* gate, u32 arrivals) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(gate, 1u);
+        while (*(volatile u32*)gate < arrivals) {
+        }
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+FUNCTION float wide(Half x) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+    return value;
+}
+
+// What another block wrote.
+FUNCTION float fresh(const float* place) { return __ldcg(place); }
+
+// Let what lies there come nearer.
+FUNCTION void call_up(const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
+
+// One float into fast memory, later; 0 where there is none. `all_are_here` waits for those that this thread sent for.
+FUNCTION void send_for(float* to, const float* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from),
+                 "r"(there ? 4 : 0));
+}
+FUNCTION void all_are_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// a / b of numbers of usual size, and of 0 / b: what a division does first, without looking for special cases.
+FUNCTION double quotient(double a, double b) {
+    double r;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(b));
+    r = __hiloint2double(__double2hiint(r), 1);  // as the compiler has it
+    double e = __fma_rn(-b, r, 1.0);
+    e = __fma_rn(e, e, e);
+    r = __fma_rn(r, e, r);
+    e = __fma_rn(-b, r, 1.0);
+    r = __fma_rn(r, e, r);
+    const double q = a * r;
+    return __fma_rn(r, __fma_rn(-b, q, a), q);
+}
 
 // Bit i is what lane i says.
 FUNCTION u32 ballot(PerLane<bool>& said) { return __ballot_sync(0xffffffffu, said.value); }
@@ -58,8 +121,8 @@ FUNCTION i32 highest_but(i32 rank, PerLane<i32>& own) {
     return __shfl_sync(0xffffffffu, value, rank);
 }
 
-FUNCTION i32 float_bits(float x) { return __float_as_int(x); }
 FUNCTION float float_from(i32 bits) { return __int_as_float(bits); }
+FUNCTION i32 bits_of_float(float x) { return __float_as_int(x); }
 FUNCTION i64 bits_of(double x) { return __double_as_longlong(x); }
 FUNCTION double from_bits(i64 bits) { return __longlong_as_double(bits); }
 FUNCTION double infinity() { return from_bits(0x7ff0000000000000ll); }
@@ -82,6 +145,22 @@ template <typename T> struct PerLane {
 };
 
 FUNCTION void together() {}
+
+#define EACH_THREAD(thread) for (i32 thread = 0; thread < 32 * TEAM; thread++)
+#define LEADER
+#define LAST_WARP
+#define EACH_HELPER(thread) for (i32 thread = 0; thread < 32 * (TEAM - 1); thread++)
+FUNCTION void all_together() {}
+FUNCTION void wait_for_blocks(u32*, u32) {}
+FUNCTION float fresh(const float* place) { return *place; }
+FUNCTION void call_up(const void*) {}
+FUNCTION double quotient(double a, double b) { return a / b; }
+
+FUNCTION float wide(Half x) {
+    const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
+    const float size = exponent == 0 ? ldexpf(float(fraction), -24) : ldexpf(float(1024 + fraction), exponent - 25);
+    return x.bits >> 15 ? -size : size;
+}
 
 FUNCTION u32 ballot(PerLane<bool>& said) {
     u32 mask = 0;
@@ -115,7 +194,7 @@ FUNCTION i32 highest_but(i32 rank, PerLane<i32>& own) {
     return sorted[rank];
 }
 
-FUNCTION i32 float_bits(float x) {
+FUNCTION i32 bits_of_float(float x) {
     i32 bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -109,6 +109,18 @@ def measure(text: str | Measure) -> Measure:
         raise ValueError(f"cannot read the measure '{text}'; {_SYNTAX}")
     name, cutoff, empty, by = parts.groups()
     return Measure(name, None if cutoff is None else int(cutoff), "skip" if empty is None else empty, by or "")
+
+
+class MeasureSettings(NamedTuple):
+    """Measures on one set of queries, as loops take them."""
+
+    offsets: Offsets
+    grades: Grades
+    relevant: NDArray[np.int64]  # [queries]: documents of grade 1 or more
+    kinds: NDArray[np.int64]  # [measures]
+    cutoffs: NDArray[np.int64]
+    scales: Values  # [measures, queries]
+    top_grade: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +242,16 @@ class Evaluator:
         raise ValueError(
             f"model {shift + model} scores a document of query {self.data.query_ids[query]} as NaN, which has "
             "no place in a ranking; look for NaN or infinity in features and weights, and for a rate that is too high"
+        )
+
+    @property
+    def parsed(self) -> tuple[Measure, ...]:
+        return self._parsed
+
+    def compiled_settings(self) -> MeasureSettings:
+        """What compiled loops and their twins take."""
+        return MeasureSettings(
+            self._offsets, self._grades, self._relevant, self._kinds, self._cutoffs, self._scales, self._top_grade
         )
 
     @cached_property

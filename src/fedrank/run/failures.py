@@ -12,6 +12,7 @@ from typing import Any
 
 from fedrank.federate.server import RoundError
 from fedrank.files import read_text, told, write_whole
+from fedrank.gpu.machines import DeviceError
 from fedrank.run.runs import Run, load_runs
 from fedrank.run.writer import Task
 from fedrank.spec.experiment import Experiment, to_tables
@@ -19,7 +20,7 @@ from fedrank.spec.experiment import Experiment, to_tables
 TRACEBACK = "traceback.txt"  # in the folder of a run that failed
 LAST_LINES = 6  # of a traceback that are shown
 # What fedrank raises itself, in words that need no traceback.
-EXPLAINED = (ValueError, OSError, ImportError, RoundError)
+EXPLAINED = (ValueError, OSError, ImportError, RoundError, DeviceError)
 PLACE = re.compile(r" \((round \d+)?(, )?(client \d+)?\)$")  # how the reason of a failure ends
 
 

@@ -20,7 +20,9 @@ from fedrank.federate.quality import alike, quality_by_client
 from fedrank.federate.robust import without_promise
 from fedrank.federate.round import Outcome, evaluated, first_weights, personal_models, simulate, simulate_arrivals
 from fedrank.federate.server import State
-from fedrank.gpu.twins import choose
+from fedrank.gpu.machines import DeviceError, Machine
+from fedrank.gpu.measures import evaluator_there
+from fedrank.gpu.twins import choose, features_of
 from fedrank.rank.given import GIVEN, given_order, given_weights
 from fedrank.rank.learners import fine_tune, warm_up
 from fedrank.rank.measures import Evaluator, average, measure
@@ -37,6 +39,7 @@ ONLINE = (
     "nDCG@10 of the lists that users were shown, mean over a client's interactions, then over clients; queries without "
     "a relevant document count as 0"
 )
+PROCESSOR = "the processor"
 REWARD = "mean over clients of the true rewards of the models they tried (known only in simulation)"
 
 
@@ -56,11 +59,14 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
     )
     evaluator = Evaluator(judged(fold, experiment.data), experiment.measures)
     nothing = given_order(evaluator, experiment.data.given)
+    machine = machine_of(experiment, federation, crowd, task.device)
+    evaluate = evaluator if machine is None else evaluator_there(machine, evaluator, ranker)
     with Spent.open(replace(experiment, rounds=last), task, features) as spent:
         writer.safe = spent.forget
-        kept = writer.begin(lambda models: evaluator(models, ranker), reward=has(experiment.learner, "rewards"))
+        kept = writer.begin(lambda models: evaluate(models, ranker), reward=has(experiment.learner, "rewards"))
         state, memory = (None, None) if kept is None else (state_of(kept), kept.get("memory"))
         excluded: dict[str, list[int]] = {} if kept is None else kept["excluded"]
+        devices = note_device(writer, machine, [] if kept is None else kept.get("devices", []))
         history = None
         if experiment.record_every:
             size = federation.sent(ranker.size(features))
@@ -69,16 +75,26 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
         def parts() -> dict[str, Any]:
             if history is not None:
                 history.keep()
-            return parts_of(state, memory) | {"excluded": excluded}
+            return parts_of(state, memory) | {"excluded": excluded} | ({"devices": devices} if devices else {})
 
-        rounds = _rounds(experiment, federation, crowd, last, writer, state, memory, spent, history)
-        for outcome, ends in until_spent(rounds, last, experiment.privacy.budget):
-            state, memory = outcome.state, outcome.memory
-            record(outcome, writer, evaluate=outcome.round % experiment.evaluate_every == 0 or ends)
-            for client in outcome.excluded:
-                since, times = excluded.get(str(client), (outcome.round, 0))
-                excluded[str(client)] = [since, times + 1]
-            writer.turn(outcome.round, last, parts, ends)
+        try:
+            rounds = _rounds(experiment, federation, crowd, last, writer, state, memory, spent, history)
+            for outcome, ends in until_spent(rounds, last, experiment.privacy.budget):
+                state, memory = outcome.state, outcome.memory
+                record(outcome, writer, evaluate=outcome.round % experiment.evaluate_every == 0 or ends)
+                for client in outcome.excluded:
+                    since, times = excluded.get(str(client), (outcome.round, 0))
+                    excluded[str(client)] = [since, times + 1]
+                writer.turn(outcome.round, last, parts, ends)
+        except DeviceError as problem:
+            if state is None or state.round == 0:
+                raise
+            if state.round > writer.round:
+                writer.keep(state.round, parts())
+            raise DeviceError(
+                f"{problem}. Rounds up to {state.round:,} are kept: the same command goes on from there, on the "
+                "processor with --device cpu"
+            ) from problem
         assert state is not None
         spent.stop(state.round)
         card = spent.card()
@@ -130,10 +146,40 @@ def _rounds(
         return simulate_arrivals(federation, experiment.arrival, crowd, last, seed, **common)
 
     watch = None if history is None else history.watch
-    machine = choose(writer.task.device, federation.learner, crowd)
-    if machine is not None:
-        writer.know(notes=[f"clients learned on {machine.name}; the results are those of any processor"])
-    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, device=machine or "cpu", **common)
+    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, device=writer.task.device, **common)
+
+
+def machine_of(experiment: FederatedExperiment, federation: Federation, crowd: Crowd, device: str) -> Machine | None:
+    """The machine on which clients learn; None: the processor."""
+    if experiment.arrival is None:
+        return choose(device, federation.learner, crowd)
+    if device not in ("cpu", "auto"):
+        raise DeviceError(
+            'clients that arrive one by one have no twin on a graphics card; use device = "cpu", or "auto"'
+        )
+    return None
+
+
+def note_device(writer: RunWriter, machine: Machine | None, before: list[Any]) -> list[Any]:
+    """Where clients learned, in run.json and in words; [] if it was the processor all the time."""
+    name = PROCESSOR if machine is None else machine.name
+    if machine is not None and features_of(writer.task.device) == "float16":
+        name = f"{name} (features as float16)"
+    devices = list(before)
+    if not devices or devices[-1]["device"] != name:
+        first = writer.round + 1
+        if not devices and first > 1:
+            devices.append({"from": 1, "device": PROCESSOR})
+        devices.append({"from": first, "device": name})
+    if all(each["device"] == PROCESSOR for each in devices):
+        return []
+    where = ", ".join(
+        f"on {each['device']}" + (f" from round {each['from']:,} on" if len(devices) > 1 else "") for each in devices
+    )
+    rounded = any("float16" in each["device"] for each in devices)
+    results = "of features that were rounded to two bytes" if rounded else "of any processor"
+    writer.know(notes=[f"clients learned {where}; the results are those {results}"], devices=devices)
+    return devices
 
 
 def record(outcome: Outcome, writer: RunWriter, evaluate: bool) -> None:

@@ -101,7 +101,7 @@ class Facts(Written):
     """What a run is, and how far: `run.json`."""
 
     FILE = "run.json"
-    optional = ("given", "promotion", "engine", "tuned", "portions", "not_testable", "unlearned", "ended")
+    optional = ("given", "promotion", "engine", "tuned", "portions", "not_testable", "unlearned", "ended", "devices")
     called = Written.called | {"asked": "rounds"}
 
     experiment: str  # name of the whole experiment
@@ -123,6 +123,7 @@ class Facts(Written):
     commits: dict[str, str] = field(default_factory=dict)  # of fedrank's code and of the working directory, if any
     versions: dict[str, str] = field(default_factory=dict)  # library -> version
     processor: str = ""
+    devices: list[Json] | None = None  # where clients learned, and from which round on, if not on the processor alone
     files: dict[str, str] = field(default_factory=dict)  # data that it read -> SHA-256
     pid: int = 0
     behind_final: int = LAST  # evaluations; 1 where the last model alone is the result

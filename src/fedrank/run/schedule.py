@@ -86,7 +86,8 @@ def run_experiment(
 ) -> Results:
     """Do all runs that are not finished, `workers` of them at a time, each in its own process if there are several.
 
-    With device = "cuda" clients learn on a graphics card, with "auto" where it pays; what comes out is the same.
+    With device = "cuda" clients learn on a graphics card, with "auto" where it pays; what comes out is the same. With
+    "cuda-float16" it is what features give that are rounded to two bytes.
     How far they are is told to `progress`; without one a notebook shows it, and a script nothing.
 
     With an `executor`, such as that of a cluster, runs are done wherever it does them, and all at a time that it takes

@@ -1,0 +1,70 @@
+"""Variants of the card's loops: with other numbers of groups, lines and blocks.
+
+    python benchmarks/gpu_tuning.py          # needs a graphics card and CuPy; a minute
+
+A variant is the same text with other numbers; each is checked to give the same sum.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gpu import SHAPES, bandwidth, made_up, seconds
+
+import fedrank as fr
+from fedrank.gpu import machines
+from fedrank.gpu.pdgd import PdgdThere
+from fedrank.seeds import Chance
+
+# (features, groups that are fetched together, lines that are called up beforehand, blocks of a multiprocessor)
+LONG = [("float", 4, 0, 4), ("float", 4, 1, 4), ("float", 4, 2, 4), ("float", 4, 4, 4), ("float", 2, 1, 7),
+        ("Half", 4, 0, 4), ("Half", 4, 1, 4), ("Half", 4, 2, 4), ("Half", 4, 4, 4), ("Half", 2, 2, 8)]  # fmt: skip
+SHORT = [("float", 2, 0, 7), ("float", 2, 0, 8)]
+
+
+def named(kind: str, groups: int, called: int, blocks: int) -> str:
+    return f"tuned_{kind.lower()}_{groups}_{called}_{blocks}"
+
+
+def card_with_variants() -> machines.GraphicsCard:
+    text = machines.source()
+    lines = [
+        f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]}, {each[3]})"
+        for each in dict.fromkeys(LONG + SHORT)
+    ]
+    machines.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
+    return machines.GraphicsCard()
+
+
+def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int, int]]) -> None:
+    crowd = fr.make_clients(made_up(*shape), count=400_000, user="informational", interactions=4)
+    learner, chance, start, best = fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(shape[2]), bandwidth(card)
+    held: dict[str, Any] = {}
+    first: dict[str, Any] = {}
+    for kind, groups, called, blocks in variants:
+        if kind not in held:
+            held.clear()
+            held[kind] = PdgdThere(card, learner, crowd, "float32" if kind == "float" else "float16")
+        many = held[kind]
+        name = named(kind, groups, called, blocks)
+        many._begin = lambda *_, name=name, many=many: setattr(many, "_loop", name)
+        learn = seconds(card, 3, partial(many.learn, start, chance))
+        whole = seconds(card, 3, partial(many.parts, start, chance, None, True, 1 << 17))
+        needed = 1.6e6 * shape[1] * shape[2] * (4 if kind == "float" else 2) / best
+        said = f"{1.6 / learn:.1f} million, {1.6 / whole:.1f} with the mean ({needed / whole:.0%})"
+        total = many.parts(start, chance, None, True, 1 << 17)[0]
+        same = np.array_equal(first.setdefault(kind, total), total)
+        where = f"{shape[2]} x {shape[1]} {kind} groups {groups} called {called} blocks {blocks}"
+        print(f"{where}: {said} {same}", flush=True)
+
+
+def main() -> None:
+    card = card_with_variants()
+    large_rounds(card, SHAPES[3], SHORT)
+    large_rounds(card, SHAPES[0], LONG)
+
+
+if __name__ == "__main__":
+    main()
