@@ -180,3 +180,14 @@ def test_apart_refuses_servers_that_would_move_absent_clients():
 
     with pytest.raises(ValueError, match='other than "add" move a model'):
         Federation(aggregator=Apart(), server=Momentum())
+
+
+@pytest.mark.parametrize("shape", [(4,), (6,), (2, 5)])
+def test_a_state_of_other_weights_is_refused(shape):
+    some = make_clients(made_up_data(features=5), count=2)
+    state, _ = first_state(Federation(), some, 1)
+    other = replace(state, weights=np.zeros(shape))
+    with pytest.raises(ValueError, match=r"the state has weights of shape .*; Linear on 5 features needs \(5,\)"):
+        federated_round(Federation(), other, some, 1)
+    with pytest.raises(ValueError, match=r"needs \(5,\)"):
+        next(simulate(Federation(), some, 3, state=other))

@@ -131,6 +131,18 @@ def first_state(
     return ServerTask(federation, len(crowd), arrival).first(weights), memory
 
 
+def _check_fits(state: State, federation: Federation, crowd: Crowd) -> None:
+    """Refuse a state of other parameters, which compiled loops would read beyond."""
+    features, ranker = crowd.data.features.shape[1], federation.learner.ranker
+    needed = federation.sent(ranker.size(features))
+    shape = (len(crowd), needed) if has(federation.aggregator, "apart") else (needed,)
+    if state.weights.shape != shape:
+        raise ValueError(
+            f"the state has weights of shape {state.weights.shape}; {type(ranker).__name__} on {features} features needs "
+            f"{shape}. Go on with the federation and the clients that it was made with"
+        )
+
+
 def federated_round(
     federation: Federation,
     state: State,
@@ -147,6 +159,7 @@ def federated_round(
 
     `watch` is shown what reached the server.
     """
+    _check_fits(state, federation, crowd)
     return _Simulation(federation, crowd, seed, threads, noise, journal, watch).round(state, memory)
 
 
@@ -172,6 +185,8 @@ def simulate(
     """
     if state is None:
         state, memory = first_state(federation, crowd, seed, start)
+    else:
+        _check_fits(state, federation, crowd)
     simulation = _Simulation(federation, crowd, seed, threads, noise, journal, watch, device)
     if rounds - state.round >= ENOUGH_ROUNDS:
         for outcome in simulation.many_rounds(state, rounds):
