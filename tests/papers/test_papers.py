@@ -29,6 +29,7 @@ from fedrank.papers.items import (
     about_papers,
     ask,
     command,
+    compared,
     data_of,
     made_up_log,
     named,
@@ -231,6 +232,18 @@ def test_a_made_up_log_that_was_stopped_halfway_is_made_whole(tmp_path: Path, mo
     names = sorted(path.name for path in whole.iterdir())
     assert names == sorted(path.name for path in parts.iterdir())
     assert all((whole / name).read_bytes() == (parts / name).read_bytes() for name in names)
+
+
+def test_a_verdict_takes_what_is_compared_alone(tmp_path: Path) -> None:
+    grid, _ = ask("thesis/fig-4-8", [], False, tmp_path)
+    changed = replace(grid, about=replace(grid.about, claims=grid.about.claims[:1]))
+    one = grid.about.claims[0]
+    assert set(compared("thesis/fig-4-8", changed).names) == {one.higher, one.lower}
+    assert compared("thesis/fig-4-8", changed).toml() == grid.toml()  # the question stays, so that the rest may follow
+    nothing = replace(grid, about=replace(grid.about, claims=()))
+    assert compared("thesis/fig-4-8", nothing) == nothing
+    unlearned, _ = ask("thesis/table-6-2", [], False, tmp_path)
+    assert compared("thesis/table-6-2", unlearned) == unlearned
 
 
 def test_a_narrower_grid_leaves_out_claims_about_the_rest(tmp_path: Path) -> None:

@@ -47,12 +47,15 @@ def papers_run(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small, honest version that takes minutes; its title says on which data.")
     ] = False,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Only the variants that claims compare: enough for a verdict on each.")
+    ] = False,
     set_: Changes = None,
     runs: Runs = Path("runs"),
     workers: Workers = None,
 ) -> None:
     """Do experiments of the papers. A quick form lies beside the whole one, marked as such, and so do other data."""
-    from fedrank.papers.items import ask, named, unlearn_after
+    from fedrank.papers.items import ask, compared, named, unlearn_after
 
     console = new_console()
     wanted = named(names)
@@ -67,7 +70,7 @@ def papers_run(
             say(console, f"left out {name}: {problem}", style="yellow")
             continue
         try:
-            do_experiment(grid, label, runs, workers)
+            do_experiment(compared(name, grid) if claims else grid, label, runs, workers)
         except typer.Exit as end:
             if end.exit_code != FAILED:  # the user asked to stop
                 raise

@@ -138,8 +138,8 @@ def _check_fits(state: State, federation: Federation, crowd: Crowd) -> None:
     shape = (len(crowd), needed) if has(federation.aggregator, "apart") else (needed,)
     if state.weights.shape != shape:
         raise ValueError(
-            f"the state has weights of shape {state.weights.shape}; {type(ranker).__name__} on {features} features needs "
-            f"{shape}. Go on with the federation and the clients that it was made with"
+            f"the state has weights of shape {state.weights.shape}; {type(ranker).__name__} on {features} features "
+            f"needs {shape}. Go on with the federation and the clients that it was made with"
         )
 
 

@@ -307,6 +307,16 @@ def made_up_log(folder: Path) -> Path:
     return build_log(files / LOG, files / CORPUS, folder / "data" / MADE_UP_LOG, LogBuild(ListRules())).folder
 
 
+def compared(name: str, grid: Grid[Any]) -> Grid[Any]:
+    """What the claims of an experiment compare, and no more; all of it where the paper unlearns, or claims nothing."""
+    key, _, rest = name.partition("/")
+    [unlearning] = [paper.unlearn for paper in papers() if paper.key == key]
+    if unlearning is not None and rest in unlearning.experiments:
+        return grid
+    spoken = {variant for claim in grid.about.claims for variant in (claim.higher, claim.lower)}
+    return grid.only([variant for variant in grid.names if variant in spoken])
+
+
 def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: Progress = quiet) -> Path | None:
     """Unlearn what the paper unlearned from the finished runs of one of its experiments; returns where, or None.
 
