@@ -162,6 +162,8 @@ def trees_grow(
         if grown % 10 == 0:
             note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
 
-    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell)
+    def finish(folder: Path) -> None:
+        grown_card(folder, len(silo), secure).write(folder)
+
+    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell, finish)
     answer(about_grown(made), new_console())
-    grown_card(out, len(silo), secure).write(out)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.data.ranking import RankingData
+from fedrank.files import UNFINISHED as PART
 from fedrank.files import parse_json, read_text, write_whole
 from fedrank.rank.measures import evaluate
 from fedrank.rank.model import read_for
@@ -48,6 +49,7 @@ def grow_files(
     secure: bool = False,
     seed: int = 1,
     tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
+    finish: Callable[[Path], None] = lambda folder: None,  # what else belongs to a finished forest
 ) -> GrownFile:
     """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
     if len(silos) < 2:
@@ -61,7 +63,8 @@ def grow_files(
     agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
     plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure)
     folder = Path(out)
-    past = _past(folder, plan, [*silos, *validation])
+    name = _name(plan, [*silos, *validation])
+    past = _past(folder, name)
     clients = {
         number: TreeClient(number, plan, own, check)
         for number, (own, check) in enumerate(zip(train, judged, strict=True))
@@ -72,12 +75,13 @@ def grow_files(
     for text, quality in server.forest(past):
         trees.append(text)
         curve.append(quality)
-        _keep(folder, plan, [*silos, *validation], trees, curve)
+        _keep(folder, name, trees, curve)
         tell(len(trees), quality)
     best = best_size(curve)
     forest = forest_from(trees[:best], train[0], plan)
     save_forest(forest, folder / "model.json")
-    (folder / UNFINISHED).unlink(missing_ok=True)
+    finish(folder)
+    (folder / UNFINISHED).unlink(missing_ok=True)  # the last: who is killed before comes back and does the rest
     return GrownFile(
         folder / "model.json",
         forest,
@@ -108,16 +112,15 @@ def _name(plan: GrowPlan, files: Sequence[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def _keep(
-    folder: Path, plan: GrowPlan, files: Sequence[str | Path], trees: Sequence[str], curve: Sequence[float]
-) -> None:
+def _keep(folder: Path, name: str, trees: Sequence[str], curve: Sequence[float]) -> None:
     known = [None if quality != quality else quality for quality in curve]  # JSON has no NaN
-    content = {"format": FORMAT, "version": 1, "of": _name(plan, files), "trees": list(trees), "validation": known}
+    content = {"format": FORMAT, "version": 1, "of": name, "trees": list(trees), "validation": known}
     write_whole(folder / UNFINISHED, json.dumps(content))
 
 
-def _past(folder: Path, plan: GrowPlan, files: Sequence[str | Path]) -> Past:
-    if not folder.exists() or not any(folder.iterdir()):
+def _past(folder: Path, name: str) -> Past:
+    # Somebody killed while the first tree was written leaves a part of a file.
+    if not folder.exists() or all(path.name.endswith(PART) for path in folder.iterdir()):
         return Past()
     if not (folder / UNFINISHED).exists():
         raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
@@ -133,7 +136,7 @@ def _past(folder: Path, plan: GrowPlan, files: Sequence[str | Path]) -> Past:
         raise ValueError(
             f"{folder / UNFINISHED} holds no forest that could grow on: {problem}; delete the folder"
         ) from None
-    if content["of"] != _name(plan, files):
+    if content["of"] != name:
         raise ValueError(
             f"the forest in {folder} was begun with other settings or other files; name another folder, or use the same"
         )
