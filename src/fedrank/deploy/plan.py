@@ -309,8 +309,6 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
     if isinstance(merge, Histograms):
         if merge.edges not in ("grid", "bounded"):
             found.append(f'merge.edges: "{merge.edges}" do not follow from a plan; use "grid" or "bounded"')
-        if merge.private != "no":
-            found.append("merge.private: noise is added in simulations, and not yet between sites; use `fedrank run`")
     elif not isinstance(merge, WeightedSum | Stacking):
         named = "there is none" if merge is None else f'"{name_of(merge)}"'
         found.append(

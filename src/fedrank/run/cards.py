@@ -39,6 +39,8 @@ SINGLE_FOREST = "one organisation grew the forest on data it has; whoever gets t
 MERGED_FORESTS = "organisations see each other's forests, or what merging asks of them; nothing is noised"
 GROWN_FOREST = "the server sees histograms of every client's rows, which tell grades where rows are few"
 GROWN_IN_SUM = "the server sees histograms of all clients' rows together, and no client's own"
+NOISED_FOREST = "the server sees noised sums of every client"
+NOISED_IN_SUM = "the server sees noised sums of all clients together, and no client's own"
 LOG = (
     "user ids, times, queries and clicks, which are in the folder as they were recorded",
     "whoever appears in a query: people search for names",

@@ -18,7 +18,7 @@ from fedrank.protect.population import LEDGER
 from fedrank.protect.promises import up
 from fedrank.rank.given import Given
 from fedrank.rank.measures import average
-from fedrank.run.cards import forest_card
+from fedrank.run.cards import NOISED_FOREST, NOISED_IN_SUM, forest_card
 from fedrank.run.folder import Card, Paid
 from fedrank.run.writer import RunWriter
 from fedrank.seeds import rng_for
@@ -75,7 +75,7 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
     notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
     card = forest_card(len(outcome.local))
     if isinstance(experiment.merge, Histograms) and experiment.merge.private != "no":
-        card = account.card(card, experiment.merge, rules_of(experiment.booster))
+        card = account.card(card, experiment.merge, rules_of(experiment.booster), len(portions))
     finish_merge(outcome, writer, fold, nothing, card=card, tuned=tuned, notes=notes if untuned else [])
 
 
@@ -119,37 +119,45 @@ class TreeAccount:
         self._ledger.reserve({round: np.arange(clients)})
         self._ledger.begun(round)
 
-    def card(self, bare: Card, merge: Histograms, rules: Grower) -> Card:
+    def card(self, bare: Card, merge: Histograms, rules: Grower, clients: int) -> Card:
         """What may be claimed for the forest, by what the ledger says."""
         assert self._ledger is not None
         charged = self._ledger.rounds()
         self._ledger.close()
-        paid = paid_for_trees(merge, rules, charged)
-        mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
-        sees = "the server sees noised sums of every client"
-        cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
-        said = f"{charged:,} trees cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
-        return replace(
-            bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, rounds_charged=charged,
-            promises=(paid,), not_covered=NOISED_TREES, summary=said,
-        )  # fmt: skip
+        noise = merge.tree_noise(clients)
+        assert noise is not None
+        return noised_card(replace(bare, rounds_charged=charged), merge, rules, charged * noise.releases, clients)
 
 
-def paid_for_trees(merge: Histograms, rules: Grower, trees: int) -> Paid:
-    """What so many trees under noise cost."""
-    noise = merge.tree_noise()
+def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int) -> Card:
+    """What may be claimed for a forest of which so much was told under noise."""
+    paid = paid_for_trees(merge, rules, releases, clients)
+    mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
+    sees = NOISED_IN_SUM if merge.secure else NOISED_FOREST
+    cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
+    said = f"{releases:,} releases cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
+    return replace(
+        bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, promises=(paid,), not_covered=NOISED_TREES,
+        summary=said,
+    )  # fmt: skip
+
+
+def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int) -> Paid:
+    """What so many releases of trees under noise cost."""
+    noise = merge.tree_noise(clients)
     assert noise is not None
-    total, each = (noise.epsilon(times, MOST_FEATURES, rules.bins, merge.delta, rules.fraction) for times in (trees, 1))
+    promise = noise.priced(MOST_FEATURES, rules.bins, rules.fraction)
+    total, each = (promise.epsilon(times, merge.delta) for times in (releases, 1))
     return Paid(
         against="server",
         epsilon=None if math.isinf(total) else total,
         epsilon_each_time=None if math.isinf(each) else each,
-        times=trees,
+        times=releases,
         paid_per="round",
         delta=merge.delta,
         unit=merge.unit,
         neighbours="zero-out",
-        because=f"every client adds noise to what it sends, for all that one {merge.unit} does, never for one row",
+        because=promise.because,
     )
 
 

@@ -6,6 +6,7 @@ those of every client; under a secure sum it sees the sum of all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -20,6 +21,7 @@ from fedrank.trees.forestry import Forestry, Grown
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.growth import Here, grow_forest
 from fedrank.trees.holder import Holder
+from fedrank.trees.noised_halves import NoisedClient, NoisedPlan, NoisedServer
 from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import useful
@@ -39,6 +41,7 @@ class Histograms:
     high: float = 1.0
     file: str = ""  # of edges that everybody agreed on, for edges = "file"
     secure: bool = False  # the server sees the sum of histograms and no client's own
+    honest: float = 0.5  # share of clients whose noise must be in a secure sum: others may work with the server
     private: Literal["no", "histograms", "random-splits"] = "no"  # what is noised: what splits are chosen by, or leaves
     unit: Literal["query", "person", "client"] = "query"  # what noise protects, all of it together
     noise: float = 5.0  # deviation of the noise of one release, in units of what one unit can change
@@ -56,8 +59,8 @@ class Histograms:
             raise ValueError(f"delta = {self.delta} promises nothing; use a small probability, such as 1e-5")
         if self.private != "no" and self.edges == "pooled":
             raise ValueError('edges = "pooled" are made from the data themselves, which noise later cannot undo')
-        if self.private != "no" and self.secure:
-            raise ValueError(f'private = "{self.private}": every client adds its own noise already; use secure = false')
+        if not 0 < self.honest <= 1:
+            raise ValueError(f"honest = {self.honest} is no share of clients; use more than 0, up to 1")
         self.tree_noise()
 
     def __call__(
@@ -67,7 +70,7 @@ class Histograms:
         rules = rules_of(forestry.booster)
         edges = self.edges_for([portion.train for portion in portions], rules.bins)
         plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
-        noise = self.tree_noise()
+        noise = self.tree_noise(len(portions))
         grown = forestry.take_up(
             lambda past: (
                 _rounds(portions, plan, past) if noise is None else _noised(portions, plan, noise, past, forestry)
@@ -77,11 +80,12 @@ class Histograms:
         # The ranges of features in the header are those of the first client alone.
         return (planted(grown.best, portions[0].train, notes),) * len(portions)
 
-    def tree_noise(self) -> TreeNoise | None:
+    def tree_noise(self, clients: int = 1) -> TreeNoise | None:
         """How noise is added; None: not at all, and nothing can be claimed."""
         if self.private == "no":
             return None
-        return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth)
+        shares = max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
+        return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth, shares)
 
     def edges_for(self, train: Sequence[RankingData], bins: int) -> Edges:
         """The edges that all bin their features by."""
@@ -138,22 +142,28 @@ def _noised(
     portions: Sequence[Portion], plan: GrowPlan, noise: TreeNoise, past: Grown, forestry: Forestry
 ) -> Iterator[tuple[list[str], float]]:
     """The same under noise; nobody tells how good the forest is."""
-    holders = [PrivateHolder(portion.train, plan.edges, plan.rules, noise) for portion in portions]
-    for holder in holders:
-        for text in past.all:
-            holder.add(Trees.read([text]))
 
     def charge(tree: int) -> None:
         forestry.charge(len(portions), tree + 1)
 
-    for text in grow_private(holders, plan.rules, plan.edges, noise, plan.seed, len(past.all), charge):
+    if plan.secure:
+        agreed = NoisedPlan(plan.rules, plan.edges, plan.seed, plan.clients, secure=True, noise=noise)
+        clients = {number: NoisedClient(number, agreed, portion.train) for number, portion in enumerate(portions)}
+        trees = NoisedServer(agreed, AskedHere(clients), charge=charge).forest(past.all)
+    else:
+        holders = [PrivateHolder(portion.train, plan.edges, plan.rules, noise) for portion in portions]
+        for holder in holders:
+            for text in past.all:
+                holder.add(Trees.read([text]))
+        trees = grow_private(holders, plan.rules, plan.edges, noise, plan.seed, len(past.all), charge)
+    for text in trees:
         yield [text], float("nan")
 
 
 class AskedHere:
     """Clients in this process, asked through bytes; who refuses is as one who does not answer."""
 
-    def __init__(self, clients: Mapping[int, TreeClient]) -> None:
+    def __init__(self, clients: Mapping[int, TreeClient] | Mapping[int, NoisedClient]) -> None:
         self.clients = clients
         self.refusals: dict[int, str] = {}  # by client
 
