@@ -84,7 +84,8 @@ class GrowingRun:
     """What a site has open of one forest that grows between sites."""
 
     run: ForestRun
-    clients: dict[int, TreeClient] | dict[int, NoisedClient]
+    plan: GrowPlan
+    clients: Mapping[int, TreeClient | NoisedClient]
 
     @classmethod
     def open(cls, run: ForestRun, key: IdentityKey) -> GrowingRun:
@@ -94,7 +95,7 @@ class GrowingRun:
         ids = run.plan.party(run.settings.name).clients
         if not isinstance(plan, NoisedPlan):
             held = zip(ids, run.held, strict=True)
-            return cls(run, {id: TreeClient(id, plan, own, useful(check), identity) for id, (own, check) in held})
+            return cls(run, plan, {id: TreeClient(id, plan, own, useful(check), identity) for id, (own, check) in held})
 
         def attempts(tree: int) -> int:
             before = run.outbox.get(ROUND + plan.release(tree, 0))
@@ -103,6 +104,7 @@ class GrowingRun:
         try:
             return cls(
                 run,
+                plan,
                 {
                     id: NoisedClient(id, plan, train, identity, attempts)
                     for id, (train, _) in zip(ids, run.held, strict=True)
@@ -125,13 +127,12 @@ class GrowingRun:
             answers = [self.clients[id].answer(found["message"]) for id in whom]
             return letters.reply("grown", label, self.run.settings.id, answers=letters.bundle(answers))
 
-        plan = next(iter(self.clients.values())).plan
-        asked = asked_in(plan, found["message"]) if isinstance(plan, NoisedPlan) else None
+        asked = asked_in(self.plan, found["message"]) if isinstance(self.plan, NoisedPlan) else None
         if asked is not None:
             if sorted(whom) != sorted(self.clients):
                 raise Refused(f"noise is asked of clients {whom} alone, and this site answers for all of its own")
             return self._once(asked, hashlib.sha256(content).digest(), made)
-        if not isinstance(plan, NoisedPlan) and self.run.outbox.get(ROUND) is None:
+        if not isinstance(self.plan, NoisedPlan) and self.run.outbox.get(ROUND) is None:
             # From here on other rows are refused.
             asked_for = hashlib.sha256(content).digest()
             self.run.outbox.put(Sent(ROUND, 0, asked_for, b"", b"", np.empty(0), self.run.data))

@@ -97,7 +97,8 @@ def _from_trees(experiment: TreesExperiment) -> list[Leaving]:
         noise = merge.tree_noise(clients)
         assert noise is not None
         releases = experiment.booster.trees * noise.releases
-        paid = paid_for_trees(merge, rules_of(experiment.booster), releases, clients)
+        edges = int(merge.edge_noise(clients) is not None)
+        paid = paid_for_trees(merge, rules_of(experiment.booster), releases, clients, edges)
         what = "noised sums of gradients and hessians, which are all that a forest is made of"
         return [Leaving(what, "the server, and all clients as a forest", paid.because, paid)]
     if isinstance(merge, Histograms):

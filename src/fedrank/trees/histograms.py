@@ -21,6 +21,7 @@ from fedrank.trees.forestry import Forestry, Grown
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.growth import Here, grow_forest
 from fedrank.trees.holder import Holder
+from fedrank.trees.noised_edges import EdgeNoise, estimated_edges
 from fedrank.trees.noised_halves import NoisedClient, NoisedPlan, NoisedServer
 from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
 from fedrank.trees.splits import Portion
@@ -34,10 +35,13 @@ class Histograms:
 
     Bin edges are a grid that fits all numbers and tells nothing of the data; at equal distances between known bounds;
     from a file that everybody agreed on; or, as a ceiling that nobody reaches where data must stay, of pooled data.
+    Or they are estimated, and paid for, by noised counts in the cells of that grid, or between these bounds.
     """
 
-    edges: Literal["grid", "bounded", "file", "pooled"] = "grid"  # where bin edges come from
-    low: float = 0.0  # bounds of all features, for edges = "bounded"
+    # Where bin edges come from.
+    edges: Literal["grid", "bounded", "file", "pooled", "noised-grid", "noised-bounded"] = "grid"
+    edge_rows: int = 100  # that all rows of a unit count for at most, for noised edges
+    low: float = 0.0  # bounds of all features, for edges = "bounded" and "noised-bounded"
     high: float = 1.0
     file: str = ""  # of edges that everybody agreed on, for edges = "file"
     secure: bool = False  # the server sees the sum of histograms and no client's own
@@ -62,20 +66,21 @@ class Histograms:
         if not 0 < self.honest <= 1:
             raise ValueError(f"honest = {self.honest} is no share of clients; use more than 0, up to 1")
         self.tree_noise()
+        self.edge_noise()
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         forestry = booster if isinstance(booster, Forestry) else Forestry(booster)
         rules = rules_of(forestry.booster)
-        edges = self.edges_for([portion.train for portion in portions], rules.bins)
-        plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
         noise = self.tree_noise(len(portions))
-        grown = forestry.take_up(
-            lambda past: (
-                _rounds(portions, plan, past) if noise is None else _noised(portions, plan, noise, past, forestry)
-            )
-        )
+
+        def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
+            edges = self._edges(portions, rules, past, forestry)
+            plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
+            return _rounds(portions, plan, past) if noise is None else _noised(portions, plan, noise, past, forestry)
+
+        grown = forestry.take_up(rounds)
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
         # The ranges of features in the header are those of the first client alone.
         return (planted(grown.best, portions[0].train, notes),) * len(portions)
@@ -84,11 +89,33 @@ class Histograms:
         """How noise is added; None: not at all, and nothing can be claimed."""
         if self.private == "no":
             return None
-        shares = max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
-        return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth, shares)
+        shared = self._shares(clients)
+        return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth, shared)
+
+    def edge_noise(self, clients: int = 1) -> EdgeNoise | None:
+        """How edges are estimated; None: they are not."""
+        if not self.edges.startswith("noised"):
+            return None
+        bounds = (self.low, self.high) if self.edges == "noised-bounded" else None
+        return EdgeNoise(self.noise, self.unit, self.edge_rows, bounds, self._shares(clients))
+
+    def _shares(self, clients: int) -> int:
+        return max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
+
+    def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, forestry: Forestry) -> Edges:
+        """The edges of a forest; those that noise was spent on are kept with its trees."""
+        train = [portion.train for portion in portions]
+        if self.edge_noise() is None:
+            return self.edges_for(train, rules.bins)
+        if past.edges is None:
+            forestry.charge(len(portions), edges_round(rules))
+            past.edges = [list(edges) for edges in self.edges_for(train, rules.bins).values]
+        return Edges(tuple(map(tuple, past.edges)))
 
     def edges_for(self, train: Sequence[RankingData], bins: int) -> Edges:
-        """The edges that all bin their features by."""
+        """The edges that all bin their features by; those under noise are others each time, and cost each time."""
+        if (noise := self.edge_noise(len(train))) is not None:
+            return estimated_edges(train, noise, bins, self.secure)
         if self.edges == "pooled":
             return quantile_edges(RankingData.join(train), bins)
         if self.edges == "file":
@@ -102,6 +129,11 @@ class Histograms:
         if self.edges == "bounded":
             return bounded_edges(features, self.low, self.high, bins)
         raise ValueError(f'edges = "{self.edges}" do not follow from a plan; use "grid" or "bounded"')
+
+
+def edges_round(rules: Grower) -> int:
+    """The number under which a ledger has bin edges: the one after all trees."""
+    return rules.trees + 1
 
 
 def rules_of(booster: Booster) -> Grower:

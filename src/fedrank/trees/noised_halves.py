@@ -7,7 +7,7 @@
     noised-ask: cuts, number            ->   noised-sums: histograms or sums of leaves, with its noise
 
 A client holds no more than the trees so far: a question says all cuts of the tree, and what it answers has noise before
-anybody sees it. AskedRelease the same again it gives the same bytes. Another question with the same number is refused, unless
+anybody sees it. Asked the same again it gives the same bytes. Another question with the same number is refused, unless
 it is a new attempt, whose noise is new and paid for.
 
 Without a secure sum every client adds all of the noise, so that nobody needs to be trusted. Under one it adds a share.
