@@ -32,7 +32,7 @@ BOUNDED = EdgeNoise(noise=1.0, rows=1000, bounds=(0.0, 1.0))
 
 
 def slow_quantiles(column, ends, bins):
-    """Bins filled cell by cell: one ends when it has its part of what is left, or where a common value begins or ends."""
+    """Bins filled cell by cell: one ends with its part of what is left, or where a common value begins or ends."""
     cells = [sum(value > end for end in ends) for value in column]
     held = sorted(set(cells))
     if len(held) <= bins:

@@ -309,7 +309,7 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
     if isinstance(merge, Histograms):
         if merge.edge_noise() is not None:
             found.append(
-                f'merge.edges: "{merge.edges}" are estimated by `fedrank run` and `fedrank trees grow`, and not between '
+                f'merge.edges: "{merge.edges}" are estimated by `fedrank run` and `fedrank trees grow`, not between '
                 'sites; use "grid" or "bounded"'
             )
         elif merge.edges not in ("grid", "bounded"):
