@@ -18,6 +18,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "watch": ("starlette>=0.45", "uvicorn>=0.30"),
     "gpu": ("cupy-cuda13x>=14.2",),
     "ir-datasets": ("ir-datasets>=0.5",),
+    "xgboost": ("xgboost-cpu>=3.2",),
 }
 
 

@@ -13,10 +13,12 @@ import pytest
 pytest.importorskip("lightgbm")
 pytest.importorskip("cryptography")
 
+from fedrank.cli import app
 from fedrank.data.letor import letor_lines
 from fedrank.data.ranking import RankingData
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.noise import SecureSource
+from fedrank.protect.promises import up
 from fedrank.trees import grow_files as files_module
 from fedrank.trees import noised_edges
 from fedrank.trees.binning import bounded_edges
@@ -143,6 +145,17 @@ def test_from_files_edges_are_paid_for_once(tmp_path, silos, monkeypatch):
         grow_files(silos, tmp_path / "other", rules, edges=out / "edges.json", edge_noise=noise)
     thresholds = {value for tree in made.forest.trees for value in json.loads(_line(tree, "threshold"))}
     assert thresholds <= {value for row in json.loads(edges)["edges"] for value in row}
+
+
+def test_the_command_and_its_card(tmp_path, silos):
+    where = [f"--silo={silo}" for silo in silos]
+    settings = ["--trees=2", "--leaves=4", "--bins=16", "--edge-noise=0.5", "--bounds", "0", "1"]
+    app(["trees", "grow", *where, *settings, f"--out={tmp_path / 'out'}"], standalone_mode=False)
+    card = json.loads((tmp_path / "out" / "privacy.json").read_text())
+    cost = up(EdgeNoise(noise=0.5, bounds=(0, 1)).promise(5).epsilon(1, 1e-5))
+    said = f"nothing else is noised. Nothing can be claimed. Bin edges alone cost ε = {cost} at δ = 1e-05 for one query"
+    assert said in card["summary"]
+    assert card["promises"] == []
 
 
 def _line(tree: str, name: str) -> str:
