@@ -20,6 +20,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "dask": ("distributed>=2024.1",),
     "slurm": ("submitit>=1.5.1",),
     "ir-datasets": ("ir-datasets>=0.5",),
+    "xgboost": ("xgboost-cpu>=3.2",),
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,12 +16,17 @@ from fedrank import wire
 from fedrank.data.letor import read_letor
 from fedrank.data.ranking import RankingData
 from fedrank.deploy import letters
+from fedrank.deploy.backup import Restored
+from fedrank.deploy.grown import agreed
 from fedrank.deploy.identity import read_identity
+from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import PlannedSite
 from fedrank.deploy.planning import plan_runs
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import look_at
 from fedrank.deploy.site import Site
+from fedrank.protect.ledger import Ledger
+from fedrank.protect.population import Account, ledgers_below
 from fedrank.run.schedule import run_experiment
 from fedrank.spec.experiment import SpecError
 from fedrank.trees.binning import grid_edges
@@ -152,7 +159,8 @@ def test_what_leaves_is_told_before(tmp_path):
     ("merge", "message"),
     [
         ('edges = "pooled"\n', "do not follow from a plan"),
-        ('private = "random-splits"\n', "not yet between sites"),
+        ('edges = "pooled"\nprivate = "random-splits"\n', "which noise later cannot undo"),
+        ('private = "random-splits"\nunit = "row"\n', "unit"),
     ],
 )
 def test_plans_that_cannot_be(tmp_path, merge, message):
@@ -164,3 +172,201 @@ def test_a_secure_sum_needs_everybodys_key(tmp_path):
     made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n', SECURE), sites=3, simulated=False)
     assert made.run() != "finished"
     assert "no key of site-0" in made.reason()
+
+
+# Under noise
+
+
+NOISED = f'{HISTOGRAMS}private = "histograms"\nunit = "client"\nnoise = 20.0\ndepth = 2\n'
+RELEASES = 6 * 3  # trees, and levels of each with its leaves
+
+
+def noised(folder, secure: bool, unit="client", **policy) -> Federation:
+    merge = NOISED.replace("client", unit) + ("secure = true\n" if secure else "")
+    folder.mkdir(exist_ok=True)
+    made = real(folder, merge)
+    for where in made.folders.values():  # what leaves has noise: nobody here lets anything else leave
+        text = (where / "site.toml").read_text().replace("unprotected = true", "unprotected = false")
+        for key, value in policy.items():
+            text = text.replace("[policy]\n", f"[policy]\n{key} = {json.dumps(value)}\n")
+        (where / "site.toml").write_text(text)
+    return made
+
+
+def outbox_of(made: Federation, name: str) -> Outbox:
+    return Outbox(made.folders[name] / "outbox" / made.plan.digest[:32], made.plan.run)
+
+
+def charged(made: Federation) -> dict[str, int]:
+    accounts = {}
+    for name, where in made.folders.items():
+        [ledger] = ledgers_below(where / "people")
+        accounts[name] = int(Account.read(ledger).participations.max())
+    return accounts
+
+
+def leaf_weights(made: Federation) -> list[list[float]]:
+    forest = load_model(made.task.folder / "model.json")
+    lines = [dict(line.split("=") for line in tree.split("\n")) for tree in forest.trees]
+    return [[float(value) for value in tree["leaf_weight"].split()] for tree in lines]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
+    made = noised(tmp_path, secure)
+    seen = []
+
+    def listen(name, content, answer):
+        if wire.label_of(answer).kind == "grown":  # what has left lies in the outbox, if it has noise
+            box = outbox_of(made, name)
+            sent = [box.get(number) for number in range(1, box.last + 1)]
+            seen.append(any(one.answer == answer for one in sent if one is not None))
+        return answer
+
+    assert made.run(listen) == "finished", made.reason()
+    assert sum(seen) == 3 * RELEASES
+    assert charged(made) == dict.fromkeys(made.folders, RELEASES)
+    card = json.loads((made.task.folder / "privacy.json").read_text())
+    [promise] = card["promises"]
+    rho = RELEASES / (2 * 20.0**2)
+    assert promise["unit"] == "client"
+    assert promise["times"] == RELEASES
+    assert rho < promise["epsilon"] <= rho + 2 * np.sqrt(rho * np.log(1e5))
+    assert ("no client's own" in card["who_sees_what"]) == secure
+    for where in made.folders.values():
+        [place] = (where / "models").iterdir()
+        assert len(load_model(place / "model.json").trees) == 6
+    if not secure:  # the forest is made of what the outboxes hold, and of nothing else
+        label = wire.Label("noised-sums", agreed(made.plan).run, 0, 0)
+        for tree, weights in enumerate(leaf_weights(made)):
+            total = np.zeros(8, np.int64)
+            for number, name in enumerate(made.folders):
+                reply = outbox_of(made, name).get(1 + 3 * tree + 2).answer
+                answers = wire.unpack(
+                    reply, wire.Label("grown", made.plan.run, 1, 0, number), {"answers": wire.Part("|S", 1 << 20)}
+                )[1]["answers"]
+                [message] = letters.unbundle(answers, 1, 1 << 20)
+                expected = replace(label, round=tree, sender=number)
+                total += wire.unpack(message, expected, {"sums": wire.Part("<i8", 8)})[1]["sums"]
+            np.testing.assert_allclose(weights, total.reshape(4, 2)[:, 1] / 2**20)
+
+
+def test_lines_that_break_and_restarts_cost_nobody_twice(tmp_path):
+    """Without masks the same noise is sent again; each site is asked anew after a stop of the coordinator."""
+    made = noised(tmp_path, secure=False)
+    asked = []
+
+    def once(name, content, answer):
+        if wire.label_of(content).kind == "grow":
+            asked.append(name)
+            if len(asked) in (9, 23):
+                raise RuntimeError("the line broke, after the site had answered")
+        return answer
+
+    assert made.run(once, stop=lambda: len(asked) > 40) == "interrupted"
+    assert made.run() == "finished", made.reason()
+    assert charged(made) == dict.fromkeys(made.folders, RELEASES)
+
+
+def test_under_a_secure_sum_a_new_attempt_is_paid_for(tmp_path):
+    made = noised(tmp_path, secure=True)
+    asked = []
+
+    def once(name, content, answer):
+        if wire.label_of(content).kind == "grow" and name == "site-1":
+            asked.append(name)
+            if len(asked) == 6:
+                raise RuntimeError("the line broke, after the site had answered")
+        return answer
+
+    assert made.run(once) == "finished", made.reason()
+    paid = charged(made)
+    assert RELEASES < paid["site-1"] <= RELEASES + 3
+    assert max(paid.values()) == paid["site-1"]
+
+
+def test_a_site_that_was_killed_between_outbox_and_ledger_pays_once(tmp_path, monkeypatch):
+    made = noised(tmp_path, secure=False)
+    reserve, killed = Ledger.reserve, []
+
+    def dying(self, rounds):
+        if 5 in rounds and not killed:
+            killed.append(True)
+            raise OSError("killed")
+        return reserve(self, rounds)
+
+    monkeypatch.setattr(Ledger, "reserve", dying)
+    assert made.run() == "finished", made.reason()
+    assert killed
+    assert charged(made) == dict.fromkeys(made.folders, RELEASES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"unit": "query"}, 'merge.unit: "query" protects less than policy.unit = "site"'),
+        ({"unit": "query", "places": ["secure-sum"]}, "places"),
+        ({"largest": 0.1}, "the run alone would cost ε"),
+    ],
+)
+def test_plans_that_a_policy_refuses_by_name(tmp_path, settings, message):
+    largest = settings.pop("largest", None)
+    made = noised(tmp_path, secure=False, **settings)
+    where = made.folders["site-0"]
+    if largest is not None:
+        text = (where / "site.toml").read_text().replace("largest_epsilon = 8.0", f"largest_epsilon = {largest}")
+        (where / "site.toml").write_text(text)
+    view = look_at(where, read_site(where), made.plan)
+    assert any(message in line for line in view.refused), view.refused
+    assert view.leaves[0].what == "noised sums"
+    assert view.leaves[0].covered
+
+
+def test_persons_must_be_named(tmp_path):
+    made = noised(tmp_path, secure=False, unit="person")
+    for where in made.folders.values():
+        text = (where / "site.toml").read_text().replace("[policy]\n", '[policy]\nunit = "person"\n')
+        (where / "site.toml").write_text(text)
+    assert made.run() != "finished"
+    assert "do not say who asked" in made.reason()
+
+
+def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
+    made = noised(tmp_path, secure=False)
+    Restored("2026-01-02", "2026-01-01", True).write(made.folders["site-2"])
+    assert made.run() == "finished", "nothing had left it before this run"
+    again = noised(tmp_path / "again", secure=False)
+    asked = []
+
+    def listen(name, content, answer):
+        asked.append(wire.label_of(content).kind)
+        return answer
+
+    assert again.run(listen, stop=lambda: asked.count("grow") > 12) == "interrupted"
+    where = again.folders["site-2"]
+    Restored("2026-01-02", "2026-01-01", True).write(where)
+    shutil.rmtree(where / "outbox")
+    with Site.open(where) as site:
+        site.answer(letters.request("hello", again.plan.run, 1, plan=again.plan.dump()))
+        message = wire.pack(
+            wire.Label("noised-ask", agreed(again.plan).run, 0),
+            {"number": np.array([0]), "cuts": b"", "roster": b""},
+        )
+        request = letters.request("grow", again.plan.run, 1, whom=np.array([2], "<i8").tobytes(), message=message)
+        assert b"nobody can tell what it sent since in this run" in site.answer(request)
+
+
+def test_other_rows_in_the_middle_of_a_forest_are_refused(tmp_path):
+    made = real(tmp_path)
+    asked = []
+
+    def listen(name, content, answer):
+        asked.append(wire.label_of(content).kind)
+        return answer
+
+    assert made.run(listen, stop=lambda: asked.count("grow") > 12) == "interrupted"
+    own = made.folders["site-1"] / "own.txt"
+    own.write_text("".join(own.read_text().splitlines(keepends=True)[:-3]))
+    with Site.open(made.folders["site-1"]) as site:
+        answer = site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+    assert b"have changed since it took part" in answer

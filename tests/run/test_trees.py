@@ -455,3 +455,20 @@ def test_a_forest_that_is_grown_under_noise_is_charged_tree_by_tree(tmp_path, fi
     with Ledger.open(task.folder / "ledger", 2) as ledger:
         assert ledger.rounds() == 4
         assert ledger.participations().tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("private", ["no", "random-splits"])
+def test_estimated_edges_are_paid_for_in_the_ledger_of_the_run(tmp_path, files, private):
+    merge = {"name": "histograms", "edges": "noised-bounded", "private": private, "noise": 10.0}
+    task = merging(tmp_path, files, merge=merge, booster={"name": "grower", "trees": 4, "leaves": 4})
+    assert perform(task) == "finished", (task.folder / "run.json").read_text()
+    card = json.loads((task.folder / "privacy.json").read_text())
+    with Ledger.open(task.folder / "ledger", 2) as ledger:
+        assert (ledger.times(5), ledger.rounds()) == (1, 1 if private == "no" else 5)
+    if private == "no":
+        assert card["promises"] == []
+        assert "Nothing can be claimed. Bin edges alone cost ε = " in card["summary"]
+    else:  # a fifth release, with the same noise
+        [promise] = card["promises"]
+        assert promise["times"] == 5
+        assert 4 * promise["epsilon_each_time"] > promise["epsilon"] > promise["epsilon_each_time"]

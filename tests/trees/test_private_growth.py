@@ -134,7 +134,5 @@ def test_persons_must_be_known_and_settings_make_sense():
             TreeNoise(**settings_)
     with pytest.raises(ValueError, match="which noise later cannot undo"):
         Histograms(edges="pooled", private="histograms")
-    with pytest.raises(ValueError, match="adds its own noise already"):
-        Histograms(secure=True, private="random-splits")
     with pytest.raises(ValueError, match="fit 24 bits"):
         PrivateHolder(DATA, EDGES, replace(RULES, fraction=30), TreeNoise())

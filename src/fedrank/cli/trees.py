@@ -143,6 +143,13 @@ def trees_grow(
     edges: Annotated[
         Path | None, typer.Option(help="File of bin edges that all agreed on; a grid for all numbers if not given.")
     ] = None,
+    edge_noise: Annotated[
+        float | None,
+        typer.Option(help="Estimate edges by noised counts; so wide, in units of what one query can change."),
+    ] = None,
+    bounds: Annotated[
+        tuple[float, float] | None, typer.Option(help="Of all features, for estimated edges; any number if not given.")
+    ] = None,
     validation: Annotated[
         list[Path] | None, typer.Option(help="LETOR file of one organisation to stop by; one for each, in order.")
     ] = None,
@@ -152,9 +159,10 @@ def trees_grow(
 ) -> None:
     """Grow one forest of several organisations' rows, the one that pooled rows would grow; not private by itself."""
     from fedrank.report.answers import about_grown
-    from fedrank.run.cards import grown_card
+    from fedrank.run.cards import about_priced_edges, grown_card
     from fedrank.trees.boosters import Grower
-    from fedrank.trees.grow_files import grow_files
+    from fedrank.trees.grow_files import PricedEdges, grow_files
+    from fedrank.trees.noised_edges import EdgeNoise
 
     rules = Grower(trees, leaves, rate, least, bins=bins)
 
@@ -162,6 +170,10 @@ def trees_grow(
         if grown % 10 == 0:
             note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
 
-    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell)
+    def finish(folder: Path, priced: PricedEdges | None) -> None:
+        said = "" if priced is None else about_priced_edges(priced.unit, priced.times, priced.epsilon, priced.delta)
+        grown_card(folder, len(silo), secure, said).write(folder)
+
+    noise = None if edge_noise is None else EdgeNoise(edge_noise, bounds=bounds)
+    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell, finish, noise)
     answer(about_grown(made), new_console())
-    grown_card(out, len(silo), secure).write(out)

@@ -16,7 +16,7 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ import numpy as np
 from fedrank import wire
 from fedrank.data.ranking import RankingData
 from fedrank.deploy import letters
+from fedrank.deploy.backup import hear_last_round
+from fedrank.deploy.charging import Charging
 from fedrank.deploy.outbox import Outbox, Sent
 from fedrank.deploy.plan import Plan, PlannedSite, check_plan, forest_problems, names_digest
 from fedrank.deploy.settings import SiteSettings
@@ -138,12 +140,15 @@ class ForestRun:
     facts: dict[str, Any]
     held: list[tuple[RankingData, RankingData | None]]  # of each client: queries to learn from, and to stop by
     data: bytes  # digest of them; empty where people are simulated
+    charging: Charging | None = None  # where trees grow under noise
 
     place = None  # nothing is added up
     reported = ()  # no measures of own queries are told
 
     @classmethod
-    def open(cls, folder: Path, settings: SiteSettings, plan: Plan, outbox: Outbox) -> ForestRun:
+    def open(
+        cls, folder: Path, settings: SiteSettings, plan: Plan, outbox: Outbox, charging: Charging | None = None
+    ) -> ForestRun:
         experiment = plan.forests
         assert experiment is not None
         held: list[tuple[RankingData, RankingData | None]]
@@ -157,7 +162,10 @@ class ForestRun:
             if settings.data.letor is None:
                 raise Refused("forests learn from grades, and this site has no LETOR file with them")
             share = load_share(settings.data)
-            held, data = [(share.train, share.test)], bytes.fromhex(share.facts().digest)
+            train = share.train
+            if getattr(experiment.merge, "unit", "") == "person" and len(share.whose):
+                train = replace(train, who=share.whose.astype(np.int32), when=np.zeros(train.queries, np.int64))
+            held, data = [(train, share.test)], bytes.fromhex(share.facts().digest)
         if (last := outbox.get(ROUND)) is not None and last.data != data:
             raise Refused(
                 "the data of this site have changed since it took part in this run; bring back those of before, or "
@@ -169,13 +177,19 @@ class ForestRun:
             "feature_names": names_digest(train.feature_names),
             "normalised": train.normalised,
         }
-        return cls(folder, settings, plan, experiment, outbox, facts, held, data)
+        return cls(folder, settings, plan, experiment, outbox, facts, held, data, charging)
 
     def close(self) -> None:
-        """Nothing is open."""
+        if self.charging is not None:
+            self.charging.close()
 
     def hear(self, over: int) -> None:
-        """A forest that is grown again is the same, so that nothing hangs on what was sent before."""
+        """Take note whether trees have begun to grow under noise, where this site came back from a backup.
+
+        A forest without noise that is grown again is the same, so that nothing hangs on what was sent before.
+        """
+        if self.charging is not None:
+            hear_last_round(self.folder, self.plan.run.hex(), over)
 
     def answer(self, label: Label, content: bytes) -> bytes:
         """The trees of every client of this site: on the disk before they leave, and the same when asked again."""

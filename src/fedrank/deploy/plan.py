@@ -307,10 +307,13 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
     """What keeps a question to forests from being asked between sites: one line each."""
     found, merge = [], experiment.merge
     if isinstance(merge, Histograms):
-        if merge.edges not in ("grid", "bounded"):
+        if merge.edge_noise() is not None:
+            found.append(
+                f'merge.edges: "{merge.edges}" are estimated by `fedrank run` and `fedrank trees grow`, not between '
+                'sites; use "grid" or "bounded"'
+            )
+        elif merge.edges not in ("grid", "bounded"):
             found.append(f'merge.edges: "{merge.edges}" do not follow from a plan; use "grid" or "bounded"')
-        if merge.private != "no":
-            found.append("merge.private: noise is added in simulations, and not yet between sites; use `fedrank run`")
     elif not isinstance(merge, WeightedSum | Stacking):
         named = "there is none" if merge is None else f'"{name_of(merge)}"'
         found.append(

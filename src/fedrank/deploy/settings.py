@@ -17,7 +17,7 @@ from fedrank.federate.federation import cohort_size
 from fedrank.files import opened, write_whole
 from fedrank.names import nearest
 from fedrank.protect.mechanisms import PLACES, AtServer, SecureSum
-from fedrank.protect.promises import Promise, up
+from fedrank.protect.promises import OBSERVERS, Promise, up
 from fedrank.rank.learners import LEARNERS, Pdgd
 from fedrank.rank.measures import measure
 from fedrank.spec.experiment import SpecError
@@ -25,6 +25,7 @@ from fedrank.spec.families import SpecSection, name_of, read_fields
 from fedrank.spec.toml import LONGEST, parse_toml, shown
 from fedrank.spec.values import Filled, Limit, Positive, at_least, at_most, checked, less_than, more_than, noting
 from fedrank.trees.boosters import BOOSTERS
+from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.types import has
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ class Policy(SpecSection):
         metadata={"example": 'learners = ["pdgd"]'}
     )
     places: Annotated[Filled[str], _known(EVERY_PLACE, "places")] = USUAL_PLACES  # where noise may be added
-    unit: Literal["site", "person"] = "site"  # what must be protected: all that the site has, or all of each person
+    # What must be protected: all that the site has, all of each person, or each query.
+    unit: Literal["site", "person", "query"] = "site"
     largest_epsilon: Annotated[float, more_than(0)] | None = None  # ε over all runs, at this δ
     delta: Annotated[float, more_than(0), less_than(1)] = 1e-5
     unprotected: bool = False  # whether updates may leave without noise
@@ -260,12 +262,39 @@ class Policy(SpecSection):
         booster, found = name_of(experiment.booster), self._objections_to_few_sites(plan)
         if booster not in self.learners:
             found.append(_not_listed("booster.name", booster, "learners", self.learners))
+        if isinstance(experiment.merge, Histograms) and experiment.merge.private != "no":
+            return found + self._objections_to_noised_trees(plan, experiment.merge)
         if not self.unprotected:
             found.append(
                 "merge: forests leave as they are, and their thresholds lie between values of this site's documents; "
                 "no noise can protect them here: plan another learner with noise, or set policy.unprotected = true"
             )
         return found
+
+    def _objections_to_noised_trees(self, plan: Plan, merge: Histograms) -> list[str]:
+        place = "secure-sum" if merge.secure else "client"
+        found = [] if place in self.places else [_not_listed("merge.secure", place, "places", self.places)]
+        try:
+            priced = plan_prices(plan, self.delta)
+        except ValueError as problem:  # such as noise that cannot be shared out
+            return [*found, *(f"merge: {line}" for line in str(problem).splitlines())]
+        found += self._objections_to_unit("merge.unit", merge.unit)
+        return found + self._objections_to_price("merge", max(one.total for one in priced), "trees")
+
+    def _objections_to_unit(self, where: str, unit: str) -> list[str]:
+        enough = {"site": ("client",), "person": ("person", "client"), "query": ("query", "person", "client")}
+        if unit in enough[self.unit]:
+            return []
+        asked = '" or "'.join(enough[self.unit])
+        return [f'{where}: "{unit}" protects less than policy.unit = "{self.unit}" asks for; plan with "{asked}"']
+
+    def _objections_to_price(self, where: str, cost: float, fewer: str) -> list[str]:
+        if self.largest_epsilon is None or cost <= self.largest_epsilon:
+            return []
+        return [
+            f"{where}: the run alone would cost ε = {up(cost)} at δ = {self.delta:g}, and policy.largest_epsilon = "
+            f"{self.largest_epsilon:g} is for all runs; plan with more noise or fewer {fewer}, or raise it"
+        ]
 
     def _objections_to_silos(self, plan: Plan, experiment: SiloExperiment) -> list[str]:
         method, found = name_of(experiment.method), self._objections_to_few_sites(plan)
@@ -334,12 +363,7 @@ class Policy(SpecSection):
             promises = plan_prices(plan, self.delta)
         except ValueError as problem:  # such as noise that cannot be shared out
             return [*found, *(f"mechanism: {line}" for line in str(problem).splitlines())]
-        unit = promises[0].promise.unit
-        if unit not in ("client", "person" if self.unit == "person" else "client"):
-            asked = "client" if self.unit == "site" else 'person" or "client'
-            found.append(
-                f'mechanism.unit: "{unit}" protects less than policy.unit = "{self.unit}" asks for; plan with "{asked}"'
-            )
+        found += self._objections_to_unit("mechanism.unit", promises[0].promise.unit)
         trusted = isinstance(getattr(mechanism, "place", None), AtServer)  # which `places` must list
         bare = [
             one for one in promises if one.promise.event is None and not (trusted and one.promise.against == "server")
@@ -350,13 +374,7 @@ class Policy(SpecSection):
                 f"({bare[0].promise.because}); plan with gaussian or laplace noise, or set policy.unprotected = true"
             )
         most = max((one.total for one in promises if one.promise.event is not None), default=0.0)
-        if self.largest_epsilon is not None and most > self.largest_epsilon:
-            found.append(
-                f"mechanism: the run alone would cost ε = {up(most)} at δ = {self.delta:g}, and "
-                f"policy.largest_epsilon = {self.largest_epsilon:g} is for all runs; plan with more noise or fewer "
-                "rounds, or raise it"
-            )
-        return found
+        return found + self._objections_to_price("mechanism", most, "rounds")
 
 
 # What sites of a trial on one machine agree to: they simulate people, so that nobody is to be protected.
@@ -458,20 +476,46 @@ def site_promises(plan: Plan) -> list[Promise]:
     """What a plan promises a site. Whoever asks may ask it more often than chance would: it counts on no draw."""
     from fedrank.run.privacy import promises_of
 
+    if plan.forests is not None:
+        return _promises_of_trees(plan, plan.forests)
     experiment = plan.experiment
     if has(experiment.mechanism, "hides cohort"):
         experiment = replace(experiment, clients=replace(experiment.clients, participation=1.0))
     return promises_of(experiment, plan.features)
 
 
+def _promises_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Promise]:
+    """What one release costs, where trees grow under noise: everybody sees what is made of it."""
+    merge = experiment.merge
+    noise = merge.tree_noise(len(plan.clients)) if isinstance(merge, Histograms) else None
+    if noise is None:
+        return []
+    rules = rules_of(experiment.booster)
+    promise = replace(noise.priced(plan.features, rules.bins, rules.fraction), paid="participation")
+    return [replace(promise, against=each) for each in OBSERVERS]
+
+
 def plan_prices(plan: Plan, delta: float) -> list[Price]:
     """What a plan alone would cost the site that takes part most often, all but surely, against each observer."""
     from fedrank.run.privacy import most_participations, prices
 
+    if plan.forests is not None:
+        releases = releases_of(plan)
+        return prices(site_promises(plan), releases, releases, delta)
     experiment = plan.experiment
     # Who arrives when is not known before: at most in every round.
     often = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
     return prices(site_promises(plan), often, experiment.rounds, delta)
+
+
+def releases_of(plan: Plan) -> int:
+    """How often people pay in a run whose trees grow under noise, where nothing has to be asked again."""
+    assert plan.forests is not None
+    merge = plan.forests.merge
+    assert isinstance(merge, Histograms)
+    noise = merge.tree_noise(len(plan.clients))
+    assert noise is not None
+    return plan.forests.booster.trees * noise.releases
 
 
 def read_federation(path: str | Path) -> FederationFile:

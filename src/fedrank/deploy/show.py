@@ -23,7 +23,7 @@ from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.letters import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
-from fedrank.deploy.settings import SiteSettings, plan_prices, searches_of
+from fedrank.deploy.settings import SiteSettings, plan_prices, releases_of, searches_of
 from fedrank.deploy.silos import silo_plan
 from fedrank.federate.messages import Call, Message, payload_of
 from fedrank.files import told
@@ -36,7 +36,8 @@ from fedrank.protect.secure_sum import message_bytes, threshold_for
 from fedrank.report.answers import about_prices
 from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
 from fedrank.report.tables import amount
-from fedrank.run.cards import GROWN_FOREST, GROWN_IN_SUM, MERGED_FORESTS, TREES
+from fedrank.run.cards import GROWN_FOREST, GROWN_IN_SUM, MERGED_FORESTS, NOISED_FOREST, NOISED_IN_SUM, TREES
+from fedrank.run.merge import NOISED_TREES
 from fedrank.run.privacy import UNPROTECTED, Price, most_participations, prices
 from fedrank.run.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.silo.sketch import SLACK
@@ -46,7 +47,7 @@ from fedrank.spec.grid import read_tables
 from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.toml import parse_toml, shown
 from fedrank.spec.trees import TreesExperiment
-from fedrank.trees.histograms import Histograms
+from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.types import has
 from fedrank.wire import Label
 
@@ -173,7 +174,9 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare |
             protected = False
     try:
         others = _accounts(folder, plan)
-        spent, after, affordable = _spending(plan, policy.delta, policy.largest_epsilon, prices, others)
+        spent, after, affordable = _spending(
+            plan, policy.delta, policy.largest_epsilon, prices, others, experiment.rounds
+        )
     except (LedgerError, OSError, ValueError) as problem:
         spent, after, affordable = {}, {}, 0
         refused.append(f"ledger: {problem}")
@@ -234,6 +237,8 @@ def _look_at_forests(
         REFUSALS,
     )
     sees = MERGED_FORESTS
+    if isinstance(experiment.merge, Histograms) and experiment.merge.private != "no":
+        return _look_at_noised_trees(folder, settings, plan, experiment.merge, share)
     if isinstance(experiment.merge, Histograms):
         secure = experiment.merge.secure
         sees = GROWN_IN_SUM if secure else GROWN_FOREST
@@ -249,6 +254,42 @@ def _look_at_forests(
     view = _view(folder, settings, plan, leaves, sees, ("anything: forests leave as they are", *TREES))
     refused = view.refused if share is None or plan.simulated else (*view.refused, *differences(share, plan))
     return replace(view, refused=tuple(dict.fromkeys(refused)))
+
+
+def _look_at_noised_trees(
+    folder: Path, settings: SiteSettings, plan: Plan, merge: Histograms, share: SiteShare | None
+) -> PlanView:
+    policy, noise = settings.policy, merge.tree_noise(len(plan.clients))
+    assert noise is not None
+    assert plan.forests is not None
+    bins = rules_of(plan.forests.booster).bins
+    sums = 2**noise.depth * (1 if noise.design == "random-splits" else plan.features * bins)
+    part = "a share of the noise, and masks" if merge.secure else "all of the noise"
+    about = f"of gradients and hessians, with {part}; how many rows there are is not told"
+    to = f"{COORDINATOR}, who learns the sum alone" if merge.secure else COORDINATOR
+    leaves = (Outgoing("noised sums", to, 16 * sums, releases_of(plan), True, about), FACTS, REFUSALS)
+    sees = NOISED_IN_SUM if merge.secure else NOISED_FOREST
+    view = _view(folder, settings, plan, leaves, sees, NOISED_TREES)
+    refused, found, after = list(view.refused), list[Price](), dict[str, float]()
+    try:
+        found = plan_prices(plan, policy.delta)
+        _, after, _ = _spending(plan, policy.delta, None, found, _accounts(folder, plan), releases_of(plan))
+    except (LedgerError, OSError, ValueError) as problem:
+        refused.append(f"ledger: {problem}")
+    limit = policy.largest_epsilon
+    if limit is not None and max(after.values(), default=0.0) > limit and not view.refused:
+        refused.append(
+            f"ledger: all runs together would cost ε = {up(max(after.values()))}, and policy.largest_epsilon = "
+            f"{limit:g}; plan with more noise or fewer trees"
+        )
+    if share is not None and not plan.simulated:
+        refused += differences(share, plan)
+        if merge.unit == "person" and not len(share.whose):
+            refused.append(
+                "data.person: the plan protects persons, and nobody says whose the queries here are; name the key of "
+                "the comments, or of a log its users, in site.toml"
+            )
+    return replace(view, prices=tuple(found), after=after, refused=tuple(dict.fromkeys(refused)))
 
 
 def _look_at_silos(folder: Path, settings: SiteSettings, plan: Plan, experiment: SiloExperiment) -> PlanView:
@@ -575,10 +616,9 @@ def _accounts(folder: Path, plan: Plan) -> list[Account]:
 
 
 def _spending(
-    plan: Plan, delta: float, limit: float | None, prices: Sequence[Price], others: Sequence[Account]
+    plan: Plan, delta: float, limit: float | None, prices: Sequence[Price], others: Sequence[Account], rounds: int
 ) -> tuple[dict[str, float], dict[str, float], int]:
     """ε by now, ε after this run, and how many of its rounds the limit pays for."""
-    rounds = plan.experiment.rounds
     spent = spent_together(others, delta)
     if not prices:
         return spent, {}, rounds

@@ -210,7 +210,16 @@ class Site:
         outbox = Outbox(private_folder(self.folder / OUTBOX) / plan.digest[:32], plan.run)
         if plan.silos is not None:
             return SiloRun.open(self.folder, self.settings, plan, outbox, self.identity, self.log)
-        return ForestRun.open(self.folder, self.settings, plan, outbox)
+        people = len(plan.party(self.settings.name).clients) if plan.simulated else 1
+        return ForestRun.open(self.folder, self.settings, plan, outbox, self.charging(plan, people))
+
+    def charging(self, plan: Plan, people: int) -> Charging | None:
+        """The charges of a run on the people of this site; None where nothing is promised."""
+        promises, policy = site_promises(plan), self.settings.policy
+        if not promises:
+            return None
+        limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
+        return Charging(self.folder / PEOPLE, plan.digest[:32], people, promises, policy.delta, limit)
 
     def _run(self, label: Label) -> _Run:
         run = self._known(label)
@@ -496,12 +505,7 @@ class _Run:
             )
         fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
         held = open_held(site.folder, settings, plan) if fits else None
-        charging = None
-        promises = site_promises(plan)
-        if promises and held is not None:
-            policy = settings.policy
-            limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
-            charging = Charging(site.folder / PEOPLE, plan.digest[:32], held.people, promises, policy.delta, limit)
+        charging = None if held is None else site.charging(plan, held.people)
         place = getattr(mechanism, "place", None)
         secure = place if isinstance(place, SecureSum) and place.sum == "protocol" else None
         run = cls(site, plan, plan.party(settings.name), task, outbox, facts, held, charging, secure, data)

@@ -365,18 +365,13 @@ class Gaussian(_Noise):
         return rounded_gaussian(scale)
 
     def _share(self, scale: float, shares: int) -> GridNoise:
-        return discrete_gaussian(_wide_enough(scale / math.sqrt(shares), shares))
+        return gaussian_share(scale, shares)
 
     def _event(self, multiplier: float, sampling: float = 1.0) -> Event:
         return GaussianEvent(multiplier, sampling)
 
     def _event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> Event:
-        """A sum of discrete Gaussians is almost one (Kairouz, Liu and Steinke, ICML 2021, theorem 1)."""
-        k = np.arange(1, shares)
-        gap = 10 * float(np.exp(-2 * math.pi**2 * scale**2 / shares * k / (k + 1)).sum())
-        ratio = reach / scale
-        cost = min(math.sqrt(ratio**2 + gap * parameters / 2), ratio + gap * math.sqrt(parameters))
-        return ConcentratedEvent(cost**2 / 2)
+        return event_of_gaussian_shares(scale, reach / scale, shares, parameters)
 
 
 @dataclass(frozen=True)
@@ -580,6 +575,23 @@ class _ProtocolSum:
         session = os.urandom(16)
         total = secure_sum(messages.updates, self.place.bits, threshold, fewest, session=session, round=messages.round)
         return total.astype(np.float64) * (self.step / self.cohort)
+
+
+def gaussian_share(scale: float, shares: int) -> GridNoise:
+    """Discrete Gaussian noise in grid steps, of which `shares` add up to the scale."""
+    return discrete_gaussian(_wide_enough(scale / math.sqrt(shares), shares))
+
+
+def event_of_gaussian_shares(scale: float, ratio: float, shares: int, parameters: int) -> ConcentratedEvent:
+    """What a sum of shares costs; `ratio` is how far all numbers can move, each in units of its own noise.
+
+    A sum of discrete Gaussians is almost one (Kairouz, Liu and Steinke, ICML 2021, theorem 1). Where numbers have noise
+    of several widths, `scale` is the smallest: the theorem holds for each, and what they cost adds up.
+    """
+    k = np.arange(1, shares)
+    gap = 10 * float(np.exp(-2 * math.pi**2 * scale**2 / shares * k / (k + 1)).sum())
+    cost = min(math.sqrt(ratio**2 + gap * parameters / 2), ratio + gap * math.sqrt(parameters))
+    return ConcentratedEvent(cost**2 / 2)
 
 
 def _slack(law: GridNoise, draws: int) -> float:

@@ -39,6 +39,8 @@ SINGLE_FOREST = "one organisation grew the forest on data it has; whoever gets t
 MERGED_FORESTS = "organisations see each other's forests, or what merging asks of them; nothing is noised"
 GROWN_FOREST = "the server sees histograms of every client's rows, which tell grades where rows are few"
 GROWN_IN_SUM = "the server sees histograms of all clients' rows together, and no client's own"
+NOISED_FOREST = "the server sees noised sums of every client"
+NOISED_IN_SUM = "the server sees noised sums of all clients together, and no client's own"
 LOG = (
     "user ids, times, queries and clicks, which are in the folder as they were recorded",
     "whoever appears in a query: people search for names",
@@ -130,12 +132,18 @@ def merged_card(folder: Path, clients: int) -> Card:
     return issued(replace(forest_card(clients), what=DEPLOYED_RUN), folder)
 
 
-def grown_card(folder: Path, clients: int, secure: bool) -> Card:
-    """Of a forest that several grew from histograms."""
+def grown_card(folder: Path, clients: int, secure: bool, edges: str = "") -> Card:
+    """Of a forest that several grew from histograms; `edges` says what those of its bins have cost."""
     sees = GROWN_IN_SUM if secure else GROWN_FOREST
-    summary = f"No mechanism: {sees}; nothing is noised. Nothing can be claimed."
+    summary = f"No mechanism: {sees}; nothing {'else ' if edges else ''}is noised. Nothing can be claimed.{edges}"
     card = replace(forest_card(clients), what=DEPLOYED_RUN, who_sees_what=sees, summary=summary)
     return issued(card, folder)
+
+
+def about_priced_edges(unit: str, times: int, epsilon: float, delta: float) -> str:
+    """What estimating bin edges has cost, as a sentence after others."""
+    often = "" if times == 1 else f", which were estimated {times:,} times,"
+    return f" Bin edges{often} alone cost ε = {up(epsilon)} at δ = {delta:g} for one {unit}."
 
 
 def log_card(log: SearchLog) -> Card:

@@ -93,7 +93,12 @@ def _from_trees(experiment: TreesExperiment) -> list[Leaving]:
         tree = Leaving(f"every tree as it is grown: {FOREST}", "all other clients", NO_NOISE)
         return [tree, Leaving("nDCG@10 of own validation queries after every round", "all other clients", NO_NOISE)]
     if isinstance(merge, Histograms) and merge.private != "no":
-        paid = paid_for_trees(merge, rules_of(experiment.booster), experiment.booster.trees)
+        clients = getattr(experiment.split, "clients", 2)  # of a split that does not say it, as few as there can be
+        noise = merge.tree_noise(clients)
+        assert noise is not None
+        releases = experiment.booster.trees * noise.releases
+        edges = int(merge.edge_noise(clients) is not None)
+        paid = paid_for_trees(merge, rules_of(experiment.booster), releases, clients, edges)
         what = "noised sums of gradients and hessians, which are all that a forest is made of"
         return [Leaving(what, "the server, and all clients as a forest", paid.because, paid)]
     if isinstance(merge, Histograms):

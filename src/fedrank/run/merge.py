@@ -15,17 +15,17 @@ from fedrank.data.ranking import RankingData
 from fedrank.files import private_folder
 from fedrank.protect.ledger import Ledger
 from fedrank.protect.population import LEDGER
-from fedrank.protect.promises import up
+from fedrank.protect.promises import cost_together, up
 from fedrank.rank.given import Given
 from fedrank.rank.measures import average
-from fedrank.run.cards import forest_card
+from fedrank.run.cards import NOISED_FOREST, NOISED_IN_SUM, about_priced_edges, forest_card
 from fedrank.run.folder import Card, Paid
 from fedrank.run.writer import RunWriter
 from fedrank.seeds import rng_for
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.boosters import Grower
 from fedrank.trees.forestry import Forestry, Grown
-from fedrank.trees.histograms import Histograms, rules_of
+from fedrank.trees.histograms import Histograms, edges_round, rules_of
 from fedrank.trees.mergers import ENOUGH, Merger, Stacking
 from fedrank.trees.model_files import save_any, with_notes
 from fedrank.trees.splits import Portion
@@ -74,8 +74,8 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
     untuned = sum(best.trees == 0 for best in studies.best)
     notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
     card = forest_card(len(outcome.local))
-    if isinstance(experiment.merge, Histograms) and experiment.merge.private != "no":
-        card = account.card(card, experiment.merge, rules_of(experiment.booster))
+    if isinstance(experiment.merge, Histograms):
+        card = account.card(card, experiment.merge, rules_of(experiment.booster), len(portions), fold)
     finish_merge(outcome, writer, fold, nothing, card=card, tuned=tuned, notes=notes if untuned else [])
 
 
@@ -119,37 +119,65 @@ class TreeAccount:
         self._ledger.reserve({round: np.arange(clients)})
         self._ledger.begun(round)
 
-    def card(self, bare: Card, merge: Histograms, rules: Grower) -> Card:
+    def card(self, bare: Card, merge: Histograms, rules: Grower, clients: int, fold: Fold) -> Card:
         """What may be claimed for the forest, by what the ledger says."""
-        assert self._ledger is not None
-        charged = self._ledger.rounds()
+        if self._ledger is None:  # a finished forest that is only written again
+            self._ledger = Ledger.open(self.folder, clients) if self.folder.exists() else None
+        if self._ledger is None:
+            return bare
+        charged, edges = self._ledger.rounds(), self._ledger.times(edges_round(rules))
         self._ledger.close()
-        paid = paid_for_trees(merge, rules, charged)
-        mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
-        sees = "the server sees noised sums of every client"
-        cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
-        said = f"{charged:,} trees cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
-        return replace(
-            bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, rounds_charged=charged,
-            promises=(paid,), not_covered=NOISED_TREES, summary=said,
-        )  # fmt: skip
+        noise = merge.tree_noise(clients)
+        if noise is None:
+            return _with_priced_edges(bare, merge, edges, clients, fold.train.features.shape[1])
+        bare = replace(bare, rounds_charged=charged)
+        return noised_card(bare, merge, rules, (charged - edges) * noise.releases, clients, edges)
 
 
-def paid_for_trees(merge: Histograms, rules: Grower, trees: int) -> Paid:
-    """What so many trees under noise cost."""
-    noise = merge.tree_noise()
+def _with_priced_edges(bare: Card, merge: Histograms, times: int, clients: int, features: int) -> Card:
+    """A forest for which nothing can be claimed, but the edges of whose bins have their price."""
+    noise = merge.edge_noise(clients)
+    if noise is None:
+        return bare
+    cost = noise.promise(features).epsilon(times, merge.delta)
+    said = about_priced_edges(merge.unit, times, cost, merge.delta)
+    return replace(bare, rounds_charged=times, summary=bare.summary + said)
+
+
+def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Card:
+    """What may be claimed for a forest of which so much was told under noise; edges were estimated so often."""
+    paid = paid_for_trees(merge, rules, releases, clients, edges)
+    releases += edges
+    mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
+    sees = NOISED_IN_SUM if merge.secure else NOISED_FOREST
+    cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
+    said = f"{releases:,} releases cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
+    return replace(
+        bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, promises=(paid,), not_covered=NOISED_TREES,
+        summary=said,
+    )  # fmt: skip
+
+
+def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Paid:
+    """What so many releases of trees under noise cost, with bin edges that were estimated so often."""
+    noise, edge_noise = merge.tree_noise(clients), merge.edge_noise(clients)
     assert noise is not None
-    total, each = (noise.epsilon(times, MOST_FEATURES, rules.bins, merge.delta, rules.fraction) for times in (trees, 1))
+    promise = noise.priced(MOST_FEATURES, rules.bins, rules.fraction)
+    spent = [(promise, releases)]
+    if edge_noise is not None:
+        spent.append((edge_noise.promise(MOST_FEATURES), edges))
+    total, each = cost_together(spent, merge.delta), promise.epsilon(1, merge.delta)
+    releases += edges
     return Paid(
         against="server",
         epsilon=None if math.isinf(total) else total,
         epsilon_each_time=None if math.isinf(each) else each,
-        times=trees,
+        times=releases,
         paid_per="round",
         delta=merge.delta,
         unit=merge.unit,
         neighbours="zero-out",
-        because=f"every client adds noise to what it sends, for all that one {merge.unit} does, never for one row",
+        because=promise.because,
     )
 
 

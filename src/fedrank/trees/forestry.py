@@ -20,6 +20,7 @@ class Grown:
     trees: list[list[str]] = field(default_factory=list)  # [rounds]: one tree each, unless clients grow together
     validation: list[float] = field(default_factory=list)  # [rounds]: nDCG@10
     whole: bool = False  # nothing is left to grow
+    edges: list[list[float]] | None = None  # of bins, where noise was spent to estimate them
 
     @property
     def all(self) -> tuple[str, ...]:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedrank.data.ranking import RankingData
+from fedrank.files import UNFINISHED as PART
 from fedrank.files import parse_json, read_text, write_whole
+from fedrank.protect.ledger import Ledger
+from fedrank.protect.population import LEDGER
 from fedrank.rank.measures import evaluate
 from fedrank.rank.model import read_for
+from fedrank.trees.binning import FORMAT as EDGE_FORMAT
 from fedrank.trees.binning import Edges, grid_edges
 from fedrank.trees.boosters import Grower, Past, best_size
 from fedrank.trees.forest import Forest, save_forest
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer, forest_from
 from fedrank.trees.histograms import AskedHere
+from fedrank.trees.noised_edges import EdgeNoise, estimated_edges
 from fedrank.trees.together import useful
 
 UNFINISHED = "growing.json"  # the forest so far
+EDGES = "edges.json"  # bin edges, where noise was spent on them
 FORMAT = "fedrank-growing"
+DELTA = 1e-5  # at which estimated edges are priced
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,17 @@ class GrownFile:
     resumed: int  # trees that were there before
     bytes_up: int  # of all histograms and answers
     bytes_down: int
+    priced: PricedEdges | None = None  # where noise was spent on bin edges
+
+
+@dataclass(frozen=True)
+class PricedEdges:
+    """What estimating bin edges has cost."""
+
+    unit: str
+    times: int  # more than once where it was killed in between
+    delta: float
+    epsilon: float
 
 
 def grow_files(
@@ -48,6 +68,8 @@ def grow_files(
     secure: bool = False,
     seed: int = 1,
     tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
+    finish: Callable[[Path, PricedEdges | None], None] = lambda folder, priced: None,  # what else belongs to a forest
+    edge_noise: EdgeNoise | None = None,  # with which edges are estimated
 ) -> GrownFile:
     """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
     if len(silos) < 2:
@@ -58,10 +80,18 @@ def grow_files(
     features = train[0].features.shape[1]
     judged = [useful(read_for(path, features, "none")) for path in validation] or [None] * len(train)
     tests = {str(path): read_for(path, features, "none") for path in test}
-    agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
+    folder, files = Path(out), [*silos, *validation]
+    if edges is not None and edge_noise is not None:
+        raise ValueError(f"edges that all agreed on in {edges} need no noise; name a file, or estimate them")
+    _check_folder(folder)
+    priced = None
+    if edge_noise is not None:
+        agreed, priced = _estimated(folder, train, edge_noise, rules.bins, secure, files)
+    else:
+        agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
     plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure)
-    folder = Path(out)
-    past = _past(folder, plan, [*silos, *validation])
+    name = _name(plan.run, files)
+    past = _past(folder, name)
     clients = {
         number: TreeClient(number, plan, own, check)
         for number, (own, check) in enumerate(zip(train, judged, strict=True))
@@ -72,12 +102,13 @@ def grow_files(
     for text, quality in server.forest(past):
         trees.append(text)
         curve.append(quality)
-        _keep(folder, plan, [*silos, *validation], trees, curve)
+        _keep(folder, name, trees, curve)
         tell(len(trees), quality)
     best = best_size(curve)
     forest = forest_from(trees[:best], train[0], plan)
     save_forest(forest, folder / "model.json")
-    (folder / UNFINISHED).unlink(missing_ok=True)
+    finish(folder, priced)
+    (folder / UNFINISHED).unlink(missing_ok=True)  # the last: who is killed before comes back and does the rest
     return GrownFile(
         folder / "model.json",
         forest,
@@ -87,6 +118,7 @@ def grow_files(
         len(past.trees),
         server.bytes_up,
         server.bytes_down,
+        priced,
     )
 
 
@@ -100,27 +132,55 @@ def _read(silos: Sequence[str | Path]) -> list[RankingData]:
     ]
 
 
-def _name(plan: GrowPlan, files: Sequence[str | Path]) -> str:
+def _name(settings: bytes, files: Sequence[str | Path]) -> str:
     """What a forest is grown from: other settings or other rows have another name."""
-    digest = hashlib.blake2b(plan.run, digest_size=16)
+    digest = hashlib.blake2b(settings, digest_size=16)
     for path in files:
         digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
     return digest.hexdigest()
 
 
-def _keep(
-    folder: Path, plan: GrowPlan, files: Sequence[str | Path], trees: Sequence[str], curve: Sequence[float]
-) -> None:
+def _keep(folder: Path, name: str, trees: Sequence[str], curve: Sequence[float]) -> None:
     known = [None if quality != quality else quality for quality in curve]  # JSON has no NaN
-    content = {"format": FORMAT, "version": 1, "of": _name(plan, files), "trees": list(trees), "validation": known}
+    content = {"format": FORMAT, "version": 1, "of": name, "trees": list(trees), "validation": known}
     write_whole(folder / UNFINISHED, json.dumps(content))
 
 
-def _past(folder: Path, plan: GrowPlan, files: Sequence[str | Path]) -> Past:
-    if not folder.exists() or not any(folder.iterdir()):
-        return Past()
-    if not (folder / UNFINISHED).exists():
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder in which something else lies than a forest that grows."""
+    # Somebody killed while a file was written leaves a part of it.
+    begun = {LEDGER, EDGES}
+    if (folder / UNFINISHED).exists() or not folder.exists():
+        return
+    if any(path.name not in begun and not path.name.endswith(PART) for path in folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
+
+
+def _estimated(
+    folder: Path, train: Sequence[RankingData], noise: EdgeNoise, bins: int, secure: bool, files: Sequence[str | Path]
+) -> tuple[Edges, PricedEdges]:
+    """Edges on which noise was spent: charged before anything is counted, and kept, so that they are paid for once."""
+    settings = json.dumps({**asdict(noise), "bins": bins, "secure": secure}, sort_keys=True)
+    name, path = _name(settings.encode(), files), folder / EDGES
+    with Ledger.open(folder / LEDGER, len(train)) as ledger:
+        if not path.exists():
+            ledger.reserve({1: np.arange(len(train))})
+            ledger.begun(1)
+            edges = estimated_edges(train, noise, bins, secure)
+            write_whole(path, json.dumps({"format": EDGE_FORMAT, "edges": edges.values, "of": name}) + "\n")
+        times = ledger.rounds()
+    if parse_json(read_text(path)).get("of") != name:
+        raise ValueError(
+            f"the edges in {folder} were estimated with other settings or of other files, and have been paid for; name "
+            "another folder, or use the same"
+        )
+    cost = noise.promise(train[0].features.shape[1]).epsilon(times, DELTA)
+    return Edges.load(path), PricedEdges(noise.unit, times, DELTA, cost)
+
+
+def _past(folder: Path, name: str) -> Past:
+    if not (folder / UNFINISHED).exists():
+        return Past()
     try:
         content: Any = parse_json(read_text(folder / UNFINISHED))
         if content["format"] != FORMAT or content["version"] != 1:
@@ -133,7 +193,7 @@ def _past(folder: Path, plan: GrowPlan, files: Sequence[str | Path]) -> Past:
         raise ValueError(
             f"{folder / UNFINISHED} holds no forest that could grow on: {problem}; delete the folder"
         ) from None
-    if content["of"] != _name(plan, files):
+    if content["of"] != name:
         raise ValueError(
             f"the forest in {folder} was begun with other settings or other files; name another folder, or use the same"
         )

@@ -6,6 +6,7 @@ those of every client; under a secure sum it sees the sum of all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -20,6 +21,8 @@ from fedrank.trees.forestry import Forestry, Grown
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.growth import Here, grow_forest
 from fedrank.trees.holder import Holder
+from fedrank.trees.noised_edges import EdgeNoise, estimated_edges
+from fedrank.trees.noised_halves import NoisedClient, NoisedPlan, NoisedServer
 from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import useful
@@ -32,13 +35,17 @@ class Histograms:
 
     Bin edges are a grid that fits all numbers and tells nothing of the data; at equal distances between known bounds;
     from a file that everybody agreed on; or, as a ceiling that nobody reaches where data must stay, of pooled data.
+    Or they are estimated, and paid for, by noised counts in the cells of that grid, or between these bounds.
     """
 
-    edges: Literal["grid", "bounded", "file", "pooled"] = "grid"  # where bin edges come from
-    low: float = 0.0  # bounds of all features, for edges = "bounded"
+    # Where bin edges come from.
+    edges: Literal["grid", "bounded", "file", "pooled", "noised-grid", "noised-bounded"] = "grid"
+    edge_rows: int = 100  # that all rows of a unit count for at most, for noised edges
+    low: float = 0.0  # bounds of all features, for edges = "bounded" and "noised-bounded"
     high: float = 1.0
     file: str = ""  # of edges that everybody agreed on, for edges = "file"
     secure: bool = False  # the server sees the sum of histograms and no client's own
+    honest: float = 0.5  # share of clients whose noise must be in a secure sum: others may work with the server
     private: Literal["no", "histograms", "random-splits"] = "no"  # what is noised: what splits are chosen by, or leaves
     unit: Literal["query", "person", "client"] = "query"  # what noise protects, all of it together
     noise: float = 5.0  # deviation of the noise of one release, in units of what one unit can change
@@ -56,35 +63,59 @@ class Histograms:
             raise ValueError(f"delta = {self.delta} promises nothing; use a small probability, such as 1e-5")
         if self.private != "no" and self.edges == "pooled":
             raise ValueError('edges = "pooled" are made from the data themselves, which noise later cannot undo')
-        if self.private != "no" and self.secure:
-            raise ValueError(f'private = "{self.private}": every client adds its own noise already; use secure = false')
+        if not 0 < self.honest <= 1:
+            raise ValueError(f"honest = {self.honest} is no share of clients; use more than 0, up to 1")
         self.tree_noise()
+        self.edge_noise()
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         forestry = booster if isinstance(booster, Forestry) else Forestry(booster)
         rules = rules_of(forestry.booster)
-        edges = self.edges_for([portion.train for portion in portions], rules.bins)
-        plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
-        noise = self.tree_noise()
-        grown = forestry.take_up(
-            lambda past: (
-                _rounds(portions, plan, past) if noise is None else _noised(portions, plan, noise, past, forestry)
-            )
-        )
+        noise = self.tree_noise(len(portions))
+
+        def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
+            edges = self._edges(portions, rules, past, forestry)
+            plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
+            return _rounds(portions, plan, past) if noise is None else _noised(portions, plan, noise, past, forestry)
+
+        grown = forestry.take_up(rounds)
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
         # The ranges of features in the header are those of the first client alone.
         return (planted(grown.best, portions[0].train, notes),) * len(portions)
 
-    def tree_noise(self) -> TreeNoise | None:
+    def tree_noise(self, clients: int = 1) -> TreeNoise | None:
         """How noise is added; None: not at all, and nothing can be claimed."""
         if self.private == "no":
             return None
-        return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth)
+        shared = self._shares(clients)
+        return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth, shared)
+
+    def edge_noise(self, clients: int = 1) -> EdgeNoise | None:
+        """How edges are estimated; None: they are not."""
+        if not self.edges.startswith("noised"):
+            return None
+        bounds = (self.low, self.high) if self.edges == "noised-bounded" else None
+        return EdgeNoise(self.noise, self.unit, self.edge_rows, bounds, self._shares(clients))
+
+    def _shares(self, clients: int) -> int:
+        return max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
+
+    def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, forestry: Forestry) -> Edges:
+        """The edges of a forest; those that noise was spent on are kept with its trees."""
+        train = [portion.train for portion in portions]
+        if self.edge_noise() is None:
+            return self.edges_for(train, rules.bins)
+        if past.edges is None:
+            forestry.charge(len(portions), edges_round(rules))
+            past.edges = [list(edges) for edges in self.edges_for(train, rules.bins).values]
+        return Edges(tuple(map(tuple, past.edges)))
 
     def edges_for(self, train: Sequence[RankingData], bins: int) -> Edges:
-        """The edges that all bin their features by."""
+        """The edges that all bin their features by; those under noise are others each time, and cost each time."""
+        if (noise := self.edge_noise(len(train))) is not None:
+            return estimated_edges(train, noise, bins, self.secure)
         if self.edges == "pooled":
             return quantile_edges(RankingData.join(train), bins)
         if self.edges == "file":
@@ -98,6 +129,11 @@ class Histograms:
         if self.edges == "bounded":
             return bounded_edges(features, self.low, self.high, bins)
         raise ValueError(f'edges = "{self.edges}" do not follow from a plan; use "grid" or "bounded"')
+
+
+def edges_round(rules: Grower) -> int:
+    """The number under which a ledger has bin edges: the one after all trees."""
+    return rules.trees + 1
 
 
 def rules_of(booster: Booster) -> Grower:
@@ -138,22 +174,28 @@ def _noised(
     portions: Sequence[Portion], plan: GrowPlan, noise: TreeNoise, past: Grown, forestry: Forestry
 ) -> Iterator[tuple[list[str], float]]:
     """The same under noise; nobody tells how good the forest is."""
-    holders = [PrivateHolder(portion.train, plan.edges, plan.rules, noise) for portion in portions]
-    for holder in holders:
-        for text in past.all:
-            holder.add(Trees.read([text]))
 
     def charge(tree: int) -> None:
         forestry.charge(len(portions), tree + 1)
 
-    for text in grow_private(holders, plan.rules, plan.edges, noise, plan.seed, len(past.all), charge):
+    if plan.secure:
+        agreed = NoisedPlan(plan.rules, plan.edges, plan.seed, plan.clients, secure=True, noise=noise)
+        clients = {number: NoisedClient(number, agreed, portion.train) for number, portion in enumerate(portions)}
+        trees = NoisedServer(agreed, AskedHere(clients), charge=charge).forest(past.all)
+    else:
+        holders = [PrivateHolder(portion.train, plan.edges, plan.rules, noise) for portion in portions]
+        for holder in holders:
+            for text in past.all:
+                holder.add(Trees.read([text]))
+        trees = grow_private(holders, plan.rules, plan.edges, noise, plan.seed, len(past.all), charge)
+    for text in trees:
         yield [text], float("nan")
 
 
 class AskedHere:
     """Clients in this process, asked through bytes; who refuses is as one who does not answer."""
 
-    def __init__(self, clients: Mapping[int, TreeClient]) -> None:
+    def __init__(self, clients: Mapping[int, TreeClient] | Mapping[int, NoisedClient]) -> None:
         self.clients = clients
         self.refusals: dict[int, str] = {}  # by client
 

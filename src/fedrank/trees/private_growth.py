@@ -6,7 +6,8 @@ budget goes to splits, and the noise does not grow with the number of features.
 
 The unit is a query, a person or a client: all of its gradients together are cut to a bound before they are added up. It
 is never a row: λ-gradients are pairwise, so that a row changes those of its whole query. Noise is discrete Gaussian, on
-the grid of fixed point, from the system's secure source. How many rows a leaf has is never told, and neither is how
+the grid of fixed point, from the system's secure source: all of it from every client, or, under a secure sum, a share
+from each of which so many add up to it as are surely honest. How many rows a leaf has is never told, and neither is how
 well validation queries are ranked: forests do not stop early.
 """
 
@@ -15,20 +16,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.protect.accounting import ConcentratedEvent
-from fedrank.protect.noise import SecureSource, discrete_gaussian
+from fedrank.protect.mechanisms import event_of_gaussian_shares, gaussian_share
+from fedrank.protect.noise import GridNoise, SecureSource
 from fedrank.protect.promises import Promise
 from fedrank.seeds import rng_for
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, put_in_bins
 from fedrank.trees.boosters import Grower
 from fedrank.trees.cuts import LeafCut, Parted, Sums, text_of
+from fedrank.trees.growth import MOST_ATTEMPTS, DroppedOut
 from fedrank.types import Source
 
 Whole = NDArray[np.int64]
@@ -45,8 +48,11 @@ class TreeNoise:
     clip: float = 1.0  # largest sum of |gradients| of a unit
     clip_hessian: float = 0.5  # largest sum of hessians of a unit
     depth: int = 3  # of every tree
+    shares: int = 1  # under a secure sum, clients whose noise adds up to what is claimed; 1: every client's own does
 
     def __post_init__(self) -> None:
+        if self.shares < 1:
+            raise ValueError(f"shares = {self.shares}: nobody's noise is none; use 1 or more")
         for name, value in (("noise", self.noise), ("clip", self.clip), ("clip_hessian", self.clip_hessian)):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} = {value} protects nobody or leaves nothing; use a positive number")
@@ -59,33 +65,54 @@ class TreeNoise:
         return 1 if self.design == "random-splits" else self.depth + 1
 
     def deviations(self, cells: int, unit: float) -> tuple[float, float]:
-        """Of the noise on gradients and hessians, in steps of fixed point, where a unit is in `cells` sums at once.
+        """Of the noise that is claimed, on gradients and hessians, where a unit is in `cells` sums at once.
 
+        They are in steps of fixed point.
         In units of its bound, a client's gradients in one of these change by at most 1, and so do its hessians. So the
         change of all has an L2 norm of at most the root of 2 x cells.
         """
         wide = self.noise * math.sqrt(2 * cells)
         return wide * _steps(self.clip, unit), wide * _steps(self.clip_hessian, unit)
 
+    def laws(self, cells: int, unit: float) -> tuple[GridNoise, GridNoise]:
+        """Of what one client adds to its gradients and hessians."""
+        gradients, hessians = self.deviations(cells, unit)
+        return gaussian_share(gradients, self.shares), gaussian_share(hessians, self.shares)
+
+    def spread(self, clients: int) -> float:
+        """By how much the noise in a sum of so many clients is wider than what is claimed."""
+        return math.sqrt(clients / self.shares)
+
     def promise(self, cells: int, sums: int, unit: float) -> Promise:
         """What one release costs: cells as above, and how many sums it has in all."""
-        laws = [discrete_gaussian(deviation) for deviation in self.deviations(cells, unit)]
+        event = ConcentratedEvent(1 / (2 * self.noise**2))
+        because = "every client adds discrete Gaussian noise to what it sends"
+        if self.shares > 1:
+            event = event_of_gaussian_shares(min(self.deviations(cells, unit)), 1 / self.noise, self.shares, 2 * sums)
+            because = (
+                "every client adds a share of discrete Gaussian noise before a secure sum, and the shares of "
+                f"{self.shares} clients are all of it: it holds if so many do not work with the server"
+            )
         return Promise(
             "server",
-            ConcentratedEvent(1 / (2 * self.noise**2)),
-            f"every client adds discrete Gaussian noise to what it sends, for all that one {self.unit} does; for a row "
-            "there is no promise, because its gradient depends on all rows of its query",
+            event,
+            f"{because}, for all that one {self.unit} does, never for one row: its gradient depends on all rows of its "
+            "query",
             "round",
-            "client" if self.unit == "client" else self.unit,
+            self.unit,
             "zero-out",
-            slack=2 * sums * sum(law.log_error for law in laws),
+            slack=2 * sums * self.shares * sum(law.log_error for law in self.laws(cells, unit)),
         )
+
+    def priced(self, features: int, bins: int, fraction: int = 20) -> Promise:
+        """What one release of any tree costs, at most."""
+        cells = 1 if self.design == "random-splits" else features
+        sums = 2**self.depth * (1 if self.design == "random-splits" else features * bins)
+        return self.promise(cells, sums, 2.0**-fraction)
 
     def epsilon(self, trees: int, features: int, bins: int, delta: float, fraction: int = 20) -> float:
         """What so many trees cost, all that anybody sees of them."""
-        cells = 1 if self.design == "random-splits" else features
-        sums = 2**self.depth * (1 if self.design == "random-splits" else features * bins)
-        return self.promise(cells, sums, 2.0**-fraction).epsilon(trees * self.releases, delta)
+        return self.priced(features, bins, fraction).epsilon(trees * self.releases, delta)
 
 
 def _steps(bound: float, unit: float) -> int:
@@ -156,8 +183,8 @@ class PrivateHolder:
         tree.add(self.train.features, self.scores)
 
     def _noised(self, found: Whole, cells: int) -> Whole:
-        for column, deviation in enumerate(self.noise.deviations(cells, self.unit)):
-            found[..., column] += discrete_gaussian(deviation).draw(found.shape[:-1], self.source)
+        for column, law in enumerate(self.noise.laws(cells, self.unit)):
+            found[..., column] += law.draw(found.shape[:-1], self.source)
         return found
 
 
@@ -184,6 +211,56 @@ def cut_to(values: Whole, units: Whole, bound: int) -> Whole:
     return np.where(each > bound, smaller, values)
 
 
+class Noised(Protocol):
+    """All who hold rows, as one: what they say is noised where it is held, and added up."""
+
+    @property
+    def clients(self) -> int:
+        """Whose noise is in a sum."""
+
+    def begin(self, tree: int) -> None:
+        """One more tree; called again where it is begun again."""
+
+    def cut(self, cut: LeafCut) -> None: ...
+
+    def histograms(self, leaves: int) -> Whole: ...
+
+    def sums(self, leaves: int) -> Whole: ...
+
+    def end(self, values: Reals) -> None: ...
+
+
+@dataclass(frozen=True)
+class NoisedHere:
+    """Holders in this process, whose noised sums are added up in the open."""
+
+    holders: Sequence[PrivateHolder]
+    charge: Callable[[int], None] = lambda tree: None  # called before anything of a tree leaves anybody
+
+    @property
+    def clients(self) -> int:
+        return len(self.holders)
+
+    def begin(self, tree: int) -> None:
+        self.charge(tree)
+        for holder in self.holders:
+            holder.begin()
+
+    def cut(self, cut: LeafCut) -> None:
+        for holder in self.holders:
+            holder.cut(cut)
+
+    def histograms(self, leaves: int) -> Whole:
+        return np.asarray(np.sum([holder.histograms(leaves) for holder in self.holders], axis=0))
+
+    def sums(self, leaves: int) -> Whole:
+        return np.asarray(np.sum([holder.sums(leaves) for holder in self.holders], axis=0))
+
+    def end(self, values: Reals) -> None:
+        for holder in self.holders:
+            holder.end(values)
+
+
 def grow_private(
     holders: Sequence[PrivateHolder],
     rules: Grower,
@@ -193,31 +270,50 @@ def grow_private(
     first: int = 0,  # trees that are there already
     charge: Callable[[int], None] = lambda tree: None,  # called before anything of a tree leaves anybody
 ) -> Iterator[str]:
+    """Trees of holders in this process."""
+    return grow_noised(NoisedHere(holders, charge), rules, edges, noise, seed, first)
+
+
+def grow_noised(
+    crowd: Noised, rules: Grower, edges: Edges, noise: TreeNoise, seed: int, first: int = 0
+) -> Iterator[str]:
     """Trees as they stand in a text model; noise makes every forest another one."""
-    unit = 2.0**-rules.fraction
     for number in range(first, rules.trees):
-        charge(number)
-        for holder in holders:
-            holder.begin()
-        parted = _random(edges, noise, seed, number) if noise.design == "random-splits" else None
-        if parted is None:
-            parted = _by_histograms(holders, edges, noise, unit)
-        else:
-            for one in parted:
-                for holder in holders:
-                    holder.cut(one.cut)
-        leaves = len(parted) + 1
-        sums = np.sum([holder.sums(leaves) for holder in holders], axis=0)
-        values = rules.rate * _newton(sums, noise, len(holders), rules.l2, unit)
-        for holder in holders:
-            holder.end(values)
-        known = [Sums(int(gradient), int(hessian), 0) for gradient, hessian in sums]
-        yield text_of(parted, known, values, edges, unit)
+        yield _at_last(crowd, rules, edges, noise, seed, number)
+
+
+def _at_last(crowd: Noised, rules: Grower, edges: Edges, noise: TreeNoise, seed: int, number: int) -> str:
+    """One tree, begun again where somebody dropped out."""
+    for _ in range(MOST_ATTEMPTS):
+        try:
+            return _grown(crowd, rules, edges, noise, seed, number)
+        except DroppedOut:
+            continue
+    raise ValueError(
+        f"tree {number + 1} was begun {MOST_ATTEMPTS} times, and each time somebody dropped out; the forest so far "
+        "stays, go on when all are there"
+    )
+
+
+def _grown(crowd: Noised, rules: Grower, edges: Edges, noise: TreeNoise, seed: int, number: int) -> str:
+    unit = 2.0**-rules.fraction
+    crowd.begin(number)
+    if noise.design == "random-splits":
+        parted = _random(edges, noise, seed, number)
+        for one in parted:
+            crowd.cut(one.cut)
+    else:
+        parted = _by_histograms(crowd, edges, noise, unit)
+    sums = crowd.sums(len(parted) + 1)
+    values = rules.rate * _newton(sums, noise, crowd.clients, rules.l2, unit)
+    crowd.end(values)
+    known = [Sums(int(gradient), int(hessian), 0) for gradient, hessian in sums]
+    return text_of(parted, known, values, edges, unit)
 
 
 def _newton(sums: Whole, noise: TreeNoise, clients: int, l2: float, unit: float) -> Reals:
     """Newton's step of noised sums; hessians count for at least twice their noise, so that it is never wild."""
-    least = 2 * noise.deviations(1, unit)[1] * math.sqrt(clients) * unit
+    least = 2 * noise.deviations(1, unit)[1] * noise.spread(clients) * unit
     return np.asarray(-sums[:, 0] * unit / (np.maximum(sums[:, 1] * unit, least) + l2))
 
 
@@ -234,14 +330,15 @@ def _random(edges: Edges, noise: TreeNoise, seed: int, number: int) -> list[Part
     return parted
 
 
-def _by_histograms(holders: Sequence[PrivateHolder], edges: Edges, noise: TreeNoise, unit: float) -> list[Parted]:
+def _by_histograms(crowd: Noised, edges: Edges, noise: TreeNoise, unit: float) -> list[Parted]:
     """Level by level, every leaf where its noised histogram gains most."""
     parted: list[Parted] = []
     inner = np.arange(edges.bins)[None, :] < edges.counts[:, None]  # after which bins there is an edge
-    least = 2 * noise.deviations(edges.features, unit)[1] * math.sqrt(len(holders) * edges.bins) * unit
+    wide = noise.spread(crowd.clients) * math.sqrt(edges.bins)
+    least = 2 * noise.deviations(edges.features, unit)[1] * wide * unit
     for _ in range(noise.depth):
         leaves = len(parted) + 1
-        found = np.sum([holder.histograms(leaves) for holder in holders], axis=0) * unit
+        found = crowd.histograms(leaves) * unit
         for leaf in range(leaves):
             left = np.cumsum(found[leaf], axis=1)
             whole = left[:, -1:, :]
@@ -249,8 +346,7 @@ def _by_histograms(holders: Sequence[PrivateHolder], edges: Edges, noise: TreeNo
             feature, place = np.unravel_index(np.argmax(np.where(inner, gain, -np.inf)), inner.shape)
             cut = LeafCut(leaf, len(parted) + 1, int(feature), int(place))
             parted.append(Parted(cut, float(gain[feature, place]), Sums(0, 0, 0)))
-            for holder in holders:
-                holder.cut(cut)
+            crowd.cut(cut)
     return parted
 
 
