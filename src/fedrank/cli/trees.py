@@ -148,6 +148,9 @@ def trees_grow(
     ] = None,
     test: Annotated[list[Path] | None, typer.Option(help="LETOR file to measure on; may be repeated.")] = None,
     secure: Annotated[bool, typer.Option(help="The server sees the sum of histograms, no one's own.")] = False,
+    vote: Annotated[
+        int, typer.Option(min=0, help="Features of a leaf that each votes for; twice as many are sent. 0: all are.")
+    ] = 0,
     seed: Seed = 1,
 ) -> None:
     """Grow one forest of several organisations' rows, the one that pooled rows would grow; not private by itself."""
@@ -162,6 +165,6 @@ def trees_grow(
         if grown % 10 == 0:
             note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
 
-    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell)
+    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell, vote)
     answer(about_grown(made), new_console())
     grown_card(out, len(silo), secure).write(out)

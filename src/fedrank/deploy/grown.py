@@ -52,7 +52,7 @@ def agreed(plan: Plan) -> GrowPlan:
     assert isinstance(experiment.merge, Histograms)
     rules = rules_of(experiment.booster)
     edges = experiment.merge.public_edges(plan.features, rules.bins)
-    return GrowPlan(rules, edges, plan.seed, tuple(plan.clients), experiment.merge.secure)
+    return experiment.merge.plan(rules, edges, plan.seed, plan.clients)
 
 
 def identities_of(plan: Plan) -> dict[int, bytes] | None:

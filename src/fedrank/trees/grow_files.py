@@ -48,6 +48,7 @@ def grow_files(
     secure: bool = False,
     seed: int = 1,
     tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
+    vote: int = 0,  # features of a leaf that each votes for; 0: histograms of all are sent
 ) -> GrownFile:
     """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
     if len(silos) < 2:
@@ -59,7 +60,7 @@ def grow_files(
     judged = [useful(read_for(path, features, "none")) for path in validation] or [None] * len(train)
     tests = {str(path): read_for(path, features, "none") for path in test}
     agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
-    plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure)
+    plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure, vote=vote)
     folder = Path(out)
     past = _past(folder, plan, [*silos, *validation])
     clients = {

@@ -6,7 +6,7 @@ those of every client; under a secure sum it sees the sum of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -38,7 +38,9 @@ class Histograms:
     low: float = 0.0  # bounds of all features, for edges = "bounded"
     high: float = 1.0
     file: str = ""  # of edges that everybody agreed on, for edges = "file"
+    vote: int = 0  # each votes for so many features of a leaf, and twice as many are sent; 0: all are sent
     secure: bool = False  # the server sees the sum of histograms and no client's own
+    bits: Literal[32, 62] = 62  # of a number under a secure sum; 32 make half the bytes, where sums fit them
     private: Literal["no", "histograms", "random-splits"] = "no"  # what is noised: what splits are chosen by, or leaves
     unit: Literal["query", "person", "client"] = "query"  # what noise protects, all of it together
     noise: float = 5.0  # deviation of the noise of one release, in units of what one unit can change
@@ -52,6 +54,12 @@ class Histograms:
             raise ValueError(f"low = {self.low}, high = {self.high}: bounds hold no values; give the lower one first")
         if (self.edges == "file") != bool(self.file):
             raise ValueError(f'edges = "{self.edges}", file = "{self.file}": a file goes with edges = "file"')
+        if self.vote < 0:
+            raise ValueError(f"vote = {self.vote} is no number of features; use 1 or more, or 0 to send all features")
+        if self.vote and self.private != "no":
+            raise ValueError(
+                f'vote = {self.vote}: votes have no noise, and would tell what private = "{self.private}" hides; use 0'
+            )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta} promises nothing; use a small probability, such as 1e-5")
         if self.private != "no" and self.edges == "pooled":
@@ -66,7 +74,7 @@ class Histograms:
         forestry = booster if isinstance(booster, Forestry) else Forestry(booster)
         rules = rules_of(forestry.booster)
         edges = self.edges_for([portion.train for portion in portions], rules.bins)
-        plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
+        plan = self.plan(rules, edges, seed, range(len(portions)))
         noise = self.tree_noise()
         grown = forestry.take_up(
             lambda past: (
@@ -76,6 +84,10 @@ class Histograms:
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
         # The ranges of features in the header are those of the first client alone.
         return (planted(grown.best, portions[0].train, notes),) * len(portions)
+
+    def plan(self, rules: Grower, edges: Edges, seed: int, clients: Iterable[int]) -> GrowPlan:
+        """What these clients agree on."""
+        return GrowPlan(rules, edges, seed, tuple(clients), self.secure, self.bits, vote=self.vote)
 
     def tree_noise(self) -> TreeNoise | None:
         """How noise is added; None: not at all, and nothing can be claimed."""
@@ -129,7 +141,7 @@ def _rounds(portions: Sequence[Portion], plan: GrowPlan, past: Grown) -> Iterato
         for holder in holders:
             for text in behind.trees:
                 holder.add(Trees.read([text]))
-        trees = grow_forest(Here(holders), plan.rules, plan.edges, plan.seed, behind)
+        trees = grow_forest(Here(holders, plan.vote), plan.rules, plan.edges, plan.seed, behind)
     for text, quality in trees:
         yield [text], quality
 
