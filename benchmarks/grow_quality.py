@@ -1,17 +1,15 @@
-"""How good forests are that clients grow together, beside LightGBM, XGBoost and others; and what they send.
+"""What forests that clients grow together cost and tell: quality against ε, and grades read from histograms.
 
-    python benchmarks/grow_quality.py --data mq2007-85 ohsumed mslr-sample --what table bytes
+    python benchmarks/grow_quality.py --data mq2007-85 mslr-sample --what epsilon grades
 
-`table`: nDCG@10 of test queries; `bytes`: quality against what a tree costs to send, by bins; `epsilon`: quality
-against ε for both designs under noise; `grades`: relevant documents that a server reads from root histograms, by the
-size of a client. Data are split among clients by topics (k-means), by labels, by amounts or by chance.
+`epsilon`: quality against ε for both designs under noise; `grades`: relevant documents that a server reads from root
+histograms, by the size of a client. `grow_table.py` compares with other ways, `grow_bytes.py` counts what is sent. Data
+are split among clients by topics (k-means), by labels, by amounts or by chance.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,56 +20,37 @@ from fedrank.attack.histograms import by_size
 from fedrank.data.catalog import Fold, load
 from fedrank.rank.measures import evaluate
 from fedrank.seeds import rng_for
-from fedrank.trees.binning import grid_edges, quantile_edges
-from fedrank.trees.boosters import Grower, Lambdamart
-from fedrank.trees.forest import lightgbm, transplanted
-from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
-from fedrank.trees.histograms import AskedHere, Histograms
-from fedrank.trees.mergers import Pooled, WeightedSum
+from fedrank.trees.binning import grid_edges
+from fedrank.trees.boosters import Grower
+from fedrank.trees.forest import transplanted
 from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
 from fedrank.trees.splits import Dealt, Portion, Topics
-from fedrank.trees.together import Bagged, Cyclic, useful
-from fedrank.trees.training import train_locally
+from fedrank.trees.together import useful
 
 CLIENTS, SEED = 4, 1
 
 
-def portions_of(fold: Fold, how: str) -> tuple[Portion, ...]:
+def portions_of(fold: Fold, how: str, seed: int = SEED) -> tuple[Portion, ...]:
     """Clients whose queries differ."""
     if how == "topics":
-        return Topics(CLIENTS)(fold, rng_for(SEED, "split"))
-    parts = Dealt(CLIENTS)(fold, rng_for(SEED, "split"))
+        return Topics(CLIENTS)(fold, rng_for(seed, "split"))
+    parts = Dealt(CLIENTS)(fold, rng_for(seed, "split"))
     if how == "chance":
         return parts
     train = fold.train
     if how == "labels":  # by the share of relevant documents of a query
         share = np.add.reduceat(train.grades > 0, train.offsets[:-1]) / np.diff(train.offsets)
         dealt = np.array_split(np.argsort(share, kind="stable"), CLIENTS)
-    else:  # amounts: each has a third of what the one before has
-        sizes = np.maximum(2, (train.queries * np.array([27, 9, 3, 1]) / 40).astype(int))
-        dealt = np.split(rng_for(SEED, "amounts").permutation(train.queries)[: sizes.sum()], np.cumsum(sizes)[:-1])
+    else:  # amounts: each has half of what the one before has
+        sizes = np.maximum(2, (train.queries * np.array([8, 4, 2, 1]) / 15).astype(int))
+        dealt = np.split(rng_for(seed, "amounts").permutation(train.queries)[: sizes.sum()], np.cumsum(sizes)[:-1])
     return tuple(replace(part, train=train.select(np.sort(own))) for part, own in zip(parts, dealt, strict=True))
-
-
-def ways(trees: int) -> dict[str, Callable[[Fold, tuple[Portion, ...]], object]]:
-    """Ways to one model, or to one for each."""
-    ours, theirs = Grower(trees=trees, leaves=31, patience=30), Lambdamart(trees=trees, leaves=31, patience=30)
-    return {
-        "LightGBM, pooled": lambda fold, parts: Pooled()(parts, (), theirs, SEED),
-        "XGBoost, pooled": lambda fold, parts: (XgboostForest(fold, trees),),
-        "ours, pooled edges": lambda fold, parts: Histograms(edges="pooled")(parts, (), ours, SEED),
-        "ours, grid edges": lambda fold, parts: Histograms()(parts, (), ours, SEED),
-        "bagged": lambda fold, parts: Bagged()(parts, (), theirs, SEED),
-        "cyclic": lambda fold, parts: Cyclic()(parts, (), theirs, SEED),
-        "merged (linear)": lambda fold, parts: WeightedSum()(parts, train_locally(parts, theirs, SEED), theirs, SEED),
-        "alone, mean": lambda fold, parts: train_locally(parts, theirs, SEED),
-    }
 
 
 class XgboostForest:
     """XGBoost's rank:ndcg on pooled data, where it is installed."""
 
-    def __init__(self, fold: Fold, trees: int) -> None:
+    def __init__(self, fold: Fold, trees: int, leaves: int = 31, rate: float = 0.05) -> None:
         import xgboost
 
         train, validation = fold.train, fold.validation
@@ -80,7 +59,7 @@ class XgboostForest:
         )
         settings = {
             "objective": "rank:ndcg", "lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": 30,
-            "eta": 0.05, "grow_policy": "lossguide", "max_leaves": 31, "max_depth": 0, "tree_method": "hist",
+            "eta": rate, "grow_policy": "lossguide", "max_leaves": leaves, "max_depth": 0, "tree_method": "hist",
             "nthread": 1, "eval_metric": "ndcg@10", "min_child_weight": 0.001,
         }  # fmt: skip
         watched = []
@@ -94,47 +73,6 @@ class XgboostForest:
 
     def score(self, data) -> np.ndarray:
         return self._made.predict(self._matrix(data.features))
-
-
-def table(names: list[str], splits: list[str], trees: int, console: Console) -> None:
-    for name in names:
-        fold = load(name)
-        shown = Table("way", *splits, title=f"nDCG@10 on {name}, {CLIENTS} clients, at most {trees} trees of 31 leaves")
-        for way, make in ways(trees).items():
-            cells = []
-            for how in splits:
-                began = time.process_time()
-                try:
-                    models = make(fold, portions_of(fold, how))
-                except ImportError:
-                    cells.append("not installed")
-                    continue
-                values = [evaluate(["ndcg@10"], model.score(fold.test), fold.test)[0] for model in models]
-                cells.append(f"{np.mean(values):.4f} ({time.process_time() - began:.0f} s)")
-            shown.add_row(way, *cells)
-            console.print(f"[dim]{name}: {way}: {', '.join(cells)}[/dim]")
-        console.print(shown)
-
-
-def sent(names: list[str], trees: int, console: Console) -> None:
-    for name in names:
-        fold = load(name)
-        parts = portions_of(fold, "topics")
-        features = fold.train.features.shape[1]
-        shown = Table("edges", "bins", "secure", "MB a tree and client", "nDCG@10", title=f"{name}, {trees} trees")
-        for secure in (False, True):
-            for bins in (15, 63, 255):
-                rules = Grower(trees=trees, leaves=31, patience=0, bins=bins)
-                edges = {"grid": grid_edges(features, bins), "quantiles": quantile_edges(fold.train, bins)}
-                for kind, chosen in edges.items():
-                    plan = GrowPlan(rules, chosen, SEED, tuple(range(len(parts))), secure)
-                    clients = {i: TreeClient(i, plan, part.train) for i, part in enumerate(parts)}
-                    server = TreeServer(plan, AskedHere(clients))
-                    texts = [text for text, _ in server.forest()]
-                    quality = evaluate(["ndcg@10"], transplanted(texts, fold.train, {}).score(fold.test), fold.test)[0]
-                    up = server.bytes_up / len(texts) / len(parts) / 1e6
-                    shown.add_row(kind, str(bins), "yes" if secure else "no", f"{up:.2f}", f"{quality:.4f}")
-        console.print(shown)
 
 
 def private(names: list[str], trees: int, console: Console) -> None:
@@ -172,18 +110,12 @@ def grades(names: list[str], console: Console) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", nargs="+", default=["synthetic-mq2007"], help="names of the catalog")
-    options.add_argument("--what", nargs="+", default=["table", "bytes", "epsilon", "grades"])
-    options.add_argument("--splits", nargs="+", default=["topics", "labels", "amounts"])
+    options.add_argument("--what", nargs="+", default=["epsilon", "grades"])
     options.add_argument("--trees", type=int, default=150)
     chosen = options.parse_args()
-    lightgbm()
     console = Console(width=120)
     for what in chosen.what:
-        if what == "table":
-            table(chosen.data, chosen.splits, chosen.trees, console)
-        elif what == "bytes":
-            sent(chosen.data, min(chosen.trees, 30), console)
-        elif what == "epsilon":
+        if what == "epsilon":
             private(chosen.data, min(chosen.trees, 30), console)
         elif what == "grades":
             grades(chosen.data, console)

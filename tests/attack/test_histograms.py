@@ -28,3 +28,11 @@ def test_fewer_bins_tell_less():
     fine, coarse = (read_root(few, bounded_edges(10, 0, 1, bins), Grower(bins=bins)) for bins in (255, 15))
     assert coarse.right < fine.right
     assert read_root(few, grid_edges(10), Grower()).named > 0
+
+
+def test_histograms_of_elected_features_tell_less_and_still_nothing_wrong():
+    few = DATA.select(np.arange(20))
+    edges = bounded_edges(10, 0, 1)
+    every, some = (read_root(few, edges, Grower(), features) for features in (None, np.array([2, 7])))
+    assert some.right == some.named < every.named
+    assert 0 < some.alone < every.alone

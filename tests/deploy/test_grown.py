@@ -31,14 +31,16 @@ from fedrank.run.schedule import run_experiment
 from fedrank.spec.experiment import SpecError
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Past
-from fedrank.trees.growth import grow_alone
+from fedrank.trees.growth import Here, grow_alone, grow_forest
 from fedrank.trees.histograms import rules_of
+from fedrank.trees.holder import Holder
 from fedrank.trees.model_files import load_model
 from tests.deploy.test_forests import Federation, files_of, no_pause, spec_of
 
 __all__ = ["no_pause"]  # a fixture
 HISTOGRAMS = '[merge]\nname = "histograms"\n'
 SECURE = f"{HISTOGRAMS}secure = true\n"
+VOTING = f"{SECURE}vote = 1\nbits = 32\n"
 
 
 def pooled(made: Federation) -> tuple[str, ...]:
@@ -145,6 +147,26 @@ def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
         assert "this site has [0]" in refused(letters.request("grow", made.plan.run, 1, whom=other, message=b"x"))
         assert "too short" in refused(letters.request("grow", made.plan.run, 1, whom=whom, message=b"x"))
     assert read_letor(made.folders["site-0"] / "own.txt").documents > 0
+
+
+def test_sites_vote_and_sites_that_vote_for_all_lose_nothing(tmp_path):
+    from fedrank.deploy.holdings import load_share
+
+    for name in ("some", "all"):
+        (tmp_path / name).mkdir()
+    made = real(tmp_path / "some", VOTING)
+    assert made.run() == "finished", made.reason()
+    shares = [load_share(read_site(folder).data) for folder in made.folders.values()]
+    rules, edges = rules_of(made.task.experiment.booster), grid_edges(made.plan.features)
+    holders = [Holder(share.train, edges, rules, made.plan.seed, share.test) for share in shares]
+    grown = list(grow_forest(Here(holders, 1), rules, edges, made.plan.seed))
+    best = int(np.argmax([quality for _, quality in grown])) + 1
+    assert load_model(made.task.folder / "model.json").trees == tuple(tree for tree, _ in grown[:best])
+    view = look_at(made.folders["site-0"], read_site(made.folders["site-0"]), made.plan)
+    assert "for the 1 features that gain most on own rows" in view.leaves[1].about
+    every = real(tmp_path / "all", f"{HISTOGRAMS}vote = {made.plan.features - 1}\n")
+    assert every.run() == "finished", every.reason()
+    assert load_model(every.task.folder / "model.json").trees == pooled(every)
 
 
 def test_what_leaves_is_told_before(tmp_path):

@@ -103,3 +103,80 @@ def grow(data, edges, rules, rounded=True):
             scores[rows] += value
         trees.append((cuts, values))
     return trees, scores
+
+
+def grow_with_votes(parts, edges, rules, vote):
+    """The same where each of some clients votes for features of every leaf: for every tree its cuts and values."""
+    scores, trees, scale = [np.zeros(part.documents) for part in parts], [], 2.0**rules.fraction
+    for _ in range(rules.trees):
+        sums = []
+        for part, own in zip(parts, scores, strict=True):
+            found = all_lambdas(own, part, rules.lambda_norm, rules.lambda_truncation)
+            sums.append([np.rint(values * scale).astype(np.int64) for values in found])
+        cuts, leaves, values = grow_elected_tree(parts, sums, edges, rules, vote)
+        for leaf, value in zip(leaves, values, strict=True):
+            for client, rows in enumerate(leaf):
+                scores[client][rows] += value
+        trees.append((cuts, values))
+    return trees
+
+
+def grow_elected_tree(parts, sums, edges, rules, vote):
+    """One tree; a leaf are the rows of every client in it. sums: gradients and hessians of each client's rows."""
+    unit, features, everybody = 2.0**-rules.fraction, range(edges.features), range(len(parts))
+
+    def totals(leaf, clients):
+        gradient, hessian = (sum(int(sums[c][i][leaf[c]].sum()) for c in clients) for i in range(2))
+        return sum(len(leaf[c]) for c in clients), gradient, hessian
+
+    def divided(leaf, feature, b):
+        goes = [parts[c].features[leaf[c], feature] <= edges.values[feature][b] for c in everybody]
+        return [[leaf[c][goes[c] == left] for c in everybody] for left in (True, False)]
+
+    def gains(leaf, clients, least, least_hessian):
+        """By feature and bin, of these clients' rows in a leaf together."""
+        found = {}
+        for feature in features:
+            for b in range(len(edges.values[feature])):
+                sides = [totals(side, clients) for side in divided(leaf, feature, b)]
+                if all(rows >= least and h > 0 and h * unit >= least_hessian for rows, _, h in sides):
+                    falls = [(g * unit) ** 2 / (h * unit + rules.l2) for _, g, h in [*sides, totals(leaf, clients)]]
+                    found[feature, b] = falls[0] + falls[1] - falls[2]
+        return found
+
+    def elected(leaf):
+        if not may_split(leaf):
+            return set()
+        votes, many = [0] * edges.features, len(parts)
+        for client in everybody:
+            own = gains(leaf, [client], max(1, rules.min_data_in_leaf // many), rules.min_sum_hessian / many)
+            best = [max([own[key] for key in own if key[0] == feature], default=0.0) for feature in features]
+            for feature in sorted(features, key=lambda f, best=best: (-best[f], f))[:vote]:
+                votes[feature] += best[feature] > 0
+        return set(sorted(features, key=lambda f: (-votes[f], f))[: 2 * vote])
+
+    def best(leaf, known):
+        found = gains(leaf, everybody, rules.min_data_in_leaf, rules.min_sum_hessian)
+        allowed = [(gain, -f, -b) for (f, b), gain in found.items() if f in known and gain > 0 and may_split(leaf)]
+        return max(allowed, default=(0.0, 0, 0))
+
+    def may_split(leaf):
+        return totals(leaf, everybody)[0] >= 2 * rules.min_data_in_leaf
+
+    root = [np.arange(part.documents) for part in parts]
+    leaves, known, cuts = [root], [elected(root)], []
+    splits = [best(root, known[0])]
+    while len(leaves) < rules.leaves and max(splits)[0] > 0:
+        at = max(range(len(leaves)), key=lambda one: (splits[one][0], -one))
+        feature, b = -splits[at][1], -splits[at][2]
+        cuts.append((at, len(leaves), feature, b))
+        new = divided(leaves[at], feature, b)
+        one, other = map(elected, new)
+        # What is known of the leaf before and of one part is known of the other part, too.
+        both = [one | (other & known[at]), other | (one & known[at])]
+        leaves[at], known[at], splits[at] = new[0], both[0], best(new[0], both[0])
+        leaves.append(new[1])
+        known.append(both[1])
+        splits.append(best(new[1], both[1]))
+    found = [totals(leaf, everybody) for leaf in leaves]
+    return cuts, leaves, [rules.rate * (-g * unit) / (h * unit + rules.l2) for _, g, h in found]

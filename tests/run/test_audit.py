@@ -206,6 +206,17 @@ def test_a_forest_of_all_tells_values_of_each(merge):
     assert thresholds.counts["found"]["right"] == thresholds.counts["found"]["of"] > 20
 
 
+def test_a_server_sees_histograms_of_elected_features_alone():
+    merge = {"name": "histograms", "vote": 2}
+    roots = audit._roots(read_tables(FOREST | {"split": SPLIT, "merge": merge}).base, 1, 1)
+    assert len(roots.features) == 4
+    every = audit._roots(read_tables(FOREST | {"split": SPLIT, "merge": "histograms"}).base, 1, 1)
+    assert len(every.features) == every.edges.features > 4
+    drawn = {"name": "grower", "trees": 4, "feature_share": 0.5}
+    half = audit._roots(read_tables(FOREST | {"split": SPLIT, "merge": merge, "booster": drawn}).base, 1, 1)
+    assert len(half.features) == 4
+
+
 def test_a_forest_that_nobody_gets_is_not_attacked_and_a_large_one_in_part():
     [only] = audit_experiment(read_tables(FOREST | {"split": SPLIT, "merge": "alone"}))
     assert only.verdict == "SKIPPED"

@@ -72,6 +72,7 @@ def test_a_budget_that_a_sketch_exceeds_is_announced():
         ("cyclic", ["every tree as it is grown"]),
         ("histograms", ["histograms of gradients, hessians and rows", "nDCG@10 of own validation queries"]),
         ({"name": "histograms", "secure": True}, ["the server, summed up over all clients"]),
+        ({"name": "histograms", "vote": 3}, ["the 3 features of every leaf", "of every leaf and 6 elected features"]),
         ("pooled", ["all queries, documents and grades"]),
     ],
 )

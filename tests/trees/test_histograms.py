@@ -67,6 +67,8 @@ def test_edges_from_a_file(tmp_path):
 def test_the_settings_of_a_booster():
     rules = rules_of(Lambdamart(trees=3, leaves=9, rate=0.2, min_data_in_leaf=7))
     assert (rules.trees, rules.leaves, rules.rate, rules.min_data_in_leaf, rules.bins) == (3, 9, 0.2, 7, 255)
+    burges = rules_of(Lambdamart(lambda_norm=False, lambda_truncation=4))
+    assert (burges.lambda_norm, burges.lambda_truncation) == (False, 4)
     with pytest.raises(ValueError, match='not as selgb chooses them; use booster = "grower"'):
         Histograms()(parts(), (), Selgb(), 1)
     with pytest.raises(ValueError, match='a file goes with edges = "file"'):
@@ -156,10 +158,21 @@ def test_the_command(files):
     asked = ["trees", "grow", "--trees", "3", "--leaves", "4", "--least", "5", "--out", str(files / "out")]
     for number in range(2):
         asked += ["--silo", str(files / f"{number}.txt")]
-    done = CliRunner().invoke(app, [*asked, "--test", str(files / "v0.txt")])
+    done = CliRunner().invoke(app, [*asked, "--vote", "1", "--test", str(files / "v0.txt")])
     assert done.exit_code == 0, done.output
     assert "3 trees" in done.output
     assert "not private by itself" in done.output
     assert len(load_model(files / "out" / "model.json")) == 3
     card = json.loads((files / "out" / "privacy.json").read_text())
     assert "Nothing can be claimed" in card["summary"]
+
+
+def test_a_forest_grown_together_has_the_pairs_that_its_booster_asks_for():
+    forests = {}
+    for norm, truncation in ((True, 30), (False, 30), (True, 1)):
+        asked = Lambdamart(trees=2, leaves=4, min_data_in_leaf=5, lambda_norm=norm, lambda_truncation=truncation)
+        shared = Histograms(edges="pooled", secure=norm)(parts(), (), asked, 1)[0]
+        alone = Pooled()(parts(), (), rules_of(asked), 1)[0]
+        assert shared.trees == alone.trees
+        forests[norm, truncation] = shared.trees
+    assert len(set(forests.values())) == 3

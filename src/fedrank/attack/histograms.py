@@ -32,6 +32,8 @@ class Roots:
     data: tuple[RankingData, ...]  # of each whose histogram is seen
     edges: Edges
     rules: Grower
+    features: NDArray[np.int64] | None = None  # of which there are histograms; None: of all
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class HistogramAudit(ForestAudit):
     def _histograms(self, tell: Tell) -> list[Finding]:
         assert self.roots is not None
         seen = self.roots()
-        found = [read_root(data, seen.edges, seen.rules) for data in seen.data]
+        found = [read_root(data, seen.edges, seen.rules, seen.features, seen.seed) for data in seen.data]
         tell(1.0)
         named, right, chance = (sum(getattr(one, what) for one in found) for what in ("named", "right", "by_chance"))
         alone, documents = sum(one.alone for one in found), sum(one.documents for one in found)
@@ -78,15 +80,18 @@ class HistogramAudit(ForestAudit):
         ]
 
 
-def read_root(data: RankingData, edges: Edges, rules: Grower) -> NamedRelevant:
+def read_root(
+    data: RankingData, edges: Edges, rules: Grower, features: NDArray[np.int64] | None = None, seed: int = 0
+) -> NamedRelevant:
     """Attack the root histogram of these rows, seen as a whole."""
-    holder = Holder(data, edges, rules, 0)
-    layout = Layout(edges, np.arange(edges.features), data.documents.bit_length())
+    holder = Holder(data, edges, rules, seed)
+    seen = np.arange(edges.features) if features is None else features
+    layout = Layout(edges, seen, data.documents.bit_length())
     gradients, _, rows = layout.spread(holder.begin(0, layout.shift))
     alone = np.zeros(data.documents, np.bool_)
     said = np.zeros(data.documents, np.bool_)
     bins = put_in_bins(data, edges).columns
-    for feature, first in enumerate(layout.starts):
+    for feature, first in zip(seen, layout.starts, strict=True):
         # From here on only to see which document it was: the server knows its bins, and that is all it needs.
         cell = first + bins[feature].astype(np.int64)
         here = rows[cell] == 1

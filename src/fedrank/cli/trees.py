@@ -155,6 +155,9 @@ def trees_grow(
     ] = None,
     test: Annotated[list[Path] | None, typer.Option(help="LETOR file to measure on; may be repeated.")] = None,
     secure: Annotated[bool, typer.Option(help="The server sees the sum of histograms, no one's own.")] = False,
+    vote: Annotated[
+        int, typer.Option(min=0, help="Features of a leaf that each votes for; twice as many are sent. 0: all are.")
+    ] = 0,
     seed: Seed = 1,
 ) -> None:
     """Grow one forest of several organisations' rows, the one that pooled rows would grow; not private by itself."""
@@ -175,5 +178,5 @@ def trees_grow(
         grown_card(folder, len(silo), secure, said).write(folder)
 
     noise = None if edge_noise is None else EdgeNoise(edge_noise, bounds=bounds)
-    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell, finish, noise)
+    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell, finish, noise, vote)
     answer(about_grown(made), new_console())

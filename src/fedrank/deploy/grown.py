@@ -63,11 +63,7 @@ def agreed(plan: Plan) -> GrowPlan:
     assert isinstance(experiment.merge, Histograms)
     rules = rules_of(experiment.booster)
     edges = experiment.merge.public_edges(plan.features, rules.bins)
-    clients, secure = tuple(plan.clients), experiment.merge.secure
-    noise = experiment.merge.tree_noise(len(clients))
-    if noise is not None:
-        return NoisedPlan(rules, edges, plan.seed, clients, secure, noise=noise)
-    return GrowPlan(rules, edges, plan.seed, clients, secure)
+    return experiment.merge.plan(rules, edges, plan.seed, plan.clients)
 
 
 def identities_of(plan: Plan) -> dict[int, bytes] | None:

@@ -245,8 +245,14 @@ def _look_at_forests(
         each = "added up over all sites before anybody sees them" if secure else "which tell grades where rows are few"
         trees, leaf = experiment.booster.trees, getattr(experiment.booster, "leaves", 64)
         about = f"of gradients, hessians and rows, for every leaf of at most {trees:,} trees, {each}; no noise"
+        vote = experiment.merge.vote
+        sent = min(4 * vote, 2 * plan.features) if vote else plan.features  # a vote is for both parts of a leaf
+        voted = f"for the {vote} features that gain most on own rows, for every leaf; no noise"
+        size = 8 * 2 * plan.features if secure else 2 * -(-plan.features // 8)
+        votes = (Outgoing("votes", COORDINATOR, size, trees * leaf, False, voted),) if vote else ()
         leaves = (
-            Outgoing("histograms", COORDINATOR, 24 * 256 * plan.features, trees * leaf, False, about),
+            Outgoing("histograms", COORDINATOR, 24 * 256 * sent, trees * leaf, False, about),
+            *votes,
             Outgoing("number of rows, and nDCG@10 in sum", COORDINATOR, 24, trees, False, "of own queries"),
             FACTS,
             REFUSALS,

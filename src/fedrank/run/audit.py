@@ -26,12 +26,15 @@ from fedrank.spec.grid import Grid, Variant
 from fedrank.spec.silo import SiloExperiment
 from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.boosters import Booster
+from fedrank.trees.drawing import drawn_features
 from fedrank.trees.forest import Forest
 from fedrank.trees.forestry import Forestry
 from fedrank.trees.histograms import Histograms, rules_of
+from fedrank.trees.holder import Holder
 from fedrank.trees.mergers import Alone, Pooled
 from fedrank.trees.together import Bagged, Cyclic, useful
 from fedrank.trees.training import train_locally
+from fedrank.trees.voting import elected_for_root
 from fedrank.types import Source
 
 ALL_ATTACKS = "audit"  # what is told of all attacks together
@@ -178,7 +181,11 @@ def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
     train = tuple(portion.train for portion in experiment.split(fold, rng_for(seed, "split")))
     rules = rules_of(experiment.booster)
     edges = merge.edges_for(train, rules.bins)
-    return Roots((RankingData.join(train),) if merge.secure else train, edges, rules)
+    features = drawn_features(edges.features, rules.feature_share, seed, 0)
+    if 0 < merge.vote < len(features):
+        rows = sum(one.documents for one in train)
+        features = elected_for_root([Holder(one, edges, rules, seed) for one in train], merge.vote, rows.bit_length())
+    return Roots((RankingData.join(train),) if merge.secure else train, edges, rules, features, seed)
 
 
 def _grown(booster: Booster, forests: int, tell: Tell, grow: Any) -> Sequence[Forest]:

@@ -103,9 +103,12 @@ def _from_trees(experiment: TreesExperiment) -> list[Leaving]:
         return [Leaving(what, "the server, and all clients as a forest", paid.because, paid)]
     if isinstance(merge, Histograms):
         to = "the server, summed up over all clients" if merge.secure else "the server"
-        counts = Leaving("histograms of gradients, hessians and rows, of every leaf and feature", to, NO_NOISE)
+        which = f"{2 * merge.vote} elected features" if merge.vote else "feature"
+        counts = Leaving(f"histograms of gradients, hessians and rows, of every leaf and {which}", to, NO_NOISE)
+        votes = Leaving(f"the {merge.vote} features of every leaf that gain most on own rows", to, NO_NOISE)
         quality = Leaving("nDCG@10 of own validation queries after every tree, in sum", to, NO_NOISE)
-        return [counts, quality, Leaving(f"the forest: {FOREST}", "all clients", NO_NOISE)]
+        first = [votes, counts] if merge.vote else [counts]
+        return [*first, quality, Leaving(f"the forest: {FOREST}", "all clients", NO_NOISE)]
     return [Leaving(f"the forest of every client: {FOREST}", "all other clients", NO_NOISE)]
 
 

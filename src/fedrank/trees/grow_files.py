@@ -70,6 +70,7 @@ def grow_files(
     tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
     finish: Callable[[Path, PricedEdges | None], None] = lambda folder, priced: None,  # what else belongs to a forest
     edge_noise: EdgeNoise | None = None,  # with which edges are estimated
+    vote: int = 0,  # features of a leaf that each votes for; 0: histograms of all are sent
 ) -> GrownFile:
     """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
     if len(silos) < 2:
@@ -89,7 +90,7 @@ def grow_files(
         agreed, priced = _estimated(folder, train, edge_noise, rules.bins, secure, files)
     else:
         agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
-    plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure)
+    plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure, vote=vote)
     name = _name(plan.run, files)
     past = _past(folder, name)
     clients = {

@@ -7,6 +7,7 @@
     begin: tree, roster           ->    histogram of the root
     cut: leaf, feature, bin       ->    histogram of the smaller leaf
     look: leaf                    ->    its histogram (after a drop-out)
+    show: leaves, features        ->    their histograms (where `begin` and `cut` are answered with votes)
     end: values of leaves         ->    quality on its validation queries
 
 Messages are numbered within an attempt at a tree. A client answers the next one, and the last one again with the same
@@ -20,10 +21,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.protect.secure_sum import Identity
@@ -36,14 +39,17 @@ from fedrank.trees.forest import Forest, transplanted
 from fedrank.trees.grow_messages import Integers, Layout, check_histogram, decode, encode
 from fedrank.trees.growth import DroppedOut, grow_forest
 from fedrank.trees.holder import Holder
-from fedrank.trees.sapling import Packed
+from fedrank.trees.sapling import Packed, Wish
+from fedrank.trees.voting import Ballots, Voter, Votes, check_votes, decode_named, encode_named
 from fedrank.wire import Label, Part, Refused, Value, label_of, pack, unpack
 
-VERSION = 1  # of these messages
+VERSION = 2  # of these messages
 MOST_ROWS = 2**40
 MOST_TEXT = 2**31  # bytes of a forest
 ADVERTISEMENT, ROSTER = 1024, 2**26  # bytes at most
 NUMBER = Part("<i8", 1)
+HALF = 22  # bits in the lower half of a quality, which as a whole is too wide for narrow secure sums
+Read = TypeVar("Read")
 Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> answers of those who answered
 
 
@@ -58,6 +64,7 @@ class GrowPlan:
     secure: bool = False  # whether the server sees sums of histograms alone
     bits: int = 62  # of a secure sum
     dropouts: Literal["again", "continue"] = "again"  # what becomes of a tree in which somebody drops out
+    vote: int = 0  # for how many features of a leaf each votes, before histograms of some are sent; 0: all are sent
 
     def __post_init__(self) -> None:
         if not self.clients or len(set(self.clients)) != len(self.clients) or min(self.clients) < 0:
@@ -68,12 +75,20 @@ class GrowPlan:
             raise ValueError(
                 'dropouts = "continue" shows under a secure sum what the one held who is gone; use "again"'
             )
+        if self.vote < 0:
+            raise ValueError(f"vote = {self.vote} is no number of features; use 1 or more, or 0 to send all features")
+        if self.vote and self.dropouts != "again":
+            raise ValueError(
+                f'vote = {self.vote}, dropouts = "continue": leaves would be counted anew without those who voted; use '
+                '"again", or vote = 0'
+            )
 
     @property
     def run(self) -> bytes:
         """16 bytes that name what was agreed on, so that nothing of another agreement fits."""
         agreed = asdict(self.rules) | {"rules": type(self.rules).__name__, "seed": self.seed, "version": VERSION}
         agreed |= {"clients": self.clients, "secure": self.secure, "bits": self.bits, "dropouts": self.dropouts}
+        agreed |= {"vote": self.vote}
         content = json.dumps(agreed, sort_keys=True).encode() + self.edges.digest
         return hashlib.blake2b(content, digest_size=16).digest()
 
@@ -81,6 +96,12 @@ class GrowPlan:
         """The bins of a tree's histograms."""
         drawn = drawn_features(self.edges.features, self.rules.feature_share, self.seed, tree)
         return Layout(self.edges, drawn, shift)
+
+    @property
+    def elects(self) -> bool:
+        """Whether there are votes: everybody would vote for all features otherwise."""
+        drawn = drawn_features(self.edges.features, self.rules.feature_share, self.seed, 0)
+        return 0 < self.vote < len(drawn)
 
     def session(self, tree: int, attempt: int) -> bytes:
         """Names one series of secure sums."""
@@ -111,6 +132,8 @@ class TreeClient:
         self._leaves = 0
         self._layout: Layout | None = None
         self._series: Any = None
+        self._voter = Voter(self.holder, plan.vote, len(plan.clients)) if plan.elects else None
+        self._shown: tuple[int, ...] = ()  # leaves that were voted for, until their histograms are asked for
         self._last: tuple[bytes, bytes] | None = None  # what was asked last, and the answer
 
     def answer(self, content: bytes) -> bytes:
@@ -121,11 +144,12 @@ class TreeClient:
         steps = {
             "grow-plan": self._join, "grow-past": self._take_past, "grow-keys": self._advertise,
             "grow-begin": self._begin, "grow-cut": self._cut, "grow-look": self._look, "grow-end": self._end,
+            "grow-show": self._show,
         }  # fmt: skip
         if label.kind not in steps:
             raise Refused(f"a message of kind {label.kind!r} is none of growing; known are {', '.join(steps)}")
         kind, parts = steps[label.kind](content, label)
-        if kind == "grow-counts":
+        if kind in ("grow-counts", "grow-votes"):
             self._number += 1
         own = Label(kind, self.plan.run, label.round, label.attempt, self.id)
         self._last = content, pack(own, parts)
@@ -185,6 +209,8 @@ class TreeClient:
             raise Refused("a roster came, and a secure sum was not agreed on")
         self._tree, self._number, self._leaves = (label.round, label.attempt), 0, 1
         self._layout = self.plan.layout(label.round, shift)
+        if self._voter is not None:
+            return self._voted(self._voter.begin(label.round, shift), (0,))
         return self._told(self.holder.begin(label.round, shift), 0)
 
     def _cut(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
@@ -199,7 +225,37 @@ class TreeClient:
             self.holder.cut(cut)
             self._number += 1
             return "grow-cut-done", {"number": np.array([self._number])}
+        if self._voter is not None:
+            return self._voted(self._voter.cut(cut), (cut.leaf, cut.new))
         return self._told(self.holder.divided(cut), cut.wanted)
+
+    def _show(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
+        """Histograms of elected features, once, of the leaves that were voted for last."""
+        if self._voter is None or not self._shown:
+            raise Refused("histograms of some features are asked for, and nobody has voted; ask for votes first")
+        assert self._layout is not None
+        features, leaves = self._layout.features, self._shown
+        most = len(leaves) * -(-len(features) // 8)
+        said = self._numbered(content, label, {"features": Part("|S", most)})
+        named = decode_named(said["features"], len(leaves), len(features), 2 * self.plan.vote * len(leaves))
+        layouts = [self._layout.of(features[one]) for one in named]
+        self._shown = ()
+        counted = [self._voter.histogram(leaf) for leaf in leaves]
+        if self.plan.secure:
+            values = [layout.spread(packed).reshape(-1) for packed, layout in zip(counted, layouts, strict=True)]
+            return "grow-counts", {"masked": self._series.masked(self._number, np.concatenate(values))}
+        parts: dict[str, Value] = {"number": np.array([self._number])}
+        parts["rows"] = np.array([self.holder.rows_in(leaf) for leaf in leaves])
+        for place, (packed, layout) in enumerate(zip(counted, layouts, strict=True)):
+            parts[f"counts {place}"] = encode(packed, layout) if layout.bins else b""
+        return "grow-counts", parts
+
+    def _voted(self, ballots: Ballots, leaves: tuple[int, ...]) -> tuple[str, dict[str, Value]]:
+        self._shown = leaves
+        if self.plan.secure:
+            masked = self._series.masked(self._number, ballots.astype(np.int64).reshape(-1))
+            return "grow-votes", {"masked": masked}
+        return "grow-votes", {"number": np.array([self._number]), "votes": encode_named(ballots)}
 
     def _look(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
         leaf = int(self._numbered(content, label, {"leaf": NUMBER})["leaf"][0])
@@ -213,10 +269,11 @@ class TreeClient:
         said = self._numbered(content, label, {"values": Part("<f8", self._leaves)})
         self.holder.end(said["values"])
         self.trees, self._tree = self.trees + 1, None
-        found = np.array(self.holder.quality())
+        total, counted = self.holder.quality()
         if self.plan.secure:
+            found = np.array([total >> HALF, total & (1 << HALF) - 1, counted])
             return "grow-quality", {"masked": self._series.masked(self._number, found)}
-        return "grow-quality", {"quality": found}
+        return "grow-quality", {"quality": np.array([total, counted])}
 
     def _next_attempt(self, label: Label) -> None:
         if label.round != self.trees:
@@ -256,7 +313,7 @@ class TreeServer:
 
     def __init__(self, plan: GrowPlan, ask: Ask, identities: Mapping[int, bytes] | None = None) -> None:
         self.plan, self.ask, self.identities = plan, ask, identities
-        self.dropouts = plan.dropouts
+        self.dropouts, self.vote = plan.dropouts, plan.vote
         self.announced: dict[int, int] = {}  # rows of each client
         self.refused: dict[int, str] = {}
         self.bytes_up, self.bytes_down = 0, 0
@@ -266,6 +323,7 @@ class TreeServer:
         self._out: set[int] = set()  # who sent something in this tree that does not fit
         self._tree, self._attempt, self._number = 0, 0, 0
         self._rows: dict[int, dict[int, int]] = {}  # by client and leaf, as far as known
+        self._parts: tuple[int, ...] = ()  # leaves that were voted for last
         self._layout: Layout | None = None
         self._series: Any = None
 
@@ -300,6 +358,13 @@ class TreeServer:
             raise ValueError(f"not all who agreed joined: {why}; ask them, or agree with the others on a new plan")
 
     def begin(self, tree: int, shift: int) -> Packed:
+        return self._sum("grow-begin", self._begun(tree, shift), leaf=0)
+
+    def begin_with_votes(self, tree: int, shift: int) -> Votes:
+        return self._votes("grow-begin", self._begun(tree, shift), (0,))
+
+    def _begun(self, tree: int, shift: int) -> dict[str, Value]:
+        """Gather all who are there for one more attempt at a tree; what they are told."""
         if tree != self._tree:
             self._attempt, self._out = -1, set()
         self._attempt += 1
@@ -308,10 +373,10 @@ class TreeServer:
         self._layout = self.plan.layout(tree, shift)
         roster = self._exchange_keys() if self.plan.secure else b""
         self._rows = {client: {} for client in self._present}
-        return self._sum("grow-begin", {"shift": np.array([shift]), "roster": roster}, leaf=0)
+        return {"shift": np.array([shift]), "roster": roster}
 
     def cut(self, cut: LeafCut) -> Packed | None:
-        numbers = np.array([cut.leaf, cut.new, cut.feature, cut.bin, cut.wanted], dtype=np.int32)
+        numbers = _numbers(cut)
         if cut.wanted >= 0:
             return self._sum("grow-cut", {"cut": numbers}, cut.wanted, cut)
         parts = {"number": np.array([self._number]), "cut": numbers}
@@ -319,6 +384,31 @@ class TreeServer:
         self._number += 1
         self._keep(said)
         return None
+
+    def cut_with_votes(self, cut: LeafCut) -> Votes:
+        return self._votes("grow-cut", {"cut": _numbers(cut)}, (cut.leaf, cut.new))
+
+    def show(self, wishes: Sequence[Wish]) -> list[Packed]:
+        assert self._layout is not None
+        drawn, asked = self._layout.features, dict(wishes)
+        named = np.array([np.isin(drawn, asked.get(leaf, drawn[:0])) for leaf in self._parts])
+        layouts = [self._layout.of(drawn[one]) for one in named]
+        sizes = [3 * layout.bins for layout in layouts]
+        expected = {"number": NUMBER, "rows": Part("<i8", len(layouts))}
+        expected |= {f"counts {place}": Part("|S", layout.most_bytes) for place, layout in enumerate(layouts)}
+        if self.plan.secure:
+            expected = {"masked": Part("|S", 1024 + 8 * sum(sizes))}
+        parts: dict[str, Value] = {"number": np.array([self._number]), "features": encode_named(named)}
+        said = self._asked("grow-show", self._present, parts, "grow-counts", expected)
+        number, self._number = self._number, self._number + 1
+        if self.plan.secure:
+            self._keep(said)
+            values = self._opened(number, layouts, {client: one["masked"] for client, one in said.items()})
+            found = [layout.pack(one) for layout, one in zip(layouts, values, strict=True)]
+        else:
+            shown = self._checked(said, lambda client, one: self._shown(client, one, number, layouts))
+            found = [np.sum(each, axis=0) for each in zip(*shown.values(), strict=True)]
+        return [found[self._parts.index(leaf)] for leaf, _ in wishes]
 
     def look(self, leaf: int) -> Packed:
         return self._sum("grow-look", {"leaf": np.array([leaf])}, leaf)
@@ -336,8 +426,8 @@ class TreeServer:
             return int(total), int(counted)
         if set(said) != set(self.plan.clients):
             return 0, 0  # the tree stands; how good it is stays unknown, because not all told their part
-        total, counted = self._series.sum(self._number, 2, {client: one["masked"] for client, one in said.items()})
-        return int(total), int(counted)
+        high, low, counted = self._series.sum(self._number, 3, {client: one["masked"] for client, one in said.items()})
+        return (int(high) << HALF) + int(low), int(counted)
 
     def _hand_out_past(self) -> None:
         """Everybody begins with the same forest; who does not answer is not in this tree."""
@@ -383,20 +473,55 @@ class TreeServer:
         number, self._number = self._number, self._number + 1
         if self.plan.secure:
             self._keep(said)
-            return layout.pack(self._opened(number, bins, {client: one["masked"] for client, one in said.items()}))
-        histograms = {}
-        for client, one in said.items():
-            try:
-                histograms[client] = self._histogram(client, one, number, leaf, cut)
-            except Refused as problem:
-                self._refuse(client, str(problem))
-        self._keep(histograms)
+            [values] = self._opened(number, [layout], {client: one["masked"] for client, one in said.items()})
+            return layout.pack(values)
+        histograms = self._checked(said, lambda client, one: self._histogram(client, one, number, leaf, cut))
         return np.sum(list(histograms.values()), axis=0) if len(histograms) > 1 else next(iter(histograms.values()))
+
+    def _votes(self, kind: str, parts: dict[str, Value], leaves: tuple[int, ...]) -> Votes:
+        """[leaves, features]: how many vote for each."""
+        assert self._layout is not None
+        self._parts, features = leaves, len(self._layout.features)
+        numbered = {} if kind == "grow-begin" else {"number": np.array([self._number])}
+        size, vote = len(leaves) * features, self.plan.vote
+        expected = {"number": NUMBER, "votes": Part("|S", len(leaves) * -(-features // 8))}
+        if self.plan.secure:
+            expected = {"masked": Part("|S", 1024 + 8 * size)}
+        said = self._asked(kind, self._present, numbered | parts, "grow-votes", expected)
+        number, self._number = self._number, self._number + 1
+        if self.plan.secure:
+            self._keep(said)
+            with self._adding_up():
+                votes = self._series.sum(number, size, {client: one["masked"] for client, one in said.items()})
+                votes = votes.reshape(len(leaves), features)
+                check_votes(votes, vote, len(self._present))
+            return np.asarray(votes)
+
+        def ballot(client: int, one: dict[str, Any]) -> Ballots:
+            _check_number(one, number)
+            named = decode_named(one["votes"], len(leaves), features, vote * len(leaves))
+            check_votes(named.astype(np.int64), vote, 1)
+            return named
+
+        return np.asarray(np.sum(list(self._checked(said, ballot).values()), axis=0))
+
+    def _shown(self, client: int, said: dict[str, Any], number: int, layouts: Sequence[Layout]) -> list[Packed]:
+        _check_number(said, number)
+        known, rows = self._rows[client], said["rows"].tolist()
+        before = known.get(self._parts[0], self.announced[client])
+        whole = sum(rows) == before if self._parts[0] in known else sum(rows) <= before
+        if min(rows) < 0 or not whole:
+            raise Refused(f"it has {rows} rows in leaves {list(self._parts)}, where it announced {before:,}")
+        histograms = [
+            decode(said[f"counts {place}"], layout, rows[place]) if layout.bins else layout.pack(np.zeros((3, 0), int))
+            for place, layout in enumerate(layouts)
+        ]
+        known.update(zip(self._parts, rows, strict=True))
+        return histograms
 
     def _histogram(self, client: int, said: dict[str, Any], number: int, leaf: int, cut: LeafCut | None) -> Packed:
         assert self._layout is not None
-        if said["number"][0] != number:
-            raise Refused(f"histogram {said['number'][0]} came, expected was {number}: replayed, or too early")
+        _check_number(said, number)
         known, rows = self._rows[client], int(said["rows"][0])
         most = known.get(leaf if cut is None else cut.leaf, self.announced[client])
         if not 0 <= rows <= most:
@@ -407,20 +532,43 @@ class TreeServer:
             known[cut.new if leaf == cut.leaf else cut.leaf] = most - rows
         return histogram
 
-    def _opened(self, number: int, size: int, masked: Mapping[int, bytes]) -> Integers:
-        assert self._layout is not None
+    def _opened(self, number: int, layouts: Sequence[Layout], masked: Mapping[int, bytes]) -> list[Integers]:
+        """The sums of all in a message with a histogram, or several."""
+        sizes = [3 * layout.bins for layout in layouts]
+        with self._adding_up():
+            values = self._series.sum(number, sum(sizes), masked)
+            found = [part.reshape(3, -1) for part in np.split(values, np.cumsum(sizes)[:-1])]
+            for one, layout in zip(found, layouts, strict=True):
+                if not layout.bins:
+                    continue
+                rows = int(one[2, : layout.edges.counts[layout.features[0]] + 1].sum())
+                if rows > self.rows:
+                    raise Refused(f"the sum has {rows:,} rows, and {self.rows:,} were announced")
+                check_histogram(one, layout, rows)
+        return found
+
+    @contextmanager
+    def _adding_up(self) -> Iterator[None]:
         try:
-            values = self._series.sum(number, size, masked).reshape(3, -1)
-            rows = int(values[2, : self._layout.edges.counts[self._layout.features[0]] + 1].sum())
-            if rows > self.rows:
-                raise Refused(f"the sum has {rows:,} rows, and {self.rows:,} were announced")
-            check_histogram(values, self._layout, rows)
+            yield
         except ValueError as problem:
             raise ValueError(
                 f"what clients sent for tree {self._tree} does not add up: {problem}; under a secure sum nobody can "
                 "tell who it was; the forest so far stays"
             ) from None
-        return np.asarray(values)
+
+    def _checked(
+        self, said: Mapping[int, dict[str, Any]], read: Callable[[int, dict[str, Any]], Read]
+    ) -> dict[int, Read]:
+        """What was said by those who said what fits; the others are refused."""
+        found = {}
+        for client, one in said.items():
+            try:
+                found[client] = read(client, one)
+            except Refused as problem:
+                self._refuse(client, str(problem))
+        self._keep(found)
+        return found
 
     def _refuse(self, client: int, why: str) -> None:
         self.refused[client] = why
@@ -462,6 +610,15 @@ class TreeServer:
             except Refused as problem:
                 self._refuse(client, str(problem))
         return said
+
+
+def _numbers(cut: LeafCut) -> NDArray[np.int32]:
+    return np.array([cut.leaf, cut.new, cut.feature, cut.bin, cut.wanted], dtype=np.int32)
+
+
+def _check_number(said: Mapping[str, Any], number: int) -> None:
+    if said["number"][0] != number:
+        raise Refused(f"histogram {said['number'][0]} came, expected was {number}: replayed, or too early")
 
 
 def forest_from(texts: Sequence[str], like: RankingData, plan: GrowPlan) -> Forest:

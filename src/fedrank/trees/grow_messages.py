@@ -9,7 +9,7 @@ hessians in sum; whether they are true it cannot see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,7 +38,8 @@ class Layout:
         """[bins]: where each stands in a histogram as it is counted."""
         from fedrank.kernels.grow import BINS
 
-        return np.concatenate([feature * BINS + np.arange(self.edges.counts[feature] + 1) for feature in self.features])
+        places = [feature * BINS + np.arange(self.edges.counts[feature] + 1) for feature in self.features]
+        return np.concatenate([np.empty(0, np.int64), *places])
 
     @cached_property
     def starts(self) -> Integers:
@@ -54,6 +55,10 @@ class Layout:
     def most_bytes(self) -> int:
         """Of an encoded histogram."""
         return 1 + -(-self.bins // 8) + 24 * self.bins
+
+    def of(self, features: NDArray[np.int64]) -> Layout:
+        """The same with some of the features."""
+        return replace(self, features=features)
 
     def spread(self, packed: Packed) -> Integers:
         """[3, bins]: gradients, hessians, rows."""

@@ -19,7 +19,8 @@ from fedrank.trees.cuts import LeafCut, Reals
 from fedrank.trees.drawing import drawn_features
 from fedrank.trees.growing import STUMP, check_trainable
 from fedrank.trees.holder import PARTS, Holder
-from fedrank.trees.sapling import Packed, Sapling
+from fedrank.trees.sapling import Features, Packed, Sapling, Wish
+from fedrank.trees.voting import Voter, Votes, elected
 
 MOST_ATTEMPTS = 10  # to grow one tree
 
@@ -39,6 +40,10 @@ class Gathering(Protocol):
     def dropouts(self) -> Literal["again", "continue"]:
         """What becomes of a tree in which somebody drops out."""
 
+    @property
+    def vote(self) -> int:
+        """For how many features of a leaf each votes; 0: histograms have all features."""
+
     def begin(self, tree: int, shift: int) -> Packed: ...
 
     def cut(self, cut: LeafCut) -> Packed | None: ...
@@ -47,14 +52,21 @@ class Gathering(Protocol):
 
     def end(self, values: Reals) -> tuple[int, int]: ...
 
+    def begin_with_votes(self, tree: int, shift: int) -> Votes: ...
+
+    def cut_with_votes(self, cut: LeafCut) -> Votes: ...
+
+    def show(self, wishes: Sequence[Wish]) -> list[Packed]: ...
+
 
 class Here:
     """Holders in this process, whose histograms are added up in the open."""
 
     dropouts: Literal["again"] = "again"
 
-    def __init__(self, holders: Sequence[Holder]) -> None:
-        self.holders = holders
+    def __init__(self, holders: Sequence[Holder], vote: int = 0) -> None:
+        self.holders, self.vote = holders, vote
+        self.voters = [Voter(holder, vote, len(holders)) for holder in holders]
         self.chosen: list[Rows | None] = [None] * len(holders)  # rows on which trees are grown; None: all
 
     @property
@@ -79,6 +91,15 @@ class Here:
             holder.end(values)
         found = [holder.quality() for holder in self.holders]
         return sum(total for total, _ in found), sum(counted for _, counted in found)
+
+    def begin_with_votes(self, tree: int, shift: int) -> Votes:
+        return np.asarray(np.sum([voter.begin(tree, shift) for voter in self.voters], axis=0))
+
+    def cut_with_votes(self, cut: LeafCut) -> Votes:
+        return np.asarray(np.sum([voter.cut(cut) for voter in self.voters], axis=0))
+
+    def show(self, wishes: Sequence[Wish]) -> list[Packed]:
+        return [_added(voter.histogram(leaf).copy() for voter in self.voters) for leaf, _ in wishes]
 
 
 def grow_alone(
@@ -155,6 +176,8 @@ def _grown(crowd: Gathering, rules: Grower, edges: Edges, seed: int, number: int
     features = drawn_features(edges.features, rules.feature_share, seed, number)
     for _ in range(MOST_ATTEMPTS):
         try:
+            if 0 < crowd.vote < len(features):
+                return _elected(crowd, rules, edges, number, shift, features)
             sapling = Sapling(rules, edges, features, shift, crowd.begin(number, shift))
             while (cut := sapling.cut()) is not None:
                 try:
@@ -170,6 +193,20 @@ def _grown(crowd: Gathering, rules: Grower, edges: Edges, seed: int, number: int
         f"tree {number + 1} was begun {MOST_ATTEMPTS} times, and each time somebody dropped out; the forest so far "
         "stays, go on when all are there"
     )
+
+
+def _elected(crowd: Gathering, rules: Grower, edges: Edges, number: int, shift: int, features: Features) -> Sapling:
+    """One tree whose leaves are split by features for which most have voted."""
+    [votes] = crowd.begin_with_votes(number, shift)
+    chosen = elected(votes, features, crowd.vote)
+    sapling = Sapling(rules, edges, chosen, shift, crowd.show([(0, chosen)])[0])
+    while (cut := sapling.cut()) is not None:
+        if cut.wanted < 0:
+            crowd.cut(cut)
+            continue
+        wishes = sapling.wishes([elected(votes, features, crowd.vote) for votes in crowd.cut_with_votes(cut)])
+        sapling.take_some(wishes, crowd.show(wishes))
+    return sapling
 
 
 def _added(parts: Iterator[Packed]) -> Packed:

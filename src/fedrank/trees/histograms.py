@@ -7,7 +7,7 @@ those of every client; under a secure sum it sees the sum of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -44,7 +44,9 @@ class Histograms:
     low: float = 0.0  # bounds of all features, for edges = "bounded" and "noised-bounded"
     high: float = 1.0
     file: str = ""  # of edges that everybody agreed on, for edges = "file"
+    vote: int = 0  # each votes for so many features of a leaf, and twice as many are sent; 0: all are sent
     secure: bool = False  # the server sees the sum of histograms and no client's own
+    bits: Literal[32, 62] = 62  # of a number under a secure sum; 32 make half the bytes, where sums fit them
     honest: float = 0.5  # share of clients whose noise must be in a secure sum: others may work with the server
     private: Literal["no", "histograms", "random-splits"] = "no"  # what is noised: what splits are chosen by, or leaves
     unit: Literal["query", "person", "client"] = "query"  # what noise protects, all of it together
@@ -59,6 +61,16 @@ class Histograms:
             raise ValueError(f"low = {self.low}, high = {self.high}: bounds hold no values; give the lower one first")
         if (self.edges == "file") != bool(self.file):
             raise ValueError(f'edges = "{self.edges}", file = "{self.file}": a file goes with edges = "file"')
+        if self.vote < 0:
+            raise ValueError(f"vote = {self.vote} is no number of features; use 1 or more, or 0 to send all features")
+        if self.vote and self.private != "no":
+            raise ValueError(
+                f'vote = {self.vote}: votes have no noise, and would tell what private = "{self.private}" hides; use 0'
+            )
+        if self.bits != 62 and self.private != "no":
+            raise ValueError(
+                f"bits = {self.bits}: noise may not fit, and would come out wrong; use 62"
+            )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta} promises nothing; use a small probability, such as 1e-5")
         if self.private != "no" and self.edges == "pooled":
@@ -73,17 +85,25 @@ class Histograms:
     ) -> tuple[Scorer, ...]:
         forestry = booster if isinstance(booster, Forestry) else Forestry(booster)
         rules = rules_of(forestry.booster)
-        noise = self.tree_noise(len(portions))
 
         def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
             edges = self._edges(portions, rules, past, forestry)
-            plan = GrowPlan(rules, edges, seed, tuple(range(len(portions))), self.secure)
-            return _rounds(portions, plan, past) if noise is None else _noised(portions, plan, noise, past, forestry)
+            plan = self.plan(rules, edges, seed, range(len(portions)))
+            if isinstance(plan, NoisedPlan):
+                return _noised(portions, plan, past, forestry)
+            return _rounds(portions, plan, past)
 
         grown = forestry.take_up(rounds)
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
         # The ranges of features in the header are those of the first client alone.
         return (planted(grown.best, portions[0].train, notes),) * len(portions)
+
+    def plan(self, rules: Grower, edges: Edges, seed: int, clients: Iterable[int]) -> GrowPlan:
+        """What these clients agree on."""
+        numbers = tuple(clients)
+        if (noise := self.tree_noise(len(numbers))) is not None:
+            return NoisedPlan(rules, edges, seed, numbers, self.secure, noise=noise)
+        return GrowPlan(rules, edges, seed, numbers, self.secure, self.bits, vote=self.vote)
 
     def tree_noise(self, clients: int = 1) -> TreeNoise | None:
         """How noise is added; None: not at all, and nothing can be claimed."""
@@ -165,13 +185,13 @@ def _rounds(portions: Sequence[Portion], plan: GrowPlan, past: Grown) -> Iterato
         for holder in holders:
             for text in behind.trees:
                 holder.add(Trees.read([text]))
-        trees = grow_forest(Here(holders), plan.rules, plan.edges, plan.seed, behind)
+        trees = grow_forest(Here(holders, plan.vote), plan.rules, plan.edges, plan.seed, behind)
     for text, quality in trees:
         yield [text], quality
 
 
 def _noised(
-    portions: Sequence[Portion], plan: GrowPlan, noise: TreeNoise, past: Grown, forestry: Forestry
+    portions: Sequence[Portion], plan: NoisedPlan, past: Grown, forestry: Forestry
 ) -> Iterator[tuple[list[str], float]]:
     """The same under noise; nobody tells how good the forest is."""
 
@@ -179,15 +199,14 @@ def _noised(
         forestry.charge(len(portions), tree + 1)
 
     if plan.secure:
-        agreed = NoisedPlan(plan.rules, plan.edges, plan.seed, plan.clients, secure=True, noise=noise)
-        clients = {number: NoisedClient(number, agreed, portion.train) for number, portion in enumerate(portions)}
-        trees = NoisedServer(agreed, AskedHere(clients), charge=charge).forest(past.all)
+        clients = {number: NoisedClient(number, plan, portion.train) for number, portion in enumerate(portions)}
+        trees = NoisedServer(plan, AskedHere(clients), charge=charge).forest(past.all)
     else:
-        holders = [PrivateHolder(portion.train, plan.edges, plan.rules, noise) for portion in portions]
+        holders = [PrivateHolder(portion.train, plan.edges, plan.rules, plan.noise) for portion in portions]
         for holder in holders:
             for text in past.all:
                 holder.add(Trees.read([text]))
-        trees = grow_private(holders, plan.rules, plan.edges, noise, plan.seed, len(past.all), charge)
+        trees = grow_private(holders, plan.rules, plan.edges, plan.noise, plan.seed, len(past.all), charge)
     for text in trees:
         yield [text], float("nan")
 
