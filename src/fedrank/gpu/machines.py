@@ -73,7 +73,7 @@ class Processor:
 
     name = "cpu"
     at_once = 1
-    fast_memory = 1 << 62  # all memory is alike
+    fast_memory = FAST_MEMORY
 
     def __init__(self) -> None:
         compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
