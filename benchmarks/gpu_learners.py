@@ -37,6 +37,7 @@ CHECKED: tuple[Learner, ...] = (
     fr.learners.Pdgd(fr.rankers.Mlp(16), batch=True, clip_gradients=0.01),
 )
 ES, NEURAL = fr.learners.Evolution(), fr.learners.Pdgd(fr.rankers.Mlp(64))
+WIDE = (CHECKED[2], NEURAL)  # also with models that are too large for fast memory
 # learner, (queries, documents, features), clients, searches of each
 SPEEDS = (
     (ES, (1000, 41, 46), 100_000, 5),
@@ -62,7 +63,7 @@ def agreement(machine: Machine, clients: int = 60) -> tuple[int, int]:
     """(clients all of whose results are the same bits, clients) over random problems."""
     same = tried = 0
     for number, learner in enumerate(CHECKED):
-        for documents, features in ((7, 5), (41, 46), (130, 136), (300, 30)):
+        for documents, features in ((7, 5), (41, 46), (130, 136), (300, 30), (20, 1000))[: 5 if learner in WIDE else 4]:
             data = made_up(40, documents, features, number, ragged=True)
             crowd = fr.make_clients(data, count=clients, user="informational", interactions=4, seed=number)
             start = learner.ranker.first(features, np.random.default_rng(number)) * 5

@@ -1,4 +1,4 @@
-"""Variants of the card's loops: with other numbers of groups, lines and blocks.
+"""Variants of the card's loops: with other numbers of groups and blocks.
 
     python benchmarks/gpu_tuning.py          # needs a graphics card and CuPy; a minute
 
@@ -18,37 +18,33 @@ from fedrank.gpu import machines
 from fedrank.gpu.pdgd import PdgdThere
 from fedrank.seeds import Chance
 
-# (features, groups that are fetched together, lines that are called up beforehand, blocks of a multiprocessor)
-LONG = [("float", 4, 0, 4), ("float", 4, 1, 4), ("float", 4, 2, 4), ("float", 4, 4, 4), ("float", 2, 1, 7),
-        ("Half", 4, 0, 4), ("Half", 4, 1, 4), ("Half", 4, 2, 4), ("Half", 4, 4, 4), ("Half", 2, 2, 8)]  # fmt: skip
-SHORT = [("float", 2, 0, 7), ("float", 2, 0, 8)]
+# (features, groups that are fetched together, blocks of a multiprocessor)
+LONG = [("float", 4, 4), ("float", 2, 7), ("float", 3, 5), ("Half", 4, 4), ("Half", 4, 5), ("Half", 2, 8)]
+SHORT = [("float", 2, 7), ("float", 2, 8), ("float", 2, 9)]
 
 
-def named(kind: str, groups: int, called: int, blocks: int) -> str:
-    return f"tuned_{kind.lower()}_{groups}_{called}_{blocks}"
+def named(kind: str, groups: int, blocks: int) -> str:
+    return f"tuned_{kind.lower()}_{groups}_{blocks}"
 
 
 def card_with_variants() -> machines.GraphicsCard:
     text = machines.source()
-    lines = [
-        f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]}, {each[3]})"
-        for each in dict.fromkeys(LONG + SHORT)
-    ]
+    lines = [f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]})" for each in dict.fromkeys(LONG + SHORT)]
     machines.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
     return machines.GraphicsCard()
 
 
-def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int, int]]) -> None:
+def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int]]) -> None:
     crowd = fr.make_clients(made_up(*shape), count=400_000, user="informational", interactions=4)
     learner, chance, start, best = fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(shape[2]), bandwidth(card)
     held: dict[str, Any] = {}
     first: dict[str, Any] = {}
-    for kind, groups, called, blocks in variants:
+    for kind, groups, blocks in variants:
         if kind not in held:
             held.clear()
             held[kind] = PdgdThere(card, learner, crowd, "float32" if kind == "float" else "float16")
         many = held[kind]
-        name = named(kind, groups, called, blocks)
+        name = named(kind, groups, blocks)
         many._begin = lambda *_, name=name, many=many: setattr(many, "_loop", name)
         learn = seconds(card, 3, partial(many.learn, start, chance))
         whole = seconds(card, 3, partial(many.parts, start, chance, None, True, 1 << 17))
@@ -56,7 +52,7 @@ def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[st
         said = f"{1.6 / learn:.1f} million, {1.6 / whole:.1f} with the mean ({needed / whole:.0%})"
         total = many.parts(start, chance, None, True, 1 << 17)[0]
         same = np.array_equal(first.setdefault(kind, total), total)
-        where = f"{shape[2]} x {shape[1]} {kind} groups {groups} called {called} blocks {blocks}"
+        where = f"{shape[2]} x {shape[1]} {kind} groups {groups} blocks {blocks}"
         print(f"{where}: {said} {same}", flush=True)
 
 

@@ -10,7 +10,7 @@ import pytest
 import fedrank as fr
 from fedrank.federate.round import simulate
 from fedrank.gpu import neural
-from fedrank.gpu.machines import DeviceError, Machine, Processor
+from fedrank.gpu.machines import FAST_MEMORY, DeviceError, Machine, Processor
 from fedrank.gpu.twins import find_twin, there, why_not
 from fedrank.protect.mechanisms import AtServer
 from fedrank.protect.noise import SecureSource
@@ -59,6 +59,15 @@ def test_neural_twin_gives_the_same_bits(machine: Processor, ranker: Any, settin
     for seed, (features, longest) in enumerate([(5, 7), (46, 41), (9, 200)]):
         crowd = fr.make_clients(problem(seed, features, longest), count=4, user="informational", interactions=4)
         alike(machine, learner, crowd, start_of(ranker, features, seed), Chance(seed, 5))
+
+
+def test_models_too_large_for_any_fast_memory(machine: Processor) -> None:
+    ranker, features = fr.rankers.Mlp(hidden=40), 1500
+    assert neural.crew_room(features, 40, 20) > FAST_MEMORY
+    crowd = fr.make_clients(problem(2, features, 20), count=2, user="informational", interactions=2)
+    start = start_of(ranker, features, 1)
+    for learner in (fr.learners.Pdgd(ranker), fr.learners.Evolution(ranker)):
+        alike(machine, learner, crowd, start, Chance(1, 1))
 
 
 @pytest.mark.parametrize("rate", [1e-38, 1e-42, 1e-50])

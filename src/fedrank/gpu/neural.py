@@ -52,7 +52,7 @@ class Crews:
     def __init__(self, machine: Machine, room: int, desk: int) -> None:
         self.machine, self.room, self.desk = machine, room, desk
         self.most = machine.at_once * CREWS
-        self.wide = room > machine.fast_memory
+        self.wide = machine.at_once > 1 and room > machine.fast_memory  # a processor has but one kind of memory
         self._desks = machine.empty((self.most, desk), np.uint8)
         self._rooms = machine.empty((self.most, room), np.uint8) if self.wide else None
 

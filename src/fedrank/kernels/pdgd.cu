@@ -268,23 +268,8 @@ FUNCTION i64 query_of(const Task& task, i64 row, u64 client, i64 interaction, u6
     return task.queries[pool_start + (task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size)))];
 }
 
-// Lets the beginning of each group of a query's features come nearer: `called` lines of 128 bytes by each lane.
-template <typename Real, i32 called> FUNCTION void call_up_groups(const Task& task, i64 place, i64 count) {
-    const char* block = (const char*)((const Real*)task.blocks + place);
-    const i64 bytes = count * task.features * i64(sizeof(Real)), group = task.features * 128;
-    EACH_LANE(lane) {
-        ROLLED for (i64 begin = 0; begin < bytes; begin += group) {
-#pragma unroll
-            for (i32 i = 0; i < called; i++) {
-                const i64 line = 128 * (32 * i + lane);
-                if (line < group && begin + line < bytes) call_up(block + begin + line);
-            }
-        }
-    }
-}
-
 // `plain`: nothing keeps, clips, pulls or drifts, at temperature 1. Then none of that is compiled, and more warps fit.
-template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
+template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i64 features = task.features;
     const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
     const double pull = plain ? 0.0 : task.pull, clip_weights = plain ? 0.0 : task.clip_weights;
@@ -335,7 +320,6 @@ template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void pdgd_
         }
         const double spread = rates(page, count, temperature);
         if (more) {
-            if (called > 0) call_up_groups<Real, called>(task, next_place, next_end - next_begin);
             EACH_LANE(lane) {
                 if (lane == 0) *bench.look = {next_chance, next, next_begin, next_end - next_begin, next_place};
             }
@@ -428,46 +412,46 @@ FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) 
 }
 
 #ifdef __CUDACC__
-template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void all_clients(const Task& task, char* memory) {
+template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const Task& task, char* memory) {
     const i64 inside = threadIdx.x / 32, warps = blockDim.x / 32;
     Page page;
     Bench bench;
     furnish(task, memory, page, bench);
     for (i64 c = task.first + blockIdx.x * warps + inside; c < task.taking_part; c += gridDim.x * warps)
-        pdgd_client<Real, plain, groups, called>(task, c, page, bench);
+        pdgd_client<Real, plain, groups>(task, c, page, bench);
 }
 
-#define LOOP(name, Real, plain, groups, called, blocks)                                                     \
+#define LOOP(name, Real, plain, groups, blocks)                                                     \
     extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ Task task) { \
         extern __shared__ __align__(16) char memory[];                                              \
-        all_clients<Real, plain, groups, called>(task, memory + threadIdx.x / 32 * task.room);              \
+        all_clients<Real, plain, groups>(task, memory + threadIdx.x / 32 * task.room);              \
     }
 // Where lists are too long for fast memory.
 #define WIDE_LOOP(name, Real)                                                                            \
     extern "C" __global__ void __launch_bounds__(128, 4) name(const __grid_constant__ Task task) {       \
         const i64 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;                              \
-        all_clients<Real, false, 2, 0>(task, task.scratch + warp * task.room);                              \
+        all_clients<Real, false, 2>(task, task.scratch + warp * task.room);                              \
     }
 #else
-template <typename Real, bool plain, i32 groups, i32 called> FUNCTION void all_clients(const Task& task) {
+template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const Task& task) {
     Page page;
     Bench bench;
     furnish(task, task.scratch, page, bench);
-    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<Real, plain, groups, called>(task, c, page, bench);
+    for (i64 c = task.first; c < task.taking_part; c++) pdgd_client<Real, plain, groups>(task, c, page, bench);
 }
 
-#define LOOP(name, Real, plain, groups, called, blocks) \
-    extern "C" void name(const Task* task) { all_clients<Real, plain, groups, called>(*task); }
+#define LOOP(name, Real, plain, groups, blocks) \
+    extern "C" void name(const Task* task) { all_clients<Real, plain, groups>(*task); }
 #define WIDE_LOOP(name, Real)
 #endif
 
 // Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best. Short lists
 // are a matter of waiting for one another: many warps are best.
-LOOP(pdgd_clients, float, false, 2, 0, 4)
-LOOP(pdgd_clients_plain, float, true, 4, 1, 4)
-LOOP(pdgd_clients_short, float, true, 2, 0, 8)
+LOOP(pdgd_clients, float, false, 2, 4)
+LOOP(pdgd_clients_plain, float, true, 4, 4)
+LOOP(pdgd_clients_short, float, true, 2, 8)
 WIDE_LOOP(pdgd_clients_wide, float)
-LOOP(pdgd_half_clients, Half, false, 2, 0, 4)
-LOOP(pdgd_half_clients_plain, Half, true, 4, 2, 4)
-LOOP(pdgd_half_clients_short, Half, true, 2, 0, 8)
+LOOP(pdgd_half_clients, Half, false, 2, 4)
+LOOP(pdgd_half_clients_plain, Half, true, 4, 4)
+LOOP(pdgd_half_clients_short, Half, true, 2, 8)
 WIDE_LOOP(pdgd_half_clients_wide, Half)
