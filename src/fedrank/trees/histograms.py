@@ -68,9 +68,7 @@ class Histograms:
                 f'vote = {self.vote}: votes have no noise, and would tell what private = "{self.private}" hides; use 0'
             )
         if self.bits != 62 and self.private != "no":
-            raise ValueError(
-                f"bits = {self.bits}: noise may not fit, and would come out wrong; use 62"
-            )
+            raise ValueError(f"bits = {self.bits}: noise may not fit, and would come out wrong; use 62")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta} promises nothing; use a small probability, such as 1e-5")
         if self.private != "no" and self.edges == "pooled":
