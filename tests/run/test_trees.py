@@ -455,6 +455,9 @@ def test_a_forest_that_is_grown_under_noise_is_charged_tree_by_tree(tmp_path, fi
     with Ledger.open(task.folder / "ledger", 2) as ledger:
         assert ledger.rounds() == 4
         assert ledger.participations().tolist() == [4, 4]
+    model = (task.folder / "model.txt").read_text()
+    [ranges] = [line for line in model.split("\n") if line.startswith("feature_infos=")]
+    assert set(ranges.partition("=")[2].split()) == {"none"}  # a range is two values of rows
 
 
 @pytest.mark.parametrize("private", ["no", "random-splits"])

@@ -19,7 +19,7 @@ from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import bounded_edges
 from fedrank.trees.boosters import Grower, Past
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer, forest_from
-from fedrank.trees.grow_messages import Layout, decode, encode
+from fedrank.trees.grow_messages import Layout, check_histogram, decode, encode
 from fedrank.trees.growth import Here, grow_alone, grow_forest
 from fedrank.trees.holder import Holder
 from fedrank.wire import Label, Refused, label_of, pack
@@ -416,3 +416,12 @@ def test_a_forest_for_everybody():
     forest = forest_from(texts, POOL, plan)
     assert len(forest) == 4
     assert np.ptp(forest.score(POOL)) > 0
+
+
+@pytest.mark.parametrize("gradient", [-(2**63), 2**63 - 1, -(2**60), 2**60])
+def test_gradients_that_would_run_over_are_refused(gradient):
+    layout = Layout(bounded_edges(2, 0, 1, 4), np.arange(2), 4)
+    values = np.zeros((3, layout.bins), np.int64)
+    values[0, layout.starts], values[2, layout.starts] = gradient, 3  # the same in both features
+    with pytest.raises(Refused, match="no rows add up to"):
+        check_histogram(values, layout, 3)

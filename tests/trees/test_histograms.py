@@ -144,6 +144,9 @@ def test_files_that_do_not_fit(files):
     bounded_edges(4, 0, 1).save(files / "edges.json")
     with pytest.raises(ValueError, match="5 features and the bin edges are for 4"):
         grow_files(silos, files / "out", RULES, edges=files / "edges.json")
+    (files / "narrow.txt").write_text("1 qid:1 1:0.5 2:0.1\n0 qid:1 1:0.2 2:0.3\n")
+    with pytest.raises(ValueError, match=r"narrow\.txt has 2 features and another silo 5"):
+        grow_files([silos[0], files / "narrow.txt"], files / "out", RULES)
     (files / "bad").mkdir()
     (files / "bad" / UNFINISHED).write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="no forest that could grow on"):
@@ -165,6 +168,7 @@ def test_the_command(files):
     assert len(load_model(files / "out" / "model.json")) == 3
     card = json.loads((files / "out" / "privacy.json").read_text())
     assert "Nothing can be claimed" in card["summary"]
+    assert card["what"] == "simulated run"  # one process read all files
 
 
 def test_a_forest_grown_together_has_the_pairs_that_its_booster_asks_for():

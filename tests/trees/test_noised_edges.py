@@ -158,13 +158,25 @@ def test_the_command_and_its_card(tmp_path, silos):
     assert card["promises"] == []
 
 
+def test_bounds_without_noise_are_refused_and_not_forgotten(tmp_path, silos):
+    where = [f"--silo={silo}" for silo in silos]
+    with pytest.raises(ValueError, match="--bounds 0 1 are for estimated edges"):
+        app(["trees", "grow", *where, "--bounds", "0", "1", f"--out={tmp_path / 'out'}"], standalone_mode=False)
+    assert not (tmp_path / "out").exists()
+
+
 def _line(tree: str, name: str) -> str:
     values = next(line for line in tree.split("\n") if line.startswith(f"{name}=")).partition("=")[2]
     return f"[{','.join(values.split())}]"
 
 
 def test_what_cannot_be():
-    for settings, message in (({"noise": 0}, "noise = 0"), ({"rows": 0}, "rows = 0"), ({"shares": 0}, "shares = 0")):
+    for settings, message in (
+        ({"noise": 0}, "noise = 0"),
+        ({"rows": 0}, "rows = 0"),
+        ({"shares": 0}, "shares = 0"),
+        ({"bounds": (1.0, 0.0)}, "bounds from 1.0 to 0.0"),
+    ):
         with pytest.raises(ValueError, match=message):
             EdgeNoise(**settings)
     with pytest.raises(ValueError, match="3 shares of noise"):

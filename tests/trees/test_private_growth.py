@@ -46,6 +46,30 @@ def test_a_unit_never_exceeds_its_bound_and_keeps_its_signs(rows, bound):
             np.testing.assert_array_equal(own, before)
 
 
+def test_large_bounds_do_not_run_over():
+    cut = cut_to(np.array([2**33, -(2**33), 5]), np.zeros(3, np.int64), 2**33)
+    assert cut.tolist() == [2**32 - 2, -(2**32 - 2), 2]
+
+
+def test_no_forest_of_a_server_takes_a_unit_beyond_its_bound():
+    """Leaves whose sums run over make gradients that are no numbers; the noise would be for much smaller ones."""
+    noise = TreeNoise(clip=0.3, clip_hessian=0.1)
+    holder = PrivateHolder(DATA, EDGES, RULES, noise)
+    middle = repr(float(np.median(DATA.features[:, 0])))
+    text = "\n".join(
+        ["num_leaves=2", "num_cat=0", "split_feature=0", f"threshold={middle}", "decision_type=2", "left_child=-1",
+         "right_child=-2", "leaf_value=1e308 -1e308"]
+    )  # fmt: skip
+    for _ in range(2):
+        holder.add(Trees.read([text]))
+    assert np.isinf(holder.scores).all()
+    holder.begin()
+    units = units_of(DATA, "query")
+    for column, bound in ((0, 0.3), (1, 0.1)):
+        sizes = np.bincount(units, np.abs(holder._pairs[:, column].astype(np.float64)))
+        assert sizes.max() <= bound / holder.unit
+
+
 @BOTH
 @pytest.mark.parametrize("unit", ["query", "client", "person"])
 def test_what_one_unit_changes_is_what_is_priced(design, unit):

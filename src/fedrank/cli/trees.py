@@ -167,6 +167,11 @@ def trees_grow(
     from fedrank.trees.grow_files import PricedEdges, grow_files
     from fedrank.trees.noised_edges import EdgeNoise
 
+    if bounds is not None and edge_noise is None:
+        raise ValueError(
+            f"--bounds {bounds[0]:g} {bounds[1]:g} are for estimated edges, and none are estimated; add --edge-noise, "
+            "or leave them out"
+        )
     rules = Grower(trees, leaves, rate, least, bins=bins)
 
     def tell(grown: int, quality: float) -> None:

@@ -136,7 +136,7 @@ def grown_card(folder: Path, clients: int, secure: bool, edges: str = "") -> Car
     """Of a forest that several grew from histograms; `edges` says what those of its bins have cost."""
     sees = GROWN_IN_SUM if secure else GROWN_FOREST
     summary = f"No mechanism: {sees}; nothing {'else ' if edges else ''}is noised. Nothing can be claimed.{edges}"
-    card = replace(forest_card(clients), what=DEPLOYED_RUN, who_sees_what=sees, summary=summary)
+    card = replace(forest_card(clients), what=SIMULATED_RUN, who_sees_what=sees, summary=summary)
     return issued(card, folder)
 
 

@@ -37,7 +37,9 @@ NOISED_TREES = (
     "who takes part, and how many there are",
     "a person whose queries lie with several clients counts as several",
     "local models of the clients, which a run trains beside the forest to compare; they leave nobody",
+    "least and greatest values of features, which a model holds where data are normalised globally",
 )
+AGREED_EDGES = "bin edges from a file: if they were made from data, they tell of them"
 CONVENTIONS = {
     "rounds": "one round: clients train their models and merge them; values are those of the merged models, mean over "
     "clients",
@@ -151,9 +153,10 @@ def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, cli
     mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
     sees = NOISED_IN_SUM if merge.secure else NOISED_FOREST
     cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
+    left_open = (*NOISED_TREES, AGREED_EDGES) if merge.edges == "file" else NOISED_TREES
     said = f"{releases:,} releases cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
     return replace(
-        bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, promises=(paid,), not_covered=NOISED_TREES,
+        bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, promises=(paid,), not_covered=left_open,
         summary=said,
     )  # fmt: skip
 

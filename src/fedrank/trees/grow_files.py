@@ -128,9 +128,19 @@ def _read(silos: Sequence[str | Path]) -> list[RankingData]:
     first = [read_for(path, 1, "none") for path in silos]
     widest = max(data.features.shape[1] for data in first)
     return [
-        data if data.features.shape[1] == widest else read_for(path, widest, "none")
+        data if data.features.shape[1] == widest else _widened(path, data, widest)
         for path, data in zip(silos, first, strict=True)
     ]
+
+
+def _widened(path: str | Path, data: RankingData, features: int) -> RankingData:
+    try:
+        return read_for(path, features, "none")
+    except ValueError:
+        raise ValueError(
+            f"{path} has {data.features.shape[1]} features and another silo {features}; those who grow together need "
+            "the same features, in the same order"
+        ) from None
 
 
 def _name(settings: bytes, files: Sequence[str | Path]) -> str:

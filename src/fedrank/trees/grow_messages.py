@@ -117,7 +117,9 @@ def check_histogram(values: Integers, layout: Layout, rows: int, held: NDArray[n
         raise Refused("a histogram has negative hessians, which no row has")
     # Sums of numbers below 2^61 / bins cannot run over.
     limit = 2**61 // max(layout.bins, 1)
-    if np.any(np.abs(values[GRADIENT]) >= limit) or np.any(values[HESSIAN] >= limit >> layout.shift):
+    # The least number of 64 bits is its own size, and below every limit.
+    wild = (values[GRADIENT] >= limit) | (values[GRADIENT] <= -limit)
+    if np.any(wild) or np.any(values[HESSIAN] >= limit >> layout.shift):
         raise Refused("a histogram has gradients or hessians that no rows add up to")
     sums = np.add.reduceat(values, layout.starts, axis=1)
     if np.any(sums[ROWS] != rows):

@@ -16,7 +16,7 @@ from fedrank.rank.model import Scorer
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, bounded_edges, grid_edges, quantile_edges
 from fedrank.trees.boosters import Booster, Grower, Lambdamart, Past
-from fedrank.trees.forest import planted
+from fedrank.trees.forest import planted, transplanted
 from fedrank.trees.forestry import Forestry, Grown
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.growth import Here, grow_forest
@@ -93,6 +93,8 @@ class Histograms:
 
         grown = forestry.take_up(rounds)
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
+        if self.private != "no":  # ranges of features in a header would be values of rows, without noise
+            return (transplanted(grown.best, portions[0].train, notes),) * len(portions)
         # The ranges of features in the header are those of the first client alone.
         return (planted(grown.best, portions[0].train, notes),) * len(portions)
 

@@ -46,6 +46,7 @@ class EdgeNoise:
             raise ValueError(f"noise = {self.noise} protects nobody or leaves nothing; use a positive number")
         if not 1 <= self.rows <= MOST_ROWS:
             raise ValueError(f"rows = {self.rows}: rows of a unit count for 1 to {MOST_ROWS:,} of them")
+        self.grid(1)  # refuses bounds that hold nothing, before anybody pays
         if self.shares < 1:
             raise ValueError(f"shares = {self.shares}: nobody's noise is none; use 1 or more")
 

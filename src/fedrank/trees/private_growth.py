@@ -147,7 +147,8 @@ class PrivateHolder:
             np.arange(self.train.queries), self.rules.lambda_norm, self.rules.lambda_truncation, gradients, hessians,
         )  # fmt: skip
         for column, values, bound in ((0, gradients, self.noise.clip), (1, hessians, self.noise.clip_hessian)):
-            whole = np.rint(values / self.unit).astype(np.int64)
+            # Trees come from a server, and sums of its leaves may run over: what is then no number would pass the cut.
+            whole = np.rint(np.nan_to_num(values, posinf=0.0, neginf=0.0) / self.unit).astype(np.int64)
             self._pairs[:, column] = cut_to(whole, self._units, _steps(bound, self.unit))
         self.leaf[:] = 0
 
@@ -207,8 +208,12 @@ def cut_to(values: Whole, units: Whole, bound: int) -> Whole:
     """The same with every unit's sum of sizes at most the bound, by whole numbers alone."""
     sizes = np.bincount(units, weights=np.abs(values).astype(np.float64)).astype(np.int64)
     each = np.maximum(sizes, 1)[units]
-    smaller = np.sign(values) * (np.abs(values) * np.int64(bound) // each)
-    return np.where(each > bound, smaller, values)
+    sides = np.abs(values)
+    if int(sides.max(initial=0)) * bound >= 2**63:  # products that 64 bits do not hold
+        smaller = (sides.astype(object) * bound // each).astype(np.int64)
+    else:
+        smaller = sides * np.int64(bound) // each
+    return np.where(each > bound, np.sign(values) * smaller, values)
 
 
 class Noised(Protocol):
