@@ -215,6 +215,42 @@ def test_a_folder_that_a_worker_does_not_see_is_refused(tmp_path):
     assert not list(tmp_path.rglob("run.json"))
 
 
+def test_a_text_that_is_no_errand_is_refused_by_name(tmp_path):
+    told = json.loads(one_errand(tmp_path / "shared").text())
+    lacking = {name: value for name, value in told.items() if name != "token"}
+    for text, said in {
+        "no JSON": "Expecting value",
+        "[" * 100_000: "nested too deeply",
+        "[1]": "an errand",
+        json.dumps(lacking): "'token' is missing",
+        json.dumps(told | {"shell": "ls"}): "'shell' is not known",
+        json.dumps(told | {"folder": 3}): "folder",
+        json.dumps(told | {"seed": "1"}): "seed",
+        json.dumps(told | {"threads": 0}): "threads",
+        json.dumps(told | {"files": {"train.txt": 1}}): "files.train.txt",
+    }.items():
+        status, reason = do_errand(text)
+        assert (status, said in reason) == ("refused", True), reason
+    for out in ("../../outside", "..", "variant", "variant/..", f"{tmp_path}/outside", "a/b/c", "a\\b/c", ""):
+        status, reason = do_errand(json.dumps(told | {"run": out}))
+        assert (status, "is no folder of a variant" in reason) == ("refused", True), reason
+    status, reason = do_errand(json.dumps(told | {"seed": 2}))
+    assert (status, "not that of fold 1 with seed 2" in reason) == ("refused", True)
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_a_file_that_was_not_written_by_us_asks_for_nothing(tmp_path):
+    sent = tmp_path / SENT
+    for written in (b"token" + b"\n" * 5000, b"\xfftoken\n", b""):
+        sent.write_bytes(written)
+        assert errand.token_in(tmp_path) != "token"
+    sent.write_bytes(b"token\r\nas an editor writes it\r\n")
+    assert errand.token_in(tmp_path) == "token"
+    sent.unlink()
+    sent.mkdir()
+    assert errand.token_in(tmp_path) is None
+
+
 def test_data_that_a_worker_does_not_find_or_has_otherwise_are_refused(tmp_path):
     made = one_errand(tmp_path / "a")
     gone = made.spec.replace('name = "synthetic-mq2007"', 'train = "/no/such/train.txt"\ntest = "/no/such/test.txt"')
@@ -236,11 +272,15 @@ def test_a_worker_that_cannot_is_told_with_its_reason(tmp_path, monkeypatch):
 def test_an_unknown_device_is_refused_here_and_a_missing_card_there(tmp_path):
     with pytest.raises(ValueError, match="no device 'cdua'"):
         run_experiment(asked(), "test", tmp_path, device="cdua", executor=Here())
-    made = one_errand(tmp_path, device="cuda")
-    status, reason = do_errand(made.text())
-    if status == "finished":
-        pytest.skip("there is a graphics card here")
-    assert (status, bool(reason)) == ("refused", True)
+    for device in ("cuda", "cuda-float16"):
+        made = one_errand(tmp_path / device, device=device)
+        status, reason = do_errand(made.text())
+        if status == "finished":
+            pytest.skip("there is a graphics card here")
+        assert (status, bool(reason)) == ("refused", True)
+        # The machine that sends needs no card, so that it is the worker that refuses.
+        results = run_experiment(asked(seeds=[1]), "test", tmp_path / "sent" / device, device=device, executor=Here())
+        assert [why.partition(" ")[0] for _, why in results.failed] == ["worker"]
 
 
 @pytest.mark.usefixtures("hurried")
@@ -367,13 +407,21 @@ def test_slurm_is_asked_for_a_job_each(tmp_path, monkeypatch):
     monkeypatch.setenv("SBATCHED", str(tmp_path / "sbatched.txt"))
     run_experiment(asked(seeds=[1]), "test", tmp_path / "alone")
     out = tmp_path / "slurm"
-    with engine("slurm", out / "test", ["partition=short", "mem=2G"], threads=2) as (executor, about):
+    options = ["partition=short", "mem=2G"]
+    with engine("slurm", out / "test", options, threads=2, device="cuda-float16") as (executor, about):
         assert "a job each" in about
         results = run_experiment(asked(seeds=[1]), "test", out, executor=executor)
     assert len(results.finished) == 1
     assert whole(out) == whole(tmp_path / "alone")
     sent = (tmp_path / "sbatched.txt").read_text()
-    for line in ("--partition=short", "--mem=2G", "--time=60", "--cpus-per-task=2", "--job-name=fedrank-test"):
+    for line in (
+        "--partition=short",
+        "--mem=2G",
+        "--time=60",
+        "--cpus-per-task=2",
+        "--job-name=fedrank-test",
+        "--gpus-per-node=1",
+    ):
         assert f"#SBATCH {line}\n" in sent
 
 
@@ -386,7 +434,14 @@ def bad(on: str, **options) -> str:
 def test_engines_that_are_none_are_refused_by_name(monkeypatch):
     assert "no engine 'slrum'; did you mean \"slurm\"?" in bad("slrum")
     assert "use dask://HOST:PORT or slurm" in bad("ssh://me@there")
-    for address in ("dask", "dask://", "dask://node7", "dask:node7:8786", "dask://node7:8786/path"):
+    for address in (
+        "dask",
+        "dask://",
+        "dask://node7",
+        "dask:node7:8786",
+        "dask://node7:8786/path",
+        "dask://me:pw@node7:1",
+    ):
         assert "write dask://HOST:PORT" in bad(address), address
     assert "write dask://HOST:PORT" in bad("dask://node7:many")
     assert "slurm has no address" in bad("slurm://node7")

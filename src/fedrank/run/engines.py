@@ -52,7 +52,9 @@ def engine(
     elif on != "slurm":
         raise ValueError(f"--on {on}: slurm has no address; say --on slurm on a machine from which sbatch works")
     else:
-        asked = {"time": MINUTES, "cpus_per_task": threads} | ({"gpus_per_node": 1} if device == "cuda" else {})
+        asked = {"time": MINUTES, "cpus_per_task": threads} | (
+            {"gpus_per_node": 1} if device.startswith("cuda") else {}
+        )
         with _slurm(folder, asked | sbatch_options(sbatch)) as executor:
             yield executor, "Runs go to Slurm, a job each"
 
@@ -63,7 +65,7 @@ def _dask(on: str) -> Iterator[tuple[Executor, str]]:
         host, port = urlsplit(on).hostname, urlsplit(on).port
     except ValueError as problem:
         raise ValueError(f"--on {on}: {problem}; write dask://HOST:PORT, such as dask://node7:8786") from None
-    if host is None or port is None or on.rstrip("/") != f"dask://{urlsplit(on).netloc}":
+    if host is None or port is None or "@" in on or on.rstrip("/") != f"dask://{urlsplit(on).netloc}":
         raise ValueError(f"--on {on} names no scheduler; write dask://HOST:PORT, such as dask://node7:8786")
     try:
         from distributed import Client

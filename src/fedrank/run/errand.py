@@ -16,20 +16,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fedrank import __version__
-from fedrank.files import Locked, is_locked, read_text, told, write_whole
+from fedrank.files import Locked, is_locked, is_plain, parse_json, read_bytes, told, write_whole
 from fedrank.gpu.twins import check_device
 from fedrank.run.perform import perform
 from fedrank.run.provenance import Sums, changed_files, data_sums
 from fedrank.run.runs import LOCK, load_runs
 from fedrank.run.writer import Task
 from fedrank.spec.experiment import to_toml
+from fedrank.spec.families import hints_of
 from fedrank.spec.grid import read_tables
 from fedrank.spec.toml import parse_toml
+from fedrank.spec.values import at_least, checked
 
 SENT = "sent.txt"  # in the folder of an experiment: while it is there, workers elsewhere go on
+MOST_BYTES = 4096  # of that file; it has a line for workers, and one for people
 SECONDS_BETWEEN_LOOKS = 1.0  # at that file: it may lie on another machine
 SECONDS_FOR_LOCK = 120.0  # until the lock of a machine that died is given up by a file system between machines
 ENDS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # by which engines say that a worker's time is over
@@ -53,7 +56,7 @@ class Errand:
     fold: int
     seed: int
     device: str = "cpu"
-    threads: int = 1
+    threads: Annotated[int, at_least(1)] = 1
     files: Sums = field(default_factory=dict)  # data as whoever asks has them
 
     def text(self) -> str:
@@ -95,7 +98,7 @@ def withdraw(folder: Path, token: str) -> None:
 def token_in(folder: Path) -> str | None:
     """Who wants the runs of an experiment now; None where nobody does."""
     try:
-        return read_text(folder / SENT).partition("\n")[0]
+        return read_bytes(folder / SENT, MOST_BYTES).decode().partition("\n")[0].rstrip("\r")
     except (OSError, ValueError):
         return None
 
@@ -105,15 +108,18 @@ def do_errand(text: str) -> tuple[str, str]:
 
     This is all that an engine calls. "refused" means that this worker cannot do it, "busy" that another one does.
     """
-    told_us = json.loads(text)
-    version = told_us.pop("fedrank", "unknown")
     here = f"worker {socket.gethostname()}"
-    if version != __version__:
-        return REFUSED, (
-            f"{here} has fedrank {__version__}, and these runs were sent by fedrank {version}, whose results may be "
-            f"others; install {version} on every worker"
-        )
-    errand = Errand(**told_us)
+    try:
+        content = checked(dict, parse_json(text), "an errand")
+        version = content.pop("fedrank", "unknown")
+        if version != __version__:
+            return REFUSED, (
+                f"{here} has fedrank {__version__}, and these runs were sent by fedrank {version}, whose results may "
+                f"be others; install {version} on every worker"
+            )
+        errand = _errand_in(content)
+    except ValueError as problem:
+        return REFUSED, f"{here} was sent what is no errand ({problem}); let `fedrank run --on` send it"
     folder = Path(errand.folder)
     if token_in(folder) != errand.token:
         return REFUSED, (
@@ -129,11 +135,25 @@ def do_errand(text: str) -> tuple[str, str]:
         return _in_turn(task, errand.threads, lambda: ends() or not wanted(), here)
 
 
+def _errand_in(content: dict[str, Any]) -> Errand:
+    """What is asked for; ValueError where that is none of ours, or leads out of the folder of its experiment."""
+    hints = hints_of(Errand)
+    if other := sorted({*hints} ^ {*content}):
+        raise ValueError(f"{other[0]!r} is {'not known' if other[0] in content else 'missing'}")
+    errand = Errand(**{name: checked(hint, content[name], name) for name, hint in hints.items()})
+    places = errand.run.split("/")
+    if len(places) != 2 or not all(map(is_plain, places)):
+        raise ValueError(f"run = {errand.run!r} is no folder of a variant and of a run below it")
+    return errand
+
+
 def _task_of(errand: Errand) -> Task:
     """The run that is asked for, if it is the same here as where it was asked."""
     experiment = read_tables(parse_toml(errand.spec)).base
     if to_toml(experiment) != errand.spec:
         raise ValueError("the spec is read as another one here; install the same fedrank, and the same own methods")
+    if experiment.single(errand.fold, errand.seed) != experiment:
+        raise ValueError(f"the spec is not that of fold {errand.fold} with seed {errand.seed}; send the runs again")
     check_device(errand.device)
     experiment.require_data()
     changed = changed_files(errand.files, data_sums(experiment)) if errand.files else []

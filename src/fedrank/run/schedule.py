@@ -19,7 +19,7 @@ from typing import Any
 
 from fedrank.files import read_text, told, write_whole
 from fedrank.glance import Glance
-from fedrank.gpu.twins import check_device
+from fedrank.gpu.twins import DEVICES, check_device
 from fedrank.progress import Progress, here
 from fedrank.run.ahead import check_ahead
 from fedrank.run.data import drop_kept_data
@@ -93,7 +93,8 @@ def run_experiment(
     With an `executor`, such as that of a cluster, runs are done wherever it does them, and all at a time that it takes
     if `workers` is not given. Its machines must see the folder `out` under the same path. What comes out is the same.
     """
-    check_device("auto" if executor is not None and device == "cuda" else device)  # of their cards, workers know
+    # Of their cards, workers know.
+    check_device("auto" if executor is not None and device in DEVICES else device)
     grid = question if isinstance(question, Grid) else Grid.of(question)
     tasks = [replace(task, device=device) for task in plan(grid, name, out)]
     results = Results()
