@@ -136,7 +136,7 @@ def test_stopping_leaves_what_can_be_resumed(tmp_path, long_alone):
     with ThreadPoolExecutor(1) as threads:
         left = send(tasks, threads, 2, 1, lambda: bool(heard.told), heard)
     assert heard.ends == [("interrupted", "")]
-    assert left == tasks[1:]
+    assert left == (tasks[1:], "")
     first, *_ = load_runs(tmp_path)
     assert first.status == "interrupted"
     assert 0 < first.round < LONG
@@ -146,17 +146,20 @@ def test_stopping_leaves_what_can_be_resumed(tmp_path, long_alone):
 
 
 @pytest.mark.usefixtures("hurried")
-def test_deleting_the_file_that_was_sent_stops_all(tmp_path):
+@pytest.mark.parametrize("again", [False, True])
+def test_deleting_the_file_that_was_sent_stops_all_and_so_does_sending_again(tmp_path, again):
     class Deleting(Heard):
         def news(self, task: Task, news: News) -> None:
-            (tmp_path / "test" / SENT).unlink(missing_ok=True)
+            file = tmp_path / "test" / SENT
+            file.write_text("another one") if again else file.unlink(missing_ok=True)
 
     tasks, heard = plan(asked(rounds=200_000), "test", tmp_path), Deleting()
     tasks[0].folder.parents[1].mkdir(parents=True)
     with ThreadPoolExecutor(2) as threads:
         left = send(tasks, threads, 2, 1, lambda: False, heard)
     assert heard.ends == [("interrupted", "")] * 2
-    assert left == []
+    assert left.not_begun == []
+    assert left.stopped.endswith("another command sent it, too" if again else f"{SENT} was deleted")
 
 
 def test_a_lost_run_is_sent_again_and_one_that_gets_nowhere_fails(tmp_path):

@@ -56,7 +56,10 @@ Variants = Annotated[
 AnswerFile = Annotated[
     Path | None, typer.Option(help="File: .json for all numbers, .md for what is printed; a folder for both.")
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core if not given.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs side by side; one per core if not given, and elsewhere all that are taken."),
+]
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
 ModelFile = Annotated[
     Path, typer.Argument(help="model.json, or the folder of a finished run (of its experiment, if it has one run).")
@@ -260,9 +263,9 @@ def do_experiment(
     if results.interrupted:
         left = len(results.interrupted)
         are = "is" if left == 1 else "are"
-        say(
-            console, f"Stopped. {count_runs(left)} {are} not finished; nothing is lost: run the same command to resume."
-        )
+        why = f": {results.stopped}" if results.stopped else ""
+        resume = "nothing is lost: run the same command to resume."
+        say(console, f"Stopped{why}. {count_runs(left)} {are} not finished; {resume}")
     if results.finished or results.skipped:
         answer(brief(load_runs(folder)), console)
         say(console, f"Pictures and tests: fedrank report {folder} --out report.html")

@@ -15,11 +15,11 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fedrank import __version__
 from fedrank.files import is_locked
-from fedrank.run.errand import REFUSED, Wanted, announce, do_errand, errand_of, token_in, withdraw
+from fedrank.run.errand import REFUSED, SENT, Wanted, announce, do_errand, errand_of, token_in, withdraw
 from fedrank.run.folder import round_kept
 from fedrank.run.provenance import Sums, data_sums
 from fedrank.run.runs import LOCK, Run, load_runs
@@ -32,6 +32,13 @@ PAUSE = 0.1  # seconds
 TRIES = 3  # times that a run is sent without getting any further
 MOST_CAUSES = 10  # of a problem that are looked at
 NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_errand'", "cannot import name 'do_errand'")
+
+
+class Sent(NamedTuple):
+    """What is left of runs that were sent."""
+
+    not_begun: list[Task]
+    stopped: str = ""  # why, where nobody here asked for it
 
 
 class Follower(Protocol):
@@ -61,10 +68,10 @@ def send(
     threads: int,
     stop: Callable[[], bool],
     follower: Follower,
-) -> list[Task]:
+) -> Sent:
     """Let an engine do runs of one experiment, at most so many at a time, until all have ended or somebody stops it.
 
-    Returns those that were not begun. Whoever deletes the file that says that they are wanted stops it, too.
+    Whoever deletes the file that says that they are wanted stops it, too, and so does whoever sends them anew.
     """
     folder, token = tasks[0].folder.absolute().parents[1], secrets.token_hex(8)
     sender = _Sender(executor, threads, follower, folder, token, tasks)
@@ -75,13 +82,16 @@ def send(
             if len(sender.under_way) < most:
                 sender.send()
             sender.follow(moment=0.0 if sender.waiting and len(sender.under_way) < most else PAUSE)
+        stopped, now = "", token_in(folder)
+        if now != token and not stop():
+            stopped = f"{folder / SENT} was deleted" if now is None else "another command sent it, too"
         withdraw(folder, token)
         sender.stop()
     finally:
         withdraw(folder, token)
         for future in sender.under_way:
             future.cancel()
-    return sender.not_begun
+    return Sent(sender.not_begun, stopped)
 
 
 class _Sender:

@@ -45,6 +45,7 @@ class Results(Glance):
     skipped: list[Task] = field(default_factory=list)  # finished before
     interrupted: list[Task] = field(default_factory=list)
     failed: list[tuple[Task, str]] = field(default_factory=list)
+    stopped: str = ""  # why runs elsewhere were interrupted, where nobody here asked for it
 
     def _glance(self) -> tuple[str, dict[str, str]]:
         done = {"finished": self.finished, "finished before": self.skipped, "interrupted": self.interrupted}
@@ -117,7 +118,8 @@ def run_experiment(
         drop_kept_data()  # each reads its own
     with stopping() as stop:
         if executor is not None:
-            results.interrupted += send(waiting, executor, workers, threads, stop, show)
+            left, results.stopped = send(waiting, executor, workers, threads, stop, show)
+            results.interrupted += left
         elif workers == 1:
             _one_after_the_other(waiting, threads, stop, show)
         else:
