@@ -56,9 +56,17 @@ def _as_a_kernel(folder: Path) -> Iterator[None]:
         sys.modules.pop("pandas")
         if pandas is not None:
             sys.modules["pandas"] = pandas
-        for name in set(sys.modules) - modules:
-            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
+        forget_modules(folder, modules)
+
+
+def forget_modules(folder: Path, before: set[str]) -> None:
+    """Take back what was imported from a folder since; a folder of modules without an __init__ has no file itself."""
+    for name in set(sys.modules) - before:
+        module = sys.modules[name]
+        if any(
+            str(folder) in str(place) for place in (getattr(module, "__file__", ""), *getattr(module, "__path__", ()))
+        ):
+            del sys.modules[name]
 
 
 def _run(source: str, names: dict[str, Any], number: int) -> list[Output]:

@@ -36,6 +36,7 @@ from fedrank.spec.listing import ListedMethod, methods, search
 from fedrank.spec.source import read_spec
 from fedrank.spec.toml import write_toml
 from tests.documents import hook
+from tests.notebooks import forget_modules
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -95,9 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     importlib.invalidate_caches()
     before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    forget_modules(tmp_path, before)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ import doctest
 import io
 import sys
 import tomllib
+import typing
 
 import pytest
 from rich.console import Console
@@ -58,7 +59,9 @@ def other_values(value):
 def changed(method, setting):
     """The method with another value of one setting; None where this test knows none."""
     default = getattr(method, setting)
-    values = [value for value in other_values(default) if value != default]
+    hint = typing.get_type_hints(type(method))[setting]
+    numbers = isinstance(default, int) and typing.get_origin(hint) is typing.Literal
+    values = [value for value in (typing.get_args(hint) if numbers else other_values(default)) if value != default]
     for value in values:
         with contextlib.suppress(ValueError):
             return dataclasses.replace(method, **NEEDS.get(setting, {}), **{setting: value})

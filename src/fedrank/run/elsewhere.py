@@ -34,7 +34,7 @@ MOST_CAUSES = 10  # of a problem that are looked at
 NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_errand'", "cannot import name 'do_errand'")
 
 
-class Sent(NamedTuple):
+class SentRuns(NamedTuple):
     """What is left of runs that were sent."""
 
     not_begun: list[Task]
@@ -68,7 +68,7 @@ def send(
     threads: int,
     stop: Callable[[], bool],
     follower: Follower,
-) -> Sent:
+) -> SentRuns:
     """Let an engine do runs of one experiment, at most so many at a time, until all have ended or somebody stops it.
 
     Whoever deletes the file that says that they are wanted stops it, too, and so does whoever sends them anew.
@@ -91,7 +91,7 @@ def send(
         withdraw(folder, token)
         for future in sender.under_way:
             future.cancel()
-    return Sent(sender.not_begun, stopped)
+    return SentRuns(sender.not_begun, stopped)
 
 
 class _Sender:
