@@ -610,3 +610,12 @@ def test_paper_toml_files_have_nothing_that_is_not_read() -> None:
                 assert read_spec(words[2], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
             else:
                 assert words[:3] == ["fedrank", "logs", "describe"] or (ROOT / words[1]).is_file()
+
+
+def test_a_folder_of_runs_that_is_not_there_writes_over_no_page(tmp_path: Path) -> None:
+    out = tmp_path / "claims.md"
+    out.write_text("what was told before")
+    with pytest.raises(FileNotFoundError, match=r"no folder .*rnus.*name one with --runs"):
+        write_claims(tmp_path / "rnus", out, tmp_path / "notebook.md")
+    assert out.read_text() == "what was told before"
+    assert not (tmp_path / "notebook.md").exists()

@@ -17,14 +17,16 @@ from fedrank.report.markdown import markdown
 from fedrank.report.reproduced import WITHIN
 from fedrank.report.sections import Cell, Listing, Part, Section, Table, say
 from fedrank.report.tables import Footnotes, duration, effect_size, heading, power, tested_over, with_interval
-from fedrank.run.runs import Runs, load_runs
+from fedrank.run.runs import load_runs
 
 TITLE = "Every claim, and what the runs say"
 
 
 def write_claims(folder: Path, out: Path, details: Path) -> str:
     """Write the page of claims and the notebook behind it as Markdown; returns what they say in one sentence."""
-    runs = load_runs(folder) if folder.is_dir() else Runs()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}: nothing to write to {out}; name one with --runs")
+    runs = load_runs(folder)
     found = find(runs) if len(runs.finished) else []
     known = papers()
     done = match(known, found)

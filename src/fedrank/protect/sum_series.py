@@ -5,7 +5,8 @@ message; one of both adds it, the other subtracts it. There are no shares and no
 that go on when somebody vanishes, and here such a series ends, unopened, and a new one begins with new keys.
 
 The server learns the sum of all and nothing else, if it follows the protocol, or, with identity keys, in any case: it
-cannot invent clients or exchange keys. Two series of which one lacks a client tell its numbers by their difference:
+cannot invent clients or exchange keys. It is a sum of what each was asked for: a server that asks clients for different
+things chooses what is in it. Two series of which one lacks a client tell its numbers by their difference:
 whoever begins again must begin with the same clients.
 """
 
