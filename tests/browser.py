@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-MISSING = "no Chromium on this system; install one as chromium"
 
 
 @contextmanager

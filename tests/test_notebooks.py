@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedrank.kernels.compile import same_bytes_here
+from tests import needs
 from tests.notebooks import NOTEBOOKS, ROOT, code_cells, execute, seen, store
 
 
@@ -27,7 +28,7 @@ def test_a_notebook_shows_what_is_stored_in_it(file, tmp_path):
     if file.stem == "privacy":
         pytest.importorskip("dp_accounting", reason="pip install 'fedrank[privacy]'")
     if not same_bytes_here():
-        pytest.skip(f"on {platform.machine()} the last digits may differ")
+        needs.skip("system", f"on {platform.machine()} the last digits may differ")
     notebook = read(file)
     shown = execute(notebook, tmp_path)
     for cell, outputs in zip(code_cells(notebook), shown, strict=True):

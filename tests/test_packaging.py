@@ -15,6 +15,7 @@ import pytest
 
 import fedrank
 from fedrank.extras import EXTRAS
+from tests import needs
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -52,9 +53,9 @@ def install(python: Path, *what: str | Path) -> None:
             list(map(str, command)), env=clean(), capture_output=True, text=True, timeout=900, check=False
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"packages cannot be had here: pip install {what[0]} took more than 15 minutes")
+        needs.skip("index", f"pip install {what[0]} took more than 15 minutes")
     if done.returncode and (reason := OUT_OF_REACH.search(done.stderr)):
-        pytest.skip(f"packages cannot be had here: pip says {reason.group()!r}")
+        needs.skip("index", f"pip says {reason.group()!r}")
     assert done.returncode == 0, done.stderr
 
 

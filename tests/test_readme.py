@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fedrank.cli import app
 from fedrank.kernels.compile import same_bytes_here
+from tests import needs
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -101,7 +102,7 @@ def session(name: str) -> tuple[list[str], list[str], list[str]]:
 def test_the_session_is_what_everybody_gets(tmp_path, monkeypatch):
     """The whole session, to the last digit; only lines of progress are left out of the README."""
     if not same_bytes_here():
-        pytest.skip(f"on {platform.machine()} the last digits may differ")
+        needs.skip("system", f"on {platform.machine()} the last digits may differ")
     monkeypatch.chdir(tmp_path)
     words, head, tail = session("run")
     done = CliRunner().invoke(app, words, env={"COLUMNS": "115"})
@@ -117,7 +118,7 @@ def test_the_session_between_sites(tmp_path, monkeypatch):
     """All but the processes: runs are simulated here, and tests/deploy compares those of sites with simulated ones."""
     pytest.importorskip("nvflare", reason="pip install 'fedrank[deploy]'")
     if not same_bytes_here():
-        pytest.skip(f"on {platform.machine()} the last digits may differ")
+        needs.skip("system", f"on {platform.machine()} the last digits may differ")
     from fedrank.run.perform import perform
 
     @contextlib.contextmanager

@@ -14,6 +14,7 @@ import pytest
 
 import fedrank
 from tests import browser as browsers
+from tests import needs
 from tests.documents import hook
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if browsers.CHROMIUM is None:
-        pytest.skip(browsers.MISSING)
+        needs.skip("browser", "Chromium was not found")
     pytest.importorskip("playwright", reason="pip install 'fedrank[test]'")
     with browsers.chromium() as started:
         yield started

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import needs
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "three_users.sh"
 
@@ -18,7 +19,7 @@ def told(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHON": sys.executable})
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@needs.bash
 def test_three_users_come_to_their_end(tmp_path: Path) -> None:
     for package in ("dp_accounting", "cryptography", "bm25s"):
         pytest.importorskip(package, reason="pip install 'fedrank[privacy,logs]'")
@@ -28,7 +29,7 @@ def test_three_users_come_to_their_end(tmp_path: Path) -> None:
     assert "All three came to their end." in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@needs.bash
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     done = told(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +18,7 @@ from fedrank.rank.rankers import Mlp
 from fedrank.rank.users import User
 from fedrank.seeds import Chance
 from fedrank.types import Messages
+from tests import needs
 from tests.made_up import made_up_data
 
 LEARNERS = [
@@ -259,7 +259,7 @@ def test_an_audit_says_what_it_cannot_do():
         click_audit(Pdgd(), start, clients, lambda arrived: arrived, 1, 5)
 
 
-@pytest.mark.skipif("FEDRANK_DATA" not in os.environ, reason="FEDRANK_DATA names no folder with data sets")
+@needs.data
 def test_published_noise_lets_clicks_of_real_queries_be_read():
     from fedrank.data.catalog import load
 

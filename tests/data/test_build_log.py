@@ -24,6 +24,7 @@ from fedrank.data.lists import ListRules
 from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of
 from fedrank.data.logs import as_ranking, load_log
 from fedrank.data.text import tokens
+from tests import needs
 
 pytest.importorskip("bm25s")
 
@@ -450,11 +451,11 @@ def test_any_log_keeps_its_promises(tmp_path_factory, entries, length, window, p
     assert len(np.unique(log.lists)) == len(log.features), "every pair is used"
 
 
-@pytest.mark.skipif("FEDRANK_DATA" not in os.environ, reason="FEDRANK_DATA is not set")
+@needs.data
 def test_a_real_collection_from_end_to_end(tmp_path):
     folder = Path(os.environ["FEDRANK_DATA"]) / "text" / "nfcorpus"
     if not folder.exists():
-        pytest.skip("nfcorpus is not in FEDRANK_DATA")
+        needs.skip("data", "nfcorpus is not below FEDRANK_DATA")
     texts = {}
     for line in (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

@@ -17,9 +17,9 @@ from fedrank.data.catalog import CATALOG, available, describe, intent_grades, lo
 from fedrank.data.feature_names import LETOR_4, MSLR
 from fedrank.report.answers import about_catalog
 from fedrank.report.terminal import show
+from tests import needs
 
 REAL = os.environ.get("FEDRANK_DATA")
-needs_real_data = pytest.mark.skipif(not REAL, reason="FEDRANK_DATA is not set: no real data sets here")
 
 
 @pytest.fixture(autouse=True)
@@ -352,23 +352,23 @@ def test_the_table_shows_what_is_here_and_where_to_get_the_rest(root: Path) -> N
     assert not any(line.startswith("synthetic") for line in lines)
 
 
-@needs_real_data
+@needs.data
 @pytest.mark.usefixtures("real")
 @pytest.mark.parametrize("name", ["mq2008", "ohsumed", "mslr-sample"])
 def test_real_sets_have_the_published_counts(name: str) -> None:
     if {entry.name: folder for entry, folder in available()}[name] is None:
-        pytest.skip(f"{name} is not below FEDRANK_DATA")
+        needs.skip("data", f"{name} is not below FEDRANK_DATA")
     fold = load(name, 5)
     assert fold.notes == ()
     assert fold.train.top_grade == CATALOG[name].grades - 1
     assert fold.train.grades.max() == fold.train.top_grade
 
 
-@needs_real_data
+@needs.data
 @pytest.mark.usefixtures("real")
 def test_real_intents() -> None:
     if {entry.name: folder for entry, folder in available()}["clueweb09-intents"] is None:
-        pytest.skip("clueweb09-intents is not below FEDRANK_DATA")
+        needs.skip("data", "clueweb09-intents is not below FEDRANK_DATA")
     grades = intent_grades()
     assert grades.shape == (5, 26_646)
     # Counted in the judgement files with other tools.

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedrank.data.check import FileCheck, check_files
 from fedrank.report.answers import about_checks
 from fedrank.report.terminal import show
+from tests import needs
 
 DATA = os.environ.get("FEDRANK_DATA")
 
@@ -123,7 +124,7 @@ def test_show(tmp_path: Path) -> None:
     assert shown([], 80).strip() == ""
 
 
-@pytest.mark.skipif(not DATA, reason="FEDRANK_DATA names no folder with real data")
+@needs.data
 def test_real_files() -> None:
     folder = Path(DATA or "") / "letor"
     mslr, mq = check_files([folder / "mslr-sample" / "queries.txt.xz", folder / "mq2008" / "S1.txt.xz"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from fedrank.data.collection import Collection, find_collection, load_collection, read_collection
 from fedrank.data.documents import Documents
+from tests import needs
 
 
 def write(folder: Path, qrels: str, name: str = "qrels.tsv") -> Path:
@@ -81,12 +81,12 @@ def test_a_collection_needs_a_table_of_grades_for_every_query() -> None:
         Collection.of("x", Documents(["d"], [""], ["a"], [""]), ["q"], ["a"], [])
 
 
-@pytest.mark.skipif(not os.environ.get("FEDRANK_DATA"), reason="FEDRANK_DATA names no folder with real collections")
+@needs.data
 def test_cranfield_is_read_whole() -> None:
     try:
         found = load_collection("cranfield")
     except FileNotFoundError:
-        pytest.skip("no cranfield below FEDRANK_DATA")
+        needs.skip("data", "cranfield is not below FEDRANK_DATA")
     assert (len(found.documents), len(found.queries), len(found.judged), found.top_grade) == (1400, 225, 1837, 4)
     assert found.unknown == 0
     assert np.diff(found.offsets).min() >= 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedrank.data.documents import Documents, read_documents
+from tests import needs
 
 ROWS = [
     {"id": "d1", "title": "One", "text": "first text", "url": "http://a.example/1"},
@@ -98,11 +99,11 @@ def test_columns_must_agree():
         Documents(["a", "b"], [""], ["", ""], ["", ""])
 
 
-@pytest.mark.skipif("FEDRANK_DATA" not in os.environ, reason="FEDRANK_DATA is not set")
+@needs.data
 def test_a_real_collection():
     path = Path(os.environ["FEDRANK_DATA"]) / "text" / "nfcorpus" / "corpus.jsonl.xz"
     if not path.exists():
-        pytest.skip("nfcorpus is not in FEDRANK_DATA")
+        needs.skip("data", "nfcorpus is not below FEDRANK_DATA")
     found = read_documents(path)
     assert len(found) == len(lzma.decompress(path.read_bytes()).splitlines()) == 3633
     assert found.ids[0] == "MED-10"

@@ -14,6 +14,7 @@ from fedrank import files
 from fedrank.data import forget_user as module
 from fedrank.data.forget_user import GONE, forget_user, rows_of_user, sweep
 from fedrank.data.logs import FACTS, as_ranking, load_log
+from tests import needs
 from tests.made_up import made_up_log, made_up_shown
 
 USERS = [1, 0, 1, 2, 1, 0, 1, 0, 1, 2, 2]
@@ -141,7 +142,7 @@ def forgotten_until(folder, moment: int) -> int:
         return int(pipe.read() or 0)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be copied")
+@needs.fork
 @pytest.mark.parametrize("atomic", [True, False])
 def test_killed_at_any_moment_it_is_the_old_or_the_new_folder(tmp_path, monkeypatch, atomic):
     """Every file that is opened, renamed or deleted is a moment to die; those around the exchange are all tried."""

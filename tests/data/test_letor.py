@@ -18,11 +18,11 @@ from numpy.testing import assert_array_equal
 from fedrank.data import letor
 from fedrank.data.letor import LetorError, letor_lines, read_comments, read_letor
 from fedrank.data.ranking import RankingData
+from tests import needs
 from tests.made_up import made_up_data
 from tests.oracles.letor import read_text
 
 DATA = os.environ.get("FEDRANK_DATA")
-needs_data = pytest.mark.skipif(not DATA, reason="FEDRANK_DATA names no folder with real data")
 
 
 @pytest.fixture(autouse=True)
@@ -236,7 +236,7 @@ def test_what_follows_an_archive_is_not_passed_over(tmp_path: Path, behind: byte
     assert read_letor(file, cache=False).features.tolist() == [[1], [2]]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with a name")
+@needs.posix
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.txt"
     os.mkfifo(pipe)
@@ -445,7 +445,7 @@ def test_reads_like_scikit_learn(tmp_path: Path) -> None:
     assert_array_equal(np.repeat(data.query_ids, np.diff(data.offsets)).astype(int), queries)
 
 
-@needs_data
+@needs.data
 def test_real_files() -> None:
     folder = Path(DATA or "") / "letor"
     mq = read_letor(folder / "mq2008" / "S1.txt.xz", features=46, cache=False)
@@ -459,7 +459,7 @@ def test_real_files() -> None:
         read_letor(folder / "mq2008" / "S1.txt.xz", features=136)
 
 
-@needs_data
+@needs.data
 def test_real_file_like_the_oracle() -> None:
     path = Path(DATA or "") / "letor" / "ohsumed" / "S1.txt.xz"
     features, grades, queries = read_text(lzma.decompress(path.read_bytes()).decode())

@@ -26,6 +26,7 @@ from fedrank.data.log_features import (
 )
 from fedrank.data.text import tokens
 from fedrank.kernels import log_features as kernel
+from tests import needs
 from tests.oracles import log_features as oracle
 
 DATA = os.environ.get("FEDRANK_DATA")
@@ -407,7 +408,7 @@ def test_published_tf_idf_and_cosine_like_scikit_learn() -> None:
     assert_allclose(ours[:, at["cosine of body"]], cosine, rtol=1e-6)
 
 
-@pytest.mark.skipif(not DATA, reason="FEDRANK_DATA names no folder with real data")
+@needs.data
 def test_nfcorpus_like_plain_python() -> None:
     folder = Path(DATA or "") / "text" / "nfcorpus"
     with lzma.open(folder / "corpus.jsonl.xz", "rt", encoding="utf-8") as lines:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import numpy as np
 import pytest
 from numpy.lib.format import open_memmap
 
 from fedrank.data.mapped import open_mapped
+from tests import needs
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_it_holds_what_the_file_holds_and_writing_stays_here(tmp_path, values):
     assert np.array_equal(open_mapped(path), values)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="sparse files and their limits are those of Linux")
+@needs.linux
 def test_a_file_larger_than_memory(tmp_path):
     rows = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4096 + 1
     try:
         table = open_memmap(tmp_path / "a.npy", mode="w+", dtype="<f4", shape=(rows, 1024))
     except OSError:
-        pytest.skip("the file system does not hold a sparse file of that size")
+        needs.skip("system", "the file system does not hold a sparse file of that size")
     table[-1] = 7
     del table
     found = open_mapped(tmp_path / "a.npy")

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import needs
 from tests.engine.schema import problems
 from tests.engine.stand_in import standing_in
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+pytestmark = needs.bash
 
 
 @pytest.fixture

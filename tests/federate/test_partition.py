@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from math import comb
 
@@ -30,10 +29,9 @@ from fedrank.federate.partition import (
 )
 from fedrank.federate.round import simulate
 from fedrank.seeds import Chance
+from tests import needs
 from tests.made_up import made_up_data
 from tests.oracles.partition import is_shuffle_of_intents, labels_overlapping, main_grade
-
-needs_data = pytest.mark.skipif("FEDRANK_DATA" not in os.environ, reason="FEDRANK_DATA names no folder of data sets")
 
 # Two queries, six documents; the first feature numbers the documents.
 SIX = RankingData(
@@ -232,7 +230,7 @@ class TestIntents:
         assert joined.intents.tolist() == np.concatenate([self.JUDGED[:, 4:], self.JUDGED], axis=1).tolist()
         assert not len(RankingData.join([second, replace(SIX, top_grade=1)]).intents), "not all have them"
 
-    @needs_data
+    @needs.data
     def test_real_topics(self):
         data = catalog.load("clueweb09-intents").train
         clients = make_clients(data, 4, partition=Intents())
@@ -407,7 +405,7 @@ def test_order_of_clients_does_not_matter(name):
     assert np.array_equal(one.observed.online, other.observed.online[::-1])
 
 
-@needs_data
+@needs.data
 def test_label_skew_on_real_grades():
     data = catalog.load("mslr-sample").train
     clients = make_clients(data, 5, partition=Labels(), user="navigational", interactions=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedrank.gpu.machines import DeviceError, Processor
+from tests import needs
 
 
 @pytest.fixture(scope="session")
@@ -12,4 +13,4 @@ def machine() -> Processor:
     try:
         return Processor()
     except DeviceError as problem:
-        pytest.skip(str(problem))
+        needs.skip("compiler", str(problem))

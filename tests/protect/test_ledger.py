@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fedrank.protect import ledger as module
 from fedrank.protect.ledger import Ledger, LedgerError
+from tests import needs
 
 RECORD = 28 + 4 + 4  # bytes of a record without payload: head, its checksum, the payload's checksum
 BEGIN = 28 + 4  # bytes in front of the first record
@@ -205,7 +206,7 @@ def test_reserve_returns_only_when_its_record_is_on_the_disk(tmp_path, monkeypat
         real(handle)
 
     if not Path("/proc/self/fd").exists():
-        pytest.skip("needs /proc to see which file is meant")
+        needs.skip("system", "/proc is missing")
     monkeypatch.setattr(os, "fsync", watched)
     with Ledger.open(tmp_path / "ledger", 16) as ledger:
         names = [name for name, _ in synced]

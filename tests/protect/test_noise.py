@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import hashlib
 import math
-import os
 import pickle
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from fedrank.protect.noise import (
     rounded_gaussian,
     rounded_laplace,
 )
+from tests import needs
 from tests.oracles import noise as oracle
 
 KEY = bytes(range(32))
@@ -571,7 +571,7 @@ def test_a_source_cannot_be_copied():
             copies(SecureSource())
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@needs.fork
 def test_a_forked_process_has_a_stream_of_its_own():
     script = """
 import os, sys

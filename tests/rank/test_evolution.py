@@ -28,6 +28,7 @@ from fedrank.rank.rankers import Linear, Relu
 from fedrank.rank.users import User
 from fedrank.seeds import Chance
 from fedrank.types import Messages, OwnChance
+from tests import needs
 from tests.made_up import made_up_data
 from tests.oracles import evolution as oracle
 
@@ -332,7 +333,7 @@ def test_the_price_is_the_largest_ratio_between_two_truths():
     assert largest == pytest.approx(epsilon_per_reward(truth), abs=0.15)
 
 
-@pytest.mark.skipif("FEDRANK_DATA" not in os.environ, reason="FEDRANK_DATA names no folder with MQ2008")
+@needs.data
 def test_the_published_curve_begins_where_ours_does():
     """MQ2008, navigational, 2,000 clients x 4: published mean batch MaxRR of the first step .336, rising."""
     from fedrank.data.catalog import load

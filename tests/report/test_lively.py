@@ -12,11 +12,12 @@ import pytest
 
 from fedrank.report.write import write_report
 from fedrank.run.runs import load_runs
-from tests.browser import CHROMIUM, MISSING, chromium
+from tests import needs
+from tests.browser import chromium
 from tests.report.made_up_runs import write_experiment, write_run
 
 pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = needs.browser
 BAD = "<img src=x onerror=alert(1)>"
 
 

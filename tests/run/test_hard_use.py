@@ -31,9 +31,10 @@ from fedrank.run.runs import LOCK, load_runs
 from fedrank.run.schedule import run_experiment
 from fedrank.run.writer import RunWriter
 from fedrank.spec.source import read_spec
+from tests import needs
 from tests.report.made_up_runs import write_experiment, write_run
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, limits and users as on Unix")
+pytestmark = needs.posix
 
 SPEC = """
 rounds = {rounds}

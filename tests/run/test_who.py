@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 
 import numpy as np
@@ -16,9 +15,8 @@ from fedrank.report.terminal import show
 from fedrank.run.data import clients_of
 from fedrank.run.who import MOST_VARIANTS, describe_clients
 from fedrank.spec.grid import read_tables
+from tests import needs
 from tests.made_up import made_up_data
-
-needs_data = pytest.mark.skipif("FEDRANK_DATA" not in os.environ, reason="FEDRANK_DATA names no folder of data sets")
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +153,7 @@ def test_bad_partitions_say_what_fits(spec):
         describe_clients(spec(clients={"count": 4, "partition": "labels"}))
 
 
-@needs_data
+@needs.data
 def test_intents_differ_in_judgements_alone(spec, tmp_path):
     intents = spec(
         data={"name": "clueweb09-intents"},

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests import browser
-from tests.browser import CHROMIUM, MISSING
+from tests import browser, needs
 from tests.search.served import ServedPage, served
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
 pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = needs.browser
 CLOSE_BY = 5  # seconds within which going back takes a click back
 
 

@@ -24,6 +24,7 @@ from fedrank.files import locked
 from fedrank.search.client import SearchClient
 from fedrank.search.demo import TOPICS, WISHES, make_demo, write_documents
 from fedrank.search.watch import watch
+from tests import needs
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
 Command = Callable[..., tuple[int, str, str]]
@@ -169,7 +170,7 @@ def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert default_folder() == tmp_path / "fedrank" / "search"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@needs.posix
 def test_one_serves_and_ends_in_order(fedrank: Command) -> None:
     fedrank("index", "notes")
     with process("serve", "--no-browser") as started:
@@ -204,7 +205,7 @@ main()
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="sockets are counted where Linux lists them")
+@needs.linux
 def test_nobody_is_asked_and_one_socket_listens(tmp_path: Path) -> None:
     """Sockets of the whole process, those of libraries among them; and every attempt of Python's own to reach one."""
     heard = tmp_path / "heard.txt"

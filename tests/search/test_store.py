@@ -17,6 +17,7 @@ from fedrank.search.answers import Filters, SearchError
 from fedrank.search.client import SearchClient
 from fedrank.search.index import Engine
 from fedrank.search.store import FILE, VERSION, Store
+from tests import needs
 from tests.search.kills import check_agreement
 from tests.search.made_up import Clock, opened, write_documents
 
@@ -302,7 +303,7 @@ def test_filters_and_dates(tmp_path):
         assert client.search("orchard", Filters(since=3000)).found == 4
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no kill -9")
+@needs.fork
 def test_killed_at_any_moment_both_stores_agree_and_no_answered_click_is_lost():
     command = [sys.executable, "-m", "tests.search.kills", "--count", "4", "--only", "alone"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from fedrank.search.serve import COMMAND
 from fedrank.search.web import LONGEST_FORM
 from fedrank.serve.door import Door
 from fedrank.serve.guard import HEADERS
+from tests import needs
 from tests.search.served import EVIL, ServedPage, served
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
@@ -491,7 +491,7 @@ def test_the_original_is_opened_by_a_form_only(page: ServedPage, browser: httpx.
     assert "handed to your system" in browser.get(answer.headers["location"]).text
 
 
-@pytest.mark.skipif(os.name != "posix", reason="the system's command is one of ours")
+@needs.posix
 def test_what_could_run_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
     for name in ("xdg-open", "open"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import stat
 
 import pytest
 
 from fedrank.silo import keys
+from tests import needs
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_key_is_never_overwritten(tmp_path):
     assert keys.read_key(path) == key
 
 
-@pytest.mark.skipif(os.name != "posix", reason="rights of files")
+@needs.posix
 def test_a_secret_that_others_can_read_is_refused(tmp_path):
     path = tmp_path / "shared.key"
     keys.new_key(path)

@@ -7,11 +7,13 @@ import sys
 
 import pytest
 
+from tests import needs
+
 pytest.importorskip("lightgbm")
 pytest.importorskip("cryptography")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it forks and kills")
+@needs.linux
 def test_a_killed_command_ends_with_the_forest_that_was_grown_in_one_go():
     command = [sys.executable, "-m", "tests.trees.grow_kills", "--count", "3", "--trees", "10"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

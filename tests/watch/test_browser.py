@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.browser import CHROMIUM, MISSING, chromium
+from tests import needs
+from tests.browser import chromium
 from tests.watch.served import WatchedPage, finish, grow, running, served, write_folders
 
 pytest.importorskip("starlette", reason="pip install 'fedrank[watch]'")
 pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = needs.browser
 
 SPEC = """
 rounds = 300
