@@ -1,21 +1,30 @@
-# fedrank: eight words to know. Everything installs into .venv, which the first target creates.
+# Everything installs into .venv, which the first target creates.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEMO   := $(VENV)/.demo
+# What `make test` leaves out: the markers of pyproject.toml. `make test-rest` runs it.
+REST   := process or browser or build or long
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs chaos bench lowest clean
+.PHONY: help demo test test-rest test-all check docs chaos bench lowest clean
 
-help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+help:  ## list these targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY)  ## three minutes: a federation learns, is attacked, forgets; a story in pictures to open
+demo: $(DEMO)  ## two minutes: a federation learns, is attacked and forgets; writes demo.html
 	$(BIN)/fedrank demo --out runs --report demo.html
 	@echo "Search on your own device, to try in a browser: $(BIN)/fedrank search demo"
 
-test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest -n auto
+test: $(READY)  ## five minutes: every test that needs no other process, browser or build
+	$(PYTEST) -m 'not ($(REST) or smoke)'
+
+test-rest: $(READY)  ## the tests that make test leaves out
+	$(PYTEST) -m '($(REST)) and not smoke'
+
+test-all: test test-rest  ## every test; FEDRANK_REQUIRE=browser,compiler,data fails where one of these is missing
 
 check: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
@@ -59,10 +68,16 @@ lowest:  ## a smoke of everything with the lowest versions that pyproject.toml a
 clean:  ## remove what the other targets made, except results in runs/
 	rm -rf $(VENV) .venv-lowest site report.html demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fedrank needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+endef
+
+$(READY): EXTRAS := dev
+$(DEMO): EXTRAS := privacy,search
+$(READY) $(DEMO): pyproject.toml
+	$(install)

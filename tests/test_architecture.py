@@ -127,6 +127,7 @@ def test_an_unknown_public_name_is_an_attribute_error():
     assert not hasattr(fedrank, "no_such_thing")
 
 
+@pytest.mark.process
 def test_help_needs_nothing_heavy():
     code = (
         "import sys; from typer.testing import CliRunner; from fedrank.cli import app; "

@@ -162,6 +162,7 @@ def test_a_typo_in_a_command_or_an_option(fedrank):
         assert "Usage" in err
 
 
+@pytest.mark.process
 def test_mistakes_in_a_real_shell_have_no_traceback(tmp_path):
     done = shell("run", "small.toml", "--set", "learner.rat=1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -254,6 +255,7 @@ def test_runs_lists_and_cleans_only_what_is_not_finished(fedrank, results):
     assert "Nothing to clean." in fedrank("runs", "runs", "--clean")[1]
 
 
+@pytest.mark.process
 def test_runs_asks_before_it_deletes(results):
     facts = results / "alone/fold-1-seed-1/run.json"
     facts.write_text("{", encoding="utf-8")
@@ -324,6 +326,7 @@ def test_models_of_single_clients(fedrank, results):
     assert "3 models, one for each client" in err
 
 
+@pytest.mark.process
 def test_a_reader_that_has_seen_enough(results):
     code = "from fedrank.cli import main; main()"
     command = f'"{sys.executable}" -c "{code}" score {MODEL} synthetic-mq2007 | head -n 1'
@@ -499,6 +502,7 @@ def test_json_says_what_is_known(fedrank, monkeypatch, tmp_path):
     assert "synthetic-silos: built in" in shown
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("results")
 def test_what_goes_into_a_file_is_as_wide_as_it_needs(finished):
     done = shell("methods", cwd=finished[0])
@@ -514,6 +518,7 @@ def test_help_is_grouped(fedrank):
     assert "Commands" not in headings  # nothing without a group
 
 
+@pytest.mark.process
 def test_a_shell_completes_commands_and_specs(fedrank):
     def completed(line):
         environment = {**os.environ, "_FEDRANK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "2"}

@@ -371,6 +371,7 @@ def test_pages_for_files_hold_what_is_linked() -> None:
     assert pages["files/CONTRIBUTING.md"] == (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.build
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="pip install 'fedrank[docs]'")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]

@@ -61,6 +61,7 @@ def test_without_replace_nothing_is_lost(tmp_path):
     assert names(tmp_path) == ["key"]
 
 
+@pytest.mark.process
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     (tmp_path / f".a.{ended.stdout.strip()}.part").write_text("half")
@@ -85,6 +86,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.process
 def test_one_at_a_time_and_the_lock_ends_with_its_holder(tmp_path):
     path = tmp_path / "lock"
     assert is_locked(path) is None
@@ -103,6 +105,7 @@ def test_one_at_a_time_and_the_lock_ends_with_its_holder(tmp_path):
     assert path.exists(), "removed, two could hold it"
 
 
+@pytest.mark.process
 def test_looking_does_not_stop_anybody_from_starting(tmp_path):
     path = tmp_path / "lock"
     path.write_text("")
@@ -135,6 +138,7 @@ while done < 40:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("leave", ["0", "1"])
 def test_never_two_holders(tmp_path, leave):
     processes = [subprocess.Popen([sys.executable, "-c", COUNT, str(tmp_path), leave]) for _ in range(3)]

@@ -14,6 +14,8 @@ from fedrank.kernels.compile import same_bytes_here
 from tests import needs
 from tests.notebooks import NOTEBOOKS, ROOT, code_cells, execute, seen, store
 
+pytestmark = pytest.mark.process
+
 
 def read(file: Path) -> dict:
     return json.loads(file.read_text(encoding="utf-8"))

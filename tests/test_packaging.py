@@ -17,6 +17,8 @@ import fedrank
 from fedrank.extras import EXTRAS
 from tests import needs
 
+pytestmark = pytest.mark.build
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What pip says where it cannot reach an index, or where that does not have what is asked for.

@@ -21,6 +21,8 @@ from fedrank.cli import app
 from fedrank.kernels.compile import same_bytes_here
 from tests import needs
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")

@@ -17,6 +17,8 @@ from tests import browser as browsers
 from tests import needs
 from tests.documents import hook
 
+pytestmark = pytest.mark.build
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests import needs
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).parent.parent / "examples" / "three_users.sh"
 
 

@@ -294,6 +294,7 @@ def test_work_that_was_done_is_not_done_again(tmp_path, monkeypatch):
     build(files, tmp_path / "out", progress=again.append)  # complete: nothing is reported at all
 
 
+@pytest.mark.process
 def test_a_process_that_dies_leaves_what_another_continues(tmp_path):
     files = write_log(tmp_path), write_collection(tmp_path)
     code = (
@@ -312,6 +313,7 @@ def test_a_process_that_dies_leaves_what_another_continues(tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+@pytest.mark.process
 def test_a_second_process_is_refused(files, tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -210,6 +210,7 @@ def test_the_second_of_two_writers_succeeds(file: Path) -> None:
     assert_array_equal(found.features, data.features)
 
 
+@pytest.mark.process
 def test_processes_that_write_at_once_all_succeed(file: Path) -> None:
     program = (
         "import sys, time, numpy as np\n"

@@ -142,6 +142,7 @@ def forgotten_until(folder, moment: int) -> int:
         return int(pipe.read() or 0)
 
 
+@pytest.mark.process
 @needs.fork
 @pytest.mark.parametrize("atomic", [True, False])
 def test_killed_at_any_moment_it_is_the_old_or_the_new_folder(tmp_path, monkeypatch, atomic):

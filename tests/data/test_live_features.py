@@ -194,6 +194,7 @@ def test_long_documents_as_the_oracle_says():
     assert_allclose(found[:, :HISTORY], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.process
 def test_uncompiled_it_gives_the_same():
     code = (
         "import numpy as np; from fedrank.data.live_features import *;"

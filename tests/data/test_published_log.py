@@ -218,6 +218,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
     assert fatal > 3, "a conversion has many marks"
 
 
+@pytest.mark.process
 def test_a_process_that_dies_between_marks_leaves_what_another_continues(tmp_path, monkeypatch):
     entries = many(12)
     files = write_files(tmp_path, entries)

@@ -33,6 +33,8 @@ from fedrank.deploy.flare_session import Away, Coordinator, NotAllowed
 from fedrank.deploy.settings import Person
 from tests.deploy.flare_stand_in import CONTROLLER, EXECUTOR, read_rounds
 
+pytestmark = pytest.mark.process
+
 SITES = ("clinic-a", "clinic-b", "clinic-c")
 PEOPLE_THERE = {"lead": "lead@evil.org", "member": "member@evil.org"}
 ROOT = Path(__file__).parents[2]

@@ -188,6 +188,7 @@ def test_what_is_no_request_is_refused(begun, tmp_path):
         kits.approve(tmp_path / "text.zip", founded.home)
 
 
+@pytest.mark.process
 def test_somebody_elses_federation(copied, elsewhere):
     root, founded, _ = copied
     there, other, asked = elsewhere
@@ -229,6 +230,7 @@ def test_one_more_site(copied):
     assert invited.fingerprint == kits.ca_fingerprint(root / "hub")
 
 
+@pytest.mark.process
 def test_a_renewal_exchanges_the_key_and_needs_the_same_identity(copied):
     root, founded, _ = copied
     site = root / "clinic-0"

@@ -436,6 +436,7 @@ def test_kinds_of_requests_keep_apart(tmp_path):
         assert b"it is of round 2" in site.answer(letters.request("forest", made.plan.run, 2))
 
 
+@pytest.mark.process
 def test_forests_travel_through_a_shared_folder_by_the_commands(tmp_path, fedrank, monkeypatch):
     """Nobody is online together: what a site is asked lies in the folder, and the answer of each is signed."""
     monkeypatch.chdir(tmp_path)

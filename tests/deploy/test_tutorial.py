@@ -19,6 +19,8 @@ from fedrank.cli import app
 from fedrank.run.runs import load_runs
 from tests.test_documents import Block, _blocks
 
+pytestmark = pytest.mark.process
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to-train-between-organisations.md"
 HERE, PORT = "/home/you/trial", "8002"  # as the page writes them
 FINGERPRINT = re.compile(r"SHA256:\S+")

@@ -19,7 +19,7 @@ from tests.engine.stand_in import standing_in
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
-pytestmark = needs.bash
+pytestmark = [pytest.mark.process, needs.bash]
 
 
 @pytest.fixture

@@ -143,6 +143,7 @@ def test_other_mistakes(given, says):
         EngineSetup(**given)
 
 
+@pytest.mark.process
 def test_command_lines_are_what_a_shell_reads(tmp_path):
     for setup in setups():
         for line in curl_lines(setup).values():

@@ -552,6 +552,7 @@ def _sh(script, tmp_path):
     return done.stdout, log.read_text() if log.exists() else ""
 
 
+@pytest.mark.process
 def test_what_opensearch_is_asked(planned, tmp_path):
     """Requests as the plugin's REST handlers take them (search-relevance, pull requests 498 and 511)."""
     plan = planned("opensearch")
@@ -603,6 +604,7 @@ def _objects(text):
     return [json.loads(found) for found in re.findall(r"\{[^{}]*\}", text)]
 
 
+@pytest.mark.process
 def test_what_solr_is_asked(models, tmp_path):
     plan = plan_trial(models[1], "engine", "solr", tmp_path / "t", TrialRules(), EngineAddress(index="books")).plan
     said, sent = _sh(tmp_path / "t" / "begin.sh", tmp_path)

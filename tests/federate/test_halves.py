@@ -30,6 +30,8 @@ from tests.federate import in_processes
 from tests.federate.in_processes import COORDINATOR, SERVER_KEY, ClientCase, Keyed, ServerCase, only
 from tests.made_up import made_up_data
 
+pytestmark = pytest.mark.process
+
 CLIENTS, ROUNDS, SEED = 10, 3, 7
 IDEAL = SecureSum(sum="ideal")
 

@@ -13,6 +13,8 @@ from tests.fuzz.__main__ import fuzz
 from tests.fuzz.mutations import CHANGES, mutated
 from tests.fuzz.readers import READERS, Reader
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("lightgbm")
 pytest.importorskip("cryptography")
 

@@ -226,6 +226,7 @@ np.savez(sys.argv[1], **out, **state)
 """
 
 
+@pytest.mark.process
 def test_uncompiled_equals_compiled(tmp_path):
     results = []
     for disable in ("0", "1"):

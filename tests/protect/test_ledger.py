@@ -388,6 +388,7 @@ for round in range(first, first + 100000):
 """
 
 
+@pytest.mark.process
 def test_a_killed_process_has_charged_whatever_it_sent(tmp_path):
     promised = np.zeros(4000, np.int64)
     first = 1

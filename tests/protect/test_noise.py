@@ -571,6 +571,7 @@ def test_a_source_cannot_be_copied():
             copies(SecureSource())
 
 
+@pytest.mark.process
 @needs.fork
 def test_a_forked_process_has_a_stream_of_its_own():
     script = """

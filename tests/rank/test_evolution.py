@@ -370,6 +370,7 @@ with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
 """
 
 
+@pytest.mark.process
 def test_uncompiled_equals_compiled():
     printed = [
         subprocess.run(

@@ -9,6 +9,8 @@ from fedrank.run.runs import load_runs
 from fedrank.run.schedule import run_experiment
 from fedrank.spec.grid import read_tables
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory):

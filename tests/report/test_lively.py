@@ -17,7 +17,7 @@ from tests.browser import chromium
 from tests.report.made_up_runs import write_experiment, write_run
 
 pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
-pytestmark = needs.browser
+pytestmark = [pytest.mark.browser, needs.browser]
 BAD = "<img src=x onerror=alert(1)>"
 
 

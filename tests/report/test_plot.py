@@ -104,6 +104,7 @@ def test_a_notebook_and_a_paper_get_the_same_figure(runs, tmp_path):
     assert as_svg(figure).startswith("<svg")
 
 
+@pytest.mark.process
 def test_matplotlib_is_imported_when_something_is_drawn():
     code = "import sys; import fedrank as fr; fr.plot.curves; print('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -103,6 +103,7 @@ def one_errand(out: Path, **changes) -> errand.Errand:
     return errand.Errand(**vars(made) | changes)
 
 
+@pytest.mark.process
 def test_any_executor_gives_the_same_bytes_and_is_handed_texts_alone(tmp_path):
     run_experiment(asked(), "test", tmp_path / "alone")
     here = Here()
@@ -349,6 +350,7 @@ def dask():
         yield cluster
 
 
+@pytest.mark.process
 def test_dask_gives_the_same_bytes_though_a_worker_is_killed(tmp_path, dask, long_alone):
     address = dask.scheduler_address.replace("tcp", "dask")
     killed: list[int] = []
@@ -363,6 +365,7 @@ def test_dask_gives_the_same_bytes_though_a_worker_is_killed(tmp_path, dask, lon
     assert whole(tmp_path) == long_alone
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hurried")
 def test_submitit_gives_the_same_bytes_though_a_job_is_killed(tmp_path, long_alone, monkeypatch):
     submitit = pytest.importorskip("submitit", reason="the extra slurm is not installed")
@@ -401,6 +404,7 @@ exec "$@"
 """
 
 
+@pytest.mark.process
 def test_slurm_is_asked_for_a_job_each(tmp_path, monkeypatch):
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     commands = {"sbatch": SBATCH, "srun": SRUN, "sacct": "#!/bin/bash\n", "scancel": "#!/bin/bash\n"}

@@ -89,6 +89,7 @@ def test_the_traceback_goes_when_a_run_succeeds(tmp_path, monkeypatch):
     assert not (task.folder / TRACEBACK).exists()
 
 
+@pytest.mark.process
 def test_the_screen_shows_the_cause_its_last_lines_and_where_all_of_it_is(tmp_path):
     (tmp_path / "crash.toml").write_text(
         'rounds = 3\nseeds = [1, 2]\n[data]\nname = "synthetic-mq2007"\n[clients]\ncount = 4\ninteractions = 3\n'

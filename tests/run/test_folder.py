@@ -114,6 +114,7 @@ def test_damage_inside_a_file_is_found_by_reading_it(tmp_path: Path) -> None:
     assert runs.table()[0]["status"] == "broken"
 
 
+@pytest.mark.process
 def test_a_dead_runner_means_interrupted(tmp_path: Path) -> None:
     write_run(tmp_path, seed=1, status="running", round=7, pid=dead_pid())
     write_run(tmp_path, seed=2, status="running", round=7, pid=os.getpid())

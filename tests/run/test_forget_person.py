@@ -156,6 +156,7 @@ def test_what_an_epsilon_does_not_cover_is_said_with_it(log, tmp_path):
     assert f"it is for one client, and {len(found.clients)} held their searches" in found.claims[-1]
 
 
+@pytest.mark.process
 def test_features_that_were_kept_to_save_time_go_too(log, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "cache"))
     kept = cache_folder() / "logs" / "x.npy"
@@ -175,6 +176,7 @@ def gone() -> int:
     return process.pid
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("whose", ["of a process that was killed", "of a container, whose processes have our number"])
 def test_what_a_command_that_was_killed_left_goes_when_it_is_given_again(log, fedrank, tmp_path, monkeypatch, whose):
     """Killed behind the exchange, the old folder lies beside the new one, in which nobody finds the person any more."""

@@ -34,7 +34,7 @@ from fedrank.spec.source import read_spec
 from tests import needs
 from tests.report.made_up_runs import write_experiment, write_run
 
-pytestmark = needs.posix
+pytestmark = [pytest.mark.process, needs.posix]
 
 SPEC = """
 rounds = {rounds}

@@ -202,6 +202,7 @@ def test_runs_variants_and_seeds_on_a_population_add_up_and_are_refused_at_the_l
     assert len(results.failed) == 1
 
 
+@pytest.mark.process
 def test_runs_side_by_side_do_not_spend_the_same_rest_twice(tmp_path):
     budget = budget_for(30)
     spec = grid(seeds=[1, 2, 3, 4], population="town", privacy={"budget": budget})

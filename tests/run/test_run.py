@@ -174,6 +174,7 @@ perform(one_task(sys.argv[1], rounds=4000, evaluate_every=10))
 """
 
 
+@pytest.mark.process
 def test_kill_at_any_moment_then_resume_equals_uninterrupted(tmp_path):
     whole = one_task(tmp_path / "whole", rounds=4000, evaluate_every=10)
     perform(whole)
@@ -254,6 +255,7 @@ def test_finished_runs_are_not_repeated_and_other_specs_not_overwritten(tmp_path
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.process
 def test_processes_give_the_same_bytes(tmp_path):
     asked = read_tables(tables(seeds=[1, 2, 3], rounds=20))
     alone = run_experiment(asked, "test", tmp_path / "one")
@@ -276,6 +278,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_leaves_a_state_that_can_be_resumed(tmp_path, workers):
     script = tmp_path / "interrupted.py"
@@ -299,6 +302,7 @@ def test_ctrl_c_leaves_a_state_that_can_be_resumed(tmp_path, workers):
     assert max(run.round for run in started) > 0
 
 
+@pytest.mark.process
 def test_a_killed_worker_is_reported_and_the_others_go_on(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(INTERRUPTED.replace("200_000", "3_000"))

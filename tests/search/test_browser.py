@@ -16,7 +16,7 @@ from tests.search.served import ServedPage, served
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
 pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
-pytestmark = needs.browser
+pytestmark = [pytest.mark.browser, needs.browser]
 CLOSE_BY = 5  # seconds within which going back takes a click back
 
 

@@ -170,6 +170,7 @@ def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert default_folder() == tmp_path / "fedrank" / "search"
 
 
+@pytest.mark.process
 @needs.posix
 def test_one_serves_and_ends_in_order(fedrank: Command) -> None:
     fedrank("index", "notes")
@@ -205,6 +206,7 @@ main()
 """
 
 
+@pytest.mark.process
 @needs.linux
 def test_nobody_is_asked_and_one_socket_listens(tmp_path: Path) -> None:
     """Sockets of the whole process, those of libraries among them; and every attempt of Python's own to reach one."""
@@ -308,6 +310,7 @@ def wait_for(what: Callable[[], bool]) -> None:
     pytest.fail("it did not happen")
 
 
+@pytest.mark.process
 def test_the_demo_opens_by_itself(tmp_path: Path) -> None:
     with process("demo", "--no-browser", "--out", "tried") as started:
         link = link_of(started)

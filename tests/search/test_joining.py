@@ -219,6 +219,7 @@ main()
 """
 
 
+@pytest.mark.process
 def test_the_page_answers_meanwhile_and_the_command_aggregates(group, monkeypatch):
     """`fedrank search aggregate` in a process of its own; whoever joins while the page is open is answered for, too."""
     monkeypatch.setattr(serve, "SECONDS_BETWEEN_LOOKS", 0.05)

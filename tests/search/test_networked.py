@@ -32,6 +32,8 @@ pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
 from fedrank.deploy.flare_kit import Invitation
 from fedrank.deploy.flare_local import LocalFederation, provision_locally, running_locally, wait_for_sites
 
+pytestmark = pytest.mark.process
+
 PEOPLE = ("anna", "ben", "cleo")
 ROOT = Path(__file__).parents[2]
 

@@ -303,6 +303,7 @@ def test_filters_and_dates(tmp_path):
         assert client.search("orchard", Filters(since=3000)).found == 4
 
 
+@pytest.mark.process
 @needs.fork
 def test_killed_at_any_moment_both_stores_agree_and_no_answered_click_is_lost():
     command = [sys.executable, "-m", "tests.search.kills", "--count", "4", "--only", "alone"]

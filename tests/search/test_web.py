@@ -491,6 +491,7 @@ def test_the_original_is_opened_by_a_form_only(page: ServedPage, browser: httpx.
     assert "handed to your system" in browser.get(answer.headers["location"]).text
 
 
+@pytest.mark.process
 @needs.posix
 def test_what_could_run_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"

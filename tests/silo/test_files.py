@@ -162,6 +162,7 @@ def test_two_processes_cannot_change_a_sketch_at_once(tmp_path):
     assert Account.read(tmp_path / "a.spending" / "ledger").rounds == 1, "nothing was charged"
 
 
+@pytest.mark.process
 def test_what_many_processes_add_is_all_there(tmp_path):
     """Each waits its turn, or is told to; none overwrites what another added."""
     made(tmp_path, NOISED)

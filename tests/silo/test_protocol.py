@@ -614,6 +614,7 @@ def run_relay(querier, owner, seen):
     owner.send_bytes(b"")
 
 
+@pytest.mark.process
 def test_owner_relay_and_querier_are_three_processes(owner_of, parties):
     file = owner_of().file
     context = multiprocessing.get_context("spawn")

@@ -173,6 +173,7 @@ def test_a_ledger_is_read_back_with_its_limits(tmp_path):
     assert wider.limits.querier == SiloLedger(tmp_path / "a.spending").limits.querier == 3.0
 
 
+@pytest.mark.process
 def test_two_processes_share_one_ledger(tmp_path):
     path = tmp_path / "a.spending"
     mine = SiloLedger(path, "a", Limits(querier=priced(PureEvent(0.5), 100, DELTA)))

@@ -444,6 +444,7 @@ def test_files_lie_where_the_spec_lies_and_those_of_overrides_where_the_user_is(
     assert said(file, "data.folds=[2]").splitlines()[-1] == f"{file}: data.folds: no fold 2; files are fold 1"
 
 
+@pytest.mark.process
 def test_reading_a_spec_needs_neither_numba_nor_matplotlib():
     code = (
         "import sys; from fedrank.spec.source import read_experiment; read_experiment('quickstart'); "
@@ -469,7 +470,7 @@ def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
     for i, variant in enumerate(asked.variants[:2]):
         few = dataclasses.replace(variant.experiment.single(1, 1), evaluate_every=1)
         if getattr(few.data, "log", None) is not None:
-            log = made_up_log(tmp_path / "log", [entry % 120 for entry in range(1500)])
+            log = made_up_log(tmp_path / f"log-{i}", [entry % 120 for entry in range(1500)])
             few = dataclasses.replace(few, data=dataclasses.replace(few.data, log=str(log)))
             few = dataclasses.replace(few, clients=dataclasses.replace(few.clients, interactions=2))
         try:

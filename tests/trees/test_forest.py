@@ -64,6 +64,7 @@ def test_joining_numbers_the_trees_and_keeps_their_sizes(outsider):
     np.testing.assert_allclose(turned.score(DATA), outsider.predict(DATA.features), rtol=1e-12)
 
 
+@pytest.mark.process
 def test_a_fresh_lightgbm_gives_the_same_scores(forest, tmp_path):
     save_forest(forest, tmp_path / "model.json")
     np.save(tmp_path / "features.npy", DATA.features)

@@ -9,6 +9,8 @@ import pytest
 
 from tests import needs
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("lightgbm")
 pytest.importorskip("cryptography")
 

@@ -18,7 +18,7 @@ from tests.watch.served import WatchedPage, finish, grow, running, served, write
 
 pytest.importorskip("starlette", reason="pip install 'fedrank[watch]'")
 pytest.importorskip("playwright.sync_api", reason="pip install 'fedrank[test]'")
-pytestmark = needs.browser
+pytestmark = [pytest.mark.browser, needs.browser]
 
 SPEC = """
 rounds = 300

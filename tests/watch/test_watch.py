@@ -189,6 +189,7 @@ def test_the_guard_is_that_of_the_search_page(site: WatchedPage, headers: dict[s
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
 
+@pytest.mark.process
 def test_the_command_prints_a_link_and_ends_in_order(tmp_path: Path) -> None:
     write_run(tmp_path / "runs")
     command = [sys.executable, "-m", "fedrank", "watch", str(tmp_path / "runs"), "--no-browser"]

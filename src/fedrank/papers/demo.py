@@ -44,6 +44,9 @@ def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progres
         raise DemoStopped
     if results.failed:
         raise RuntimeError(f"{results.failed[0][0].label} failed: {results.failed[0][1]}")
+    [learned] = find(load_runs(out / "demo"))
+    write_whole(report, story(learned, column))
+    tell(f"   The learning curves are in {report}; open it now, and reload it when the demo has finished")
     tell("2  The three leave, and are forgotten")
     forget = build(Unlearner, {"name": "fed-eraser"}, "method")
     unlearn_runs([out / "demo" / "attacked"], LIARS, forget, out, progress=progress)
@@ -51,28 +54,52 @@ def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progres
     attacks = audit_experiment(
         read_experiment("demo-privacy"), messages=MESSAGES, repeats=REPEATS, runs=RUNS, progress=progress
     )
-    [learned] = find(load_runs(out / "demo"))
     [forgotten] = find(load_runs(out / "demo-unlearned"))
-    write_whole(report, story(learned, forgotten.variants[0], attacks, column))
-    for line in lines(learned, forgotten.variants[0], attacks, column):
+    write_whole(report, story(learned, column, forgotten.variants[0], attacks))
+    for line in (*learning(learned, column), *leaving(forgotten.variants[0], attacks, column)):
         tell(line)
 
 
-def lines(learned: Findings, forgotten: VariantRuns, attacks: Sequence[Finding], column: str) -> list[str]:
-    """The story in four sentences."""
+def learning(learned: Findings, column: str) -> tuple[str, str]:
+    """Chapters 1 and 2 in a sentence each."""
     quality = {variant.name: spread(column, variant.summary(column)) for variant in learned.variants}
-    read = [f"{each.variant.replace('-', ' ')}: {each.shown}" for each in attacks if each.attacked == READING]
-    return [
+    return (
         f"Together the ten reach {heading(column)} {quality['together']}; each alone {quality['alone']}.",
         f"Three liars bring it down to {quality['attacked']}; a rule that expects liars keeps {quality['contained']}.",
+    )
+
+
+def leaving(forgotten: VariantRuns, attacks: Sequence[Finding], column: str) -> tuple[str, str]:
+    """Chapters 3 and 4 in a sentence each."""
+    read = [f"{each.variant.replace('-', ' ')}: {each.shown}" for each in attacks if each.attacked == READING]
+    return (
         f"After the three are forgotten: {spread(column, forgotten.summary(column))}.",
         f"Clicks read from single messages: {'; '.join(read)}.",
+    )
+
+
+def story(learned: Findings, column: str, forgotten: VariantRuns | None = None, attacks: Sequence[Finding] = ()) -> str:
+    """The web page: one picture and one paragraph for each chapter that has been computed so far."""
+    together, attacked = learning(learned, column)
+    drawing = Drawing(lambda: curves(learned, column, heading(column)), f"{heading(column)} by round, mean over seeds.")
+    chapters = [
+        Section("They learn", (say(together),)),
+        Section("Three of them lie", (say(f"They click on what is not relevant. {attacked}"), drawing)),
     ]
+    if forgotten is None:
+        chapters.append(Section("Still running", (say("The demo is computing the next chapters. Reload this page."),)))
+    else:
+        chapters += last_chapters(learned, column, forgotten, attacks)
+    first = (
+        "Ten people search. Everybody learns from their own clicks and sends only a change of the ranker. All data are "
+        "made up; all numbers were computed when this page was written."
+    )
+    return page(TITLE, [Section(TITLE, (say(first, tone="lead"), *chapters))])
 
 
-def story(learned: Findings, forgotten: VariantRuns, attacks: Sequence[Finding], column: str) -> str:
-    """The web page: one picture and one paragraph for each chapter."""
-    together, attacked, after, messages = lines(learned, forgotten, attacks, column)
+def last_chapters(learned: Findings, column: str, forgotten: VariantRuns, attacks: Sequence[Finding]) -> list[Section]:
+    """What is known only at the end: unlearning, what messages reveal, and what to do next."""
+    after, messages = leaving(forgotten, attacks, column)
     rows = [*((variant.label, variant) for variant in learned.variants), ("attacked, then forgotten", forgotten)]
     table = Table(
         ["what", heading(column), "repeats"],
@@ -92,11 +119,6 @@ def story(learned: Findings, forgotten: VariantRuns, attacks: Sequence[Finding],
         6,
         [about],
     )
-    first = (
-        "Ten people search. Everybody learns from their own clicks and sends only a change of the ranker. All data are "
-        "made up; all numbers were computed when this page was written."
-    )
-    drawing = Drawing(lambda: curves(learned, column, heading(column)), f"{heading(column)} by round, mean over seeds.")
     forgetting = say(
         f"{after} Forgetting replays what was recorded of the others, in a fraction of the work of training again; ",
         Span("fedrank unlearn --verify", "code"),
@@ -114,11 +136,8 @@ def story(learned: Findings, forgotten: VariantRuns, attacks: Sequence[Finding],
         Span(".venv/bin/fedrank", "code"),
         ".)",
     )
-    chapters = (
-        Section("They learn", (say(together),)),
-        Section("Three of them lie", (say(f"They click on what is not relevant. {attacked}"), drawing)),
+    return [
         Section("They leave", (forgetting, table)),
         Section("What a message gives away", (say(noise), verdicts)),
         Section("Next", (following,)),
-    )
-    return page(TITLE, [Section(TITLE, (say(first, tone="lead"), *chapters))])
+    ]
