@@ -30,6 +30,8 @@ LONGEST = (
 )
 # Markers of tests that may start another process.
 STARTING = ("process", "browser", "build", "smoke")
+# What a run asks about the code and the machine, and does without where there is no answer.
+QUESTIONS = ("git", "uname")
 REQUIRED = {name.strip() for name in os.environ.get("FEDRANK_REQUIRE", "").split(",")} - {""}
 
 _started: list[str] = []
@@ -37,7 +39,7 @@ _started: list[str] = []
 
 def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen":
-        if arguments[0] != "git":  # every run asks git for the commit of the code, and does without an answer
+        if arguments[0] not in QUESTIONS:
             _started.append(str(arguments[0]))
     elif event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"):
         _started.append(event)
@@ -58,7 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    return (yield from _without_processes(item))
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    return (yield from _without_processes(item))
+
+
+def _without_processes(item: pytest.Item) -> Iterator[None]:
     """An unmarked test that starts a process fails: `make test` runs only what needs no other process."""
     _started.clear()
     yield

@@ -50,6 +50,7 @@ def logs(monkeypatch, capsys):
     return call
 
 
+@pytest.mark.long
 def test_user_behavior_insights(logs):
     code, said = logs("build", *UBI)
     assert code == 0, said

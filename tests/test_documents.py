@@ -99,6 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_modules(tmp_path, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_and_write_only_where_they_are_told(
     example: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -211,11 +212,13 @@ def test_every_key_of_a_spec_is_documented() -> None:
                 assert tomllib.loads(f"value = {rows[name].strip('`')}") == {"value": default}, f"{section}: {name}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [block for block in blocks("python") if block.page not in FOLLOWED], ids=str)
 def test_code_runs(block: Block, folder: Path) -> None:
     exec(compile(block.text, str(block), "exec", dont_inherit=True), {"__name__": "document"})
 
 
+@pytest.mark.long
 def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _follow(TUTORIAL, folder, monkeypatch)
     assert {"interactions.toml", "own.toml", "report.html", "own.run", "ranker.json", "curve.png"} <= {
@@ -223,6 +226,7 @@ def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch)
     }
 
 
+@pytest.mark.long
 def test_the_way_into_production_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a log to a model in use, and back: the better model is adopted, the worse one is not."""
     _follow(PRODUCTION, folder, monkeypatch)
@@ -236,17 +240,20 @@ def test_the_way_into_production_can_be_followed(folder: Path, monkeypatch: pyte
     ]
 
 
+@pytest.mark.long
 def test_a_production_log_can_be_brought(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _follow(ROOT / "docs" / "how-to-bring-a-production-log.md", folder, monkeypatch)
     assert (folder / "shop" / "log.png").is_file()
     assert next((folder / "runs").rglob("model.json"))
 
 
+@pytest.mark.long
 def test_logged_clicks_can_be_learned_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _follow(LOGGED_CLICKS, folder, monkeypatch)
     assert {"places.json", "estimate.png"} <= {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.long
 def test_two_organisations_can_follow_their_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From documents to a model; neither has a file of the other that was not sent."""
     _follow(ROOT / "docs" / "how-to-share-sketches.md", folder, monkeypatch)
@@ -313,8 +320,13 @@ def test_commands_exist(where: str, line: str, complete: bool) -> None:
     _check_command(where, line, complete)
 
 
+@cache
+def _all_commands() -> Any:
+    return typer.main.get_command(app)
+
+
 def _check_command(where: str, line: str, complete: bool) -> None:
-    command: Any = typer.main.get_command(app)
+    command = _all_commands()
     words = shlex.split(re.split(r" (?:[|>] |&$)", line)[0])[1:]
     while words and words[0] in getattr(command, "commands", ()):
         command = command.commands[words.pop(0)]

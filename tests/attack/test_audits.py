@@ -59,6 +59,7 @@ def test_steps_that_are_pulled_back_are_replayed_to_the_last_bit():
     assert clicks.counts["decoded"]["right"] > 2
 
 
+@pytest.mark.long
 def test_every_attack_is_announced_and_told_to_its_end():
     told = []
     mechanism = Laplace(clip=0.1, noise=0.5, place=AtServer())

@@ -197,6 +197,7 @@ def audit(send, messages=30, interactions=(1,), **more):
     return click_audit(Pdgd(), start, clients, send, 1, messages, **more)
 
 
+@pytest.mark.long
 def test_clean_messages_are_read_and_noise_for_a_thousand_hides_little():
     seen = []
     clean = audit(lambda arrived: arrived, progress=seen.append)
@@ -219,6 +220,7 @@ def test_clean_messages_are_read_and_noise_for_a_thousand_hides_little():
     assert noisy.matched.right >= noisy.matched.of - 1
 
 
+@pytest.mark.long
 def test_local_noise_leaves_nothing_to_read():
     rng = np.random.default_rng(1)
 
@@ -236,6 +238,7 @@ def test_local_noise_leaves_nothing_to_read():
     assert low < 0.5 < high
 
 
+@pytest.mark.long
 def test_what_a_mechanism_does_apart_from_noise_is_allowed_for():
     def send(arrived):  # a tenth of every update
         return replace(arrived, updates=(arrived.updates / 10).astype(np.float32))
@@ -246,6 +249,7 @@ def test_what_a_mechanism_does_apart_from_noise_is_allowed_for():
     assert untold.decoded.right < 15
 
 
+@pytest.mark.long
 def test_an_audit_does_not_depend_on_anything_but_its_seed():
     assert audit(gamma_noise(100), messages=10) == audit(gamma_noise(100), messages=10)
 

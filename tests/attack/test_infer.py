@@ -95,6 +95,7 @@ def test_a_quarter_less_noise_than_claimed_is_violated(kind, place):
     assert result.verdict == "VIOLATED"
 
 
+@pytest.mark.long
 def test_sampling_counts_and_a_client_that_is_always_there_breaks_its_claim(monkeypatch):
     mechanism = Gaussian(1.0, 0.7, AtServer())
     result = audit_mechanism(mechanism, setting(0.5), source(), repeats=40_000)
@@ -114,6 +115,7 @@ def test_more_noise_takes_more_rounds_until_the_control_is_caught():
     assert result.verdict == "NOT SHOWN"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", [Gaussian, Laplace])
 def test_a_mechanism_that_does_not_shorten_updates_is_violated(kind, place, monkeypatch):
@@ -158,6 +160,7 @@ def test_randomised_response_keeps_its_promise_and_lies_that_are_missing_are_see
     assert audit_answers(learner, asked, 1, repeats=20_000).verdict == "VIOLATED"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mechanism", "participation"),
     [
@@ -172,6 +175,7 @@ def test_rounds_keep_what_is_promised(mechanism, participation):
     assert result.rounds == 2
 
 
+@pytest.mark.long
 def test_rounds_of_secret_cohorts_keep_what_is_promised_to_the_public():
     mechanism = Gaussian(1.0, 0.3, AtServer())
     result = audit_round(mechanism, setting(0.5), clients(), source(), runs=1000, level=1e-2)
@@ -227,6 +231,7 @@ def test_progress_ends_at_one():
     assert told[-1] == 1.0
 
 
+@pytest.mark.long
 def test_the_same_key_gives_the_same_audit():
     once, twice = (audit_mechanism(Laplace(1.0, 0.8), setting(), source(3), repeats=2000).trial for _ in range(2))
     assert once == twice

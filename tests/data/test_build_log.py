@@ -453,6 +453,7 @@ def test_any_log_keeps_its_promises(tmp_path_factory, entries, length, window, p
     assert len(np.unique(log.lists)) == len(log.features), "every pair is used"
 
 
+@pytest.mark.long
 @needs.data
 def test_a_real_collection_from_end_to_end(tmp_path):
     folder = Path(os.environ["FEDRANK_DATA"]) / "text" / "nfcorpus"

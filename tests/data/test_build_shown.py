@@ -87,6 +87,7 @@ def test_lists_clicks_and_features(tmp_path):
     assert log_fold(log.folder, test_share=0.5).train.queries == 2
 
 
+@pytest.mark.long
 def test_fedranks_own_features(tmp_path):
     for features, width in (("aol-103", 103), ("live-1", None), ("engine-1", None)):
         how = ShownBuild(features=features, redaction=ALL_TEXTS)

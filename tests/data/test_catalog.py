@@ -290,6 +290,7 @@ def test_a_set_that_is_not_here_says_where_to_get_it(root: Path, monkeypatch: py
         load("mq2007")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["synthetic-mq2007", "synthetic-mslr"])
 def test_built_in_sets_are_always_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDRANK_DATA")

@@ -60,6 +60,7 @@ def made_up_log(tmp_path, counts=(40, 20, 4), features=None):
     )
 
 
+@pytest.mark.long
 def test_lists_as_they_were_shown(tmp_path):
     facts = {
         "left_out": {"event without its query": {"rows": 7, "lines": [1]}},
@@ -117,6 +118,7 @@ def test_facts_that_say_nothing_are_refused_in_a_line(tmp_path, facts):
         describe_log(replace(log, facts=log.facts | facts))
 
 
+@pytest.mark.long
 def test_a_log_without_a_click(tmp_path):
     log = made_up_shown(tmp_path / "log", [0, 1, 0], clicks=np.zeros((3, 10)))
     found = describe_log(log)
@@ -220,6 +222,7 @@ def test_one_user_is_compared_with_nobody(tmp_path):
     draw_log(found, tmp_path / "one.png")
 
 
+@pytest.mark.long
 def test_it_is_shown_and_drawn(tmp_path):
     found = describe_log(made_up_log(tmp_path, counts=(40, 20, *[9, 8, 7, 6, 5, 4, 3, 2, 1] * 3)))
     text = io.StringIO()

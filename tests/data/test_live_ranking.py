@@ -102,6 +102,7 @@ def test_a_query_belongs_to_whom_it_is_answered_by():
     assert found.tolist() == [0, 1, 0]
 
 
+@pytest.mark.long
 def test_halves_of_every_searcher():
     fold = collection_fold(SYNTHETIC, 4, 1)
     assert not set(fold.train.query_ids) & set(fold.test.query_ids)
@@ -127,6 +128,7 @@ def test_doing_nothing_is_the_engines_order():
         given_weights(test, "random")
 
 
+@pytest.mark.long
 def test_the_103_have_the_same_candidates():
     live, other = (collection_fold(SYNTHETIC, 2, 1, features).test for features in ("live-1", LOG_103))
     assert other.feature_names == (*FEATURE_NAMES, "engine")
@@ -135,6 +137,7 @@ def test_the_103_have_the_same_candidates():
     assert_array_equal(live.query_ids, other.query_ids)
 
 
+@pytest.mark.long
 def test_engine_features_have_the_same_candidates_and_fixed_ranges():
     live, other = (collection_fold(SYNTHETIC, 2, 1, features) for features in ("live-1", "engine-1"))
     assert_array_equal(live.test.grades, other.test.grades)

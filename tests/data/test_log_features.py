@@ -228,6 +228,7 @@ def test_like_plain_python_on_anything(documents: list[tuple[str, str, str]], qu
     matches(query, documents, list(range(len(documents))))
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.text(), st.text(), st.text()), min_size=1, max_size=4), st.text())
 def test_always_finite(documents: list[tuple[str, str, str]], query: str) -> None:
@@ -352,6 +353,7 @@ def test_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_allclose(table, both[published], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.long
 def test_a_word_that_fills_a_book() -> None:
     statistics = Statistics.of(collection([("", "buffalo " * 70_000, ""), ("", "bison", "")]))
     row = named(features_of("buffalo", [0], statistics)[0])
@@ -408,6 +410,7 @@ def test_published_tf_idf_and_cosine_like_scikit_learn() -> None:
     assert_allclose(ours[:, at["cosine of body"]], cosine, rtol=1e-6)
 
 
+@pytest.mark.long
 @needs.data
 def test_nfcorpus_like_plain_python() -> None:
     folder = Path(DATA or "") / "text" / "nfcorpus"

@@ -126,6 +126,7 @@ def scaled(data: RankingData) -> NDArray[np.float32]:
     return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shape", "queries"), [("mq2007", 900), ("mslr", 300)])
 def test_worth_learning_from(shape: str, queries: int) -> None:
     data = synthetic(shape, queries)

@@ -18,6 +18,7 @@ def data() -> RankingData:
     return synthetic("istella-x", 120)
 
 
+@pytest.mark.long
 def test_lists_are_as_long_as_published(data: RankingData) -> None:
     """Lucchese et al. (2018): 2,679 documents on average; at most 100 in 15 %, more than 4,900 in 39 % of queries."""
     lengths = np.diff(data.offsets)

@@ -19,6 +19,7 @@ def made(tmp_path_factory):
     return synthetic_ubi(tmp_path_factory.mktemp("ubi"), 150, documents=400, topics=6, days=20)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_bytes(made, tmp_path):
     again = synthetic_ubi(tmp_path, 150, documents=400, topics=6, days=20)
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(made, again, strict=True))
@@ -31,6 +32,7 @@ def test_the_same_seed_gives_the_same_bytes(made, tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_what_is_read_of_it(made, tmp_path):
     how = ShownBuild(features="engine-1")
     log = build_shown(UbiSource(made.queries, made.events), made.corpus, tmp_path / "out", how)
@@ -56,6 +58,7 @@ def test_what_is_read_of_it(made, tmp_path):
     assert people.unit == "person"
 
 
+@pytest.mark.long
 def test_rows_are_as_the_schema_has_them(made):
     queries, events = ([json.loads(line) for line in path.read_text().splitlines()] for path in made[:2])
     for row in queries:

@@ -337,6 +337,7 @@ class Killed(BaseException):
     """As kill -9: nothing is done after it, not even tidying up."""
 
 
+@pytest.mark.long
 def test_a_restore_killed_at_every_step_leaves_a_site_that_answers_nothing(site, tmp_path, monkeypatch):
     for name in ("kit", "models", "accepted"):  # fewer steps
         shutil.rmtree(site / name)

@@ -93,6 +93,7 @@ def test_every_command_has_help_and_an_example(fedrank):
             assert "Example" in command.epilog
 
 
+@pytest.mark.long
 def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank, monkeypatch):
     """What a stranger does: begin, join, compare, fill in, look, accept, run, and read."""
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
@@ -145,6 +146,7 @@ def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank,
     assert code == 0, out + err
 
 
+@pytest.mark.long
 def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
     _, out, _ = fedrank("folder", "begin", "shared", "--name", "clinics", "--home", "hub")
@@ -195,6 +197,7 @@ class serving:
             thread.join()
 
 
+@pytest.mark.long
 def test_show_before_and_accept_after(fedrank):
     folder = site()
     plan = made_plan(identities=("01" * 32, "02" * 32, "03" * 32))
@@ -335,6 +338,7 @@ def test_start_serves_and_prints_a_unit(fedrank, monkeypatch):
     assert out == "Nothing runs here.\n"
 
 
+@pytest.mark.long
 def test_run_refuses_before_anything_is_submitted(fedrank):
     home = Path("hub")
     home.mkdir()

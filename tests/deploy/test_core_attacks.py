@@ -183,6 +183,7 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_no_bad_request_is_met(trial, site):
     requests = bad_requests(trial)
     assert len(requests) >= 40
@@ -345,6 +346,7 @@ class Lies:
         }  # fmt: skip
 
 
+@pytest.mark.long
 def test_no_lie_of_a_site_changes_anything(tmp_path, monkeypatch):
     """A lie every other round; the model is the one that comes of silence in these rounds."""
     monkeypatch.setattr(hubs, "PAUSE", 0.01)

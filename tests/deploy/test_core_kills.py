@@ -145,6 +145,7 @@ def killed_at(fate: Fate, folder: Path, requests: list[bytes], at: int) -> tuple
     return left, killed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", [LINEAR, NEURAL + '[local]\nname = "scaffold"\n'])
 def test_a_site_killed_at_every_write_sends_the_same_bytes(tmp_path, fate, text):
     write_data(tmp_path)
@@ -163,6 +164,7 @@ def test_a_site_killed_at_every_write_sends_the_same_bytes(tmp_path, fate, text)
     assert at > 10
 
 
+@pytest.mark.long
 def test_a_site_killed_at_every_write_is_charged_once_and_draws_one_noise(tmp_path, fate):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=3)
     requests = recorded(trial, "clinic-b")
@@ -202,6 +204,7 @@ class Mortal:
             raise TimeoutError("it was killed") from None
 
 
+@pytest.mark.long
 def test_a_secure_sum_whose_site_is_killed_at_every_write_is_tried_again(tmp_path, fate):
     """Each try draws anew and is paid for; the model is what the outboxes add up to."""
     trial = RealTrial(tmp_path, LINEAR + SUM, rounds=1)
@@ -239,6 +242,7 @@ def test_a_secure_sum_whose_site_is_killed_at_every_write_is_tried_again(tmp_pat
     assert tried_again > 3
 
 
+@pytest.mark.long
 def test_a_coordinator_killed_at_every_write_goes_on(tmp_path, fate):
     write_data(tmp_path)
     trial = Trial(tmp_path, spec_of(tmp_path, LINEAR, rounds=2))
@@ -264,6 +268,7 @@ def test_a_coordinator_killed_at_every_write_goes_on(tmp_path, fate):
     assert at > 15
 
 
+@pytest.mark.long
 def test_a_coordinator_of_a_secure_sum_killed_at_every_write_counts_every_try(tmp_path, fate):
     trial = RealTrial(tmp_path, LINEAR + SUM, rounds=1)
     at, killed, more = 1, True, 0
@@ -286,6 +291,7 @@ def test_a_coordinator_of_a_secure_sum_killed_at_every_write_counts_every_try(tm
     assert more > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "word"), [(errno.ENOSPC, b"disk of this site is full"), (errno.EROFS, b"cannot write")]
 )
@@ -407,6 +413,7 @@ def test_an_outbox_reads_what_it_wrote(tmp_path):
     assert again.get(1).answer == trial.outbox("clinic-a").get(1).answer
 
 
+@pytest.mark.long
 def test_a_site_that_came_back_from_a_backup_answers_no_round_anew(tmp_path):
     """What it sent since is not known any more: rounds that are over count as charged, and it goes on after them."""
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=6)

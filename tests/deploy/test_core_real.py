@@ -43,6 +43,7 @@ def facts(trial: RealTrial) -> dict:
     return json.loads((trial.task.folder / "run.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_real_sites_finish_a_run(tmp_path, case):
     trial = RealTrial(tmp_path, CASES[case])

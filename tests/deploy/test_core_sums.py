@@ -125,6 +125,7 @@ def test_keys_of_a_plan_that_cannot_be(tmp_path, monkeypatch, change, word):
         assert word in site.answer(letters.request("hello", other.run, plan=other.dump()))
 
 
+@pytest.mark.long
 def test_an_active_server_opens_no_single_update(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1)
     with ExitStack() as opened:

@@ -22,6 +22,8 @@ from fedrank.deploy.identity import IDENTITY
 from fedrank.deploy.settings import FederationFile, Person, SiteEntry, read_site
 from fedrank.spec.experiment import SpecError
 
+pytestmark = pytest.mark.process
+
 PRIVATE = b"PRIVATE KEY"
 ANNA = Person("anna@clinic.org", "clinic", "member")
 

@@ -748,6 +748,7 @@ def test_a_run_through_a_folder_comes_to_what_a_simulation_comes_to(tmp_path):
         assert kept.read_bytes() == (trial.task.folder / "model.json").read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_after_every_round_goes_on_where_it_was(tmp_path):
     trial = FolderTrial(tmp_path, LINEAR)
 
@@ -764,6 +765,7 @@ def test_a_run_that_is_stopped_after_every_round_goes_on_where_it_was(tmp_path):
     check_equal(trial.task.folder, trial.simulated())
 
 
+@pytest.mark.long
 def test_noise_on_the_client_is_drawn_and_charged_once_however_often_it_is_asked_for(tmp_path):
     trial = FolderTrial(tmp_path, LINEAR + NOISE)
     assert trial.by_folder() == "finished", (trial.task.folder / "run.json").read_text()
@@ -772,6 +774,7 @@ def test_noise_on_the_client_is_drawn_and_charged_once_however_often_it_is_asked
         assert (account.rounds, account.lost) == (5, 0)
 
 
+@pytest.mark.long
 def test_a_site_that_came_back_from_a_backup_sends_no_second_noise_for_rounds_that_are_over(tmp_path):
     trial = FolderTrial(tmp_path, LINEAR + NOISE)
     where = trial.folders["site-0"]

@@ -214,6 +214,7 @@ def test_a_coordinator_that_asks_again_gets_the_same_bytes(tmp_path):
     assert {again} == sent["site-1"]
 
 
+@pytest.mark.long
 def test_a_forest_that_takes_long_grows_on_when_it_is_asked_for_again(tmp_path, monkeypatch):
     made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n'), sites=3, simulated=False)
     monkeypatch.setattr(forests, "SECONDS_AT_A_TIME", 0.0)

@@ -149,6 +149,7 @@ def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
     assert read_letor(made.folders["site-0"] / "own.txt").documents > 0
 
 
+@pytest.mark.long
 def test_sites_vote_and_sites_that_vote_for_all_lose_nothing(tmp_path):
     from fedrank.deploy.holdings import load_share
 

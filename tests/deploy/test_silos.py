@@ -144,6 +144,7 @@ def done(tmp_path_factory):
     return made, passed
 
 
+@pytest.mark.long
 def test_turns_are_those_of_silo_train(done, tmp_path):
     """The same sketches as copies, by the functions behind `fedrank silo export` and `silo train`, turn by turn."""
     made, _ = done
@@ -429,6 +430,7 @@ def test_turns_are_in_the_order_of_the_simulation():
     assert fingerprint(bytes(32)) != fingerprint(bytes(31) + b"1")
 
 
+@pytest.mark.long
 def test_letters_travel_through_a_shared_folder_by_the_commands(tmp_path, fedrank, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))

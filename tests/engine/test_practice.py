@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from fedrank.data.engine_features import ENGINE_1, NAMES
 from fedrank.engine.judging import TrialRules
@@ -15,6 +16,7 @@ from fedrank.rank.model import Model, save_model
 from fedrank.rank.rankers import Linear
 
 
+@pytest.mark.long
 def test_an_organisation_and_its_trial(tmp_path):
     made = Practice.begin(queries=40)
     for name in ("a", "b"):

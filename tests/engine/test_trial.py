@@ -388,6 +388,7 @@ def test_one_client_counts_a_bounded_number(planned, tmp_path):
     assert count.largest > 0.7
 
 
+@pytest.mark.long
 def test_a_liar_gains_nothing():
     """Adoption must hold without the client who did most for it: an equal model stays out, whatever that one does."""
     rng = np.random.default_rng(5)

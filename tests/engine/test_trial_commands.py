@@ -42,6 +42,7 @@ def everything():
     return {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file() and path.name[0] != "."}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -70,6 +71,7 @@ def test_a_mistake_is_told_in_a_line_and_changes_nothing(fedrank, arguments, say
     assert everything() == before
 
 
+@pytest.mark.long
 def test_from_a_plan_to_a_model_in_use_on_a_narrow_terminal(fedrank, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     plan(fedrank, "--wait", 0, "--who", "ann")

@@ -192,6 +192,7 @@ def test_order_of_clients_does_not_matter():
         assert dataclasses.astuple(mine)[1:] == pytest.approx(dataclasses.astuple(theirs)[1:])
 
 
+@pytest.mark.long
 def test_a_million_clients_are_measured_by_their_pools():
     clients = make_clients(made_up_data(), 1_000_000)
     began = time.monotonic()

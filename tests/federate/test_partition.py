@@ -230,6 +230,7 @@ class TestIntents:
         assert joined.intents.tolist() == np.concatenate([self.JUDGED[:, 4:], self.JUDGED], axis=1).tolist()
         assert not len(RankingData.join([second, replace(SIX, top_grade=1)]).intents), "not all have them"
 
+    @pytest.mark.long
     @needs.data
     def test_real_topics(self):
         data = catalog.load("clueweb09-intents").train

@@ -114,6 +114,7 @@ class TestAgainstTheOracle:
             expected = oracle.multi_krum(updates.tolist(), m, distance == "squared")
             assert MultiKrum(share, distance)(arrivals(updates)) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("kind", ["random", "outliers"])
     def test_krum_of_many(self, kind):
         """So many that a partial sort is not a whole one."""

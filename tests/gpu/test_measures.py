@@ -12,6 +12,8 @@ from fedrank.gpu.measures import EvaluatorThere, leaves_of, why_not
 from fedrank.rank.measures import Evaluator
 from tests.gpu.test_twins import problem
 
+pytestmark = pytest.mark.build
+
 ALL = ["ndcg@10", "ndcg@5/zero", "ndcg-linear@10", "map@10", "mrr@10/one", "err@10", "p@3", "ndcg@1"]
 
 

@@ -18,6 +18,8 @@ from fedrank.seeds import Chance
 from fedrank.types import STRAIGHT, Bend, Learner
 from tests.gpu.test_twins import problem
 
+pytestmark = pytest.mark.build
+
 RANKERS = {
     "sigmoid 16": fr.rankers.Mlp(hidden=16),
     "sigmoid 5": fr.rankers.Mlp(hidden=5),

@@ -15,6 +15,8 @@ from fedrank.gpu.machines import Processor
 from fedrank.types import Messages
 from tests.gpu.test_twins import problem
 
+pytestmark = pytest.mark.build
+
 RULES = {
     "krum": fr.aggregators.Krum(),
     "krum squared": fr.aggregators.Krum(distance="squared", attackers=0.3),

@@ -14,6 +14,8 @@ from fedrank.federate.round import Outcome, simulate
 from fedrank.gpu.machines import Processor
 from tests.gpu.test_twins import LEARNERS, problem
 
+pytestmark = pytest.mark.build
+
 SERVERS = {
     "add": fr.server_steps.Add(rate=0.7),
     "momentum": fr.server_steps.Momentum(rate=0.5, momentum=0.8),

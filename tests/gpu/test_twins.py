@@ -24,6 +24,8 @@ from fedrank.seeds import Chance
 from fedrank.spec.source import read_spec
 from fedrank.types import Bend
 
+pytestmark = pytest.mark.build
+
 
 def problem(seed: int, features: int, longest: int, grades: int = 4) -> RankingData:
     """Queries of all lengths from 1 on."""

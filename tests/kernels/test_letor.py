@@ -26,6 +26,7 @@ numbers = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(numbers)
 @example("1.00000005960464477539")  # half-way between two float32

@@ -41,6 +41,7 @@ def weights_of(scores, shown, clicked, considered, temperature=1.0, keep=0.0):
     return fast, slow
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scores", [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, -1.0, 0.5], [4.0, -2.0, 0.0, 1.0]])
 def test_lists_follow_plackett_luce(scores):
     draws = 40_000
@@ -122,6 +123,7 @@ def test_positions_count_down_to_the_one_after_the_last_click(clicked):
 SETTINGS = [(0.3, 0.0), (1.0, 0.5), (0.3, 0.7), (2.0, 0.25), (1.0, 1.0), (0.5, 1.0)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("temperature", "keep"), SETTINGS)
 def test_lists_follow_the_mixture(temperature, keep):
     scores, draws = [0.4, 0.0, -0.3, 0.6], 30_000

@@ -26,6 +26,7 @@ def short(monkeypatch):
         monkeypatch.setattr(demo_module, name, value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_the_story_holds_the_numbers_of_its_runs(tmp_path):
     pytest.importorskip("dp_accounting")

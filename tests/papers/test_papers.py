@@ -211,6 +211,7 @@ def test_what_was_run_stands_first(runs: Path, tmp_path: Path) -> None:
     assert first.index("thesis/fig-4-8") < first.index("thesis/fig-3-1")
 
 
+@pytest.mark.long
 def test_a_made_up_log_that_was_stopped_halfway_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("bm25s")
     write = synthetic_log.synthetic_log
@@ -451,6 +452,7 @@ def test_verdicts_are_counted_paper_by_paper_and_reasons_stand_below(runs: Path,
     assert section.count("\n(1) One training of each: its luck cannot be told from the method") == 1
 
 
+@pytest.mark.long
 def test_the_notebook_has_the_values_and_both_pages_lead_to_each_other(runs: Path, tmp_path: Path) -> None:
     out, details = tmp_path / "claims.md", tmp_path / "more" / "notebook.md"
     done = CliRunner().invoke(

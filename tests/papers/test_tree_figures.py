@@ -41,6 +41,7 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     return done("noniid-trees/table-3", tmp_path_factory.mktemp("table-3"))
 
 
+@pytest.mark.long
 def test_who_holds_what_is_counted(splits: Findings) -> None:
     [table] = held(splits)
     assert isinstance(table, Table)
@@ -70,6 +71,7 @@ def test_categories_are_shared_out_as_in_the_data(splits: Findings) -> None:
     assert "relevant documents" in drawing.draw()
 
 
+@pytest.mark.long
 def test_chosen_settings_are_those_of_the_runs(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     changes = ["tune=1", 'variants.split-1.split.rule="no-ties"', 'vary.merge.name=["alone", "pooled"]']
@@ -85,6 +87,7 @@ def test_chosen_settings_are_those_of_the_runs(tmp_path: Path) -> None:
             assert row[-1] == "1"
 
 
+@pytest.mark.long
 def test_stacked_models_are_drawn_by_what_their_splits_gain(tmp_path: Path) -> None:
     few = [f"variants.{name}.merge.booster.trees=5" for name in ("stacking", "scores-only", "features-only")]
     found = done("noniid-trees/table-5", tmp_path, *few)
@@ -115,6 +118,7 @@ def test_what_is_left_of_cut_lists_is_counted(tmp_path: Path) -> None:
         assert row[6] == f"{relevant.sum():,} ({100 * relevant.sum() / kept.sum():.2f} %)"
 
 
+@pytest.mark.long
 def test_stacking_on_few_queries_is_not_judged(tmp_path: Path) -> None:
     few = [f"variants.{name}.merge.booster.trees=3" for name in ("stacking-20", "stacking-500", "features-150")]
     found = done("noniid-trees/merge-queries", tmp_path, "tune=0", "data.name=synthetic-mq2007", *few)

@@ -274,6 +274,7 @@ def story(folder: Path) -> list[tuple[int, int, np.ndarray]]:
     return steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rest", ["gone", "zeros"])
 def test_cut_anywhere_the_participants_are_never_fewer_than_promised(tmp_path, monkeypatch, rest):
     monkeypatch.setattr(os, "fsync", lambda handle: None)

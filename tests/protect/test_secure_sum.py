@@ -157,6 +157,7 @@ def test_ideal_sum_is_the_sum_of_whole_numbers_wrapped(rows, bits):
     assert ideal_sum(np.array(rows, dtype=np.int64), bits).tolist() == expected
 
 
+@pytest.mark.long
 def test_every_pattern_of_dropouts():
     values = some_values(5, 2, 30)
     opened = 0
@@ -1358,6 +1359,7 @@ LIES = [  # signatures and consents exist only with identity keys; what a client
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "signed"), LIES)
 def test_what_a_liar_writes_is_refused_or_harmless_and_never_gives_a_wrong_sum(kind, signed):
     # With a checksum that fits.

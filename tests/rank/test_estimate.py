@@ -120,6 +120,7 @@ def covered(repeats, seed):
     return np.mean(np.reshape(inside, (-1, 2)), axis=0), np.reshape(away, (-1, 2))
 
 
+@pytest.mark.long
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     """95 % of 200 repeats, give or take 3.3 standard errors; the benchmark has 1,000."""
     inside, away = covered(200, seed=2)

@@ -281,6 +281,7 @@ def test_learning_beats_the_start(learner):
     assert after > before + 0.1
 
 
+@pytest.mark.long
 def test_a_million_perfect_updates_stay_sound():
     data = made_up_data(queries=20, seed=2)
     clients = make_clients(data, 1, interactions=1_000_000)
@@ -549,6 +550,7 @@ def drawn_data():
     return replace(data, drawn=scores, draw=(0.7, 0.4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [False, True])
 def test_lists_whose_draw_is_known_have_its_weights(batch):
     """Probabilities of the list and its swapped form are those of the log, slopes those of the model."""

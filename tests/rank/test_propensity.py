@@ -223,6 +223,7 @@ def test_regression_em_ends_where_the_likelihood_does():
     assert abs(explained(place, times, clicks, rates[np.random.default_rng(1).permutation(len(rates))])) < 0.3
 
 
+@pytest.mark.long
 def test_where_little_moved_features_help():
     truth = made_up_queries(2000, documents=6)
     log = simulate_shown(truth, 6000, showing=Showing(rankers=1, noise=0.002), popularity=0.0)

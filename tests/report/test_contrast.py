@@ -43,6 +43,7 @@ def share(tests: list[Contrast]) -> float:
     return float(np.mean([test.p < 0.05 for test in tests]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("folds", "seeds", "luck"), [(1, 5, LUCK), (2, 5, LUCK), (5, 1, LUCK), (1, 5, 0.04), (5, 1, 0.04), (1, 3, 0.02)]
 )
@@ -58,6 +59,7 @@ def test_counting_seeds_as_data_would_call_most_of_them_significant() -> None:
     assert np.mean(naive) > 0.6
 
 
+@pytest.mark.long
 def test_the_power_that_is_stated_is_the_power_there_is() -> None:
     rng = np.random.default_rng(3)
     tests = [made_up(rng, 2, 3, effect=0.04) for _ in range(300)]

@@ -94,6 +94,7 @@ def test_every_kind_of_spec(name):
     assert text.startswith("# Data protection impact assessment: ")
 
 
+@pytest.mark.long
 def test_the_command_never_replaces_what_somebody_wrote(spec, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 

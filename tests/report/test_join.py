@@ -55,6 +55,7 @@ def test_one_table_with_all_variants_and_tests_over_shared_repeats(tmp_path: Pat
     assert (comparison.comparisons, comparison.contrast.unit) == (2, "queries")
 
 
+@pytest.mark.long
 def test_the_report_is_one(tmp_path: Path) -> None:
     text = write_report(load_runs(two(tmp_path / "runs")), tmp_path / "report.html").read_text()
     assert text.count("<article") == 1
@@ -150,6 +151,7 @@ def test_other_seeds_stand_in_one_table_without_a_test(tmp_path: Path) -> None:
     assert any("against the baseline, no repeat of both variants is finished" in note for note in joined.notes)
 
 
+@pytest.mark.long
 def test_the_command_writes_one_report_and_its_figures(tmp_path: Path) -> None:
     two(tmp_path / "runs")
     folders = [str(tmp_path / "runs" / name) for name in ("one", "two")]
@@ -232,6 +234,7 @@ def test_settings_that_have_their_default_are_not_listed(tmp_path: Path) -> None
     assert "rounds" in rows
 
 
+@pytest.mark.long
 def test_figures_and_tables_for_a_paper(tmp_path: Path) -> None:
     runs = load_runs(two(tmp_path / "runs"))
     write_report(runs, tmp_path / "r.md", figures=tmp_path / "paper")

@@ -54,6 +54,7 @@ def test_the_reader_is_strict(broken: tuple[str, str]) -> None:
         check_table(good.replace(*broken))
 
 
+@pytest.mark.long
 def test_every_table_of_a_report_is_one_that_latex_takes(tmp_path: Path) -> None:
     write_experiment(tmp_path / "runs", experiment="50_%_#1")
     for variant in ("krum_{2}", "mean & median", "[best]"):

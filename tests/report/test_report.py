@@ -96,6 +96,7 @@ def test_the_page_stands_alone_and_holds_every_part(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".report*")) == []
 
 
+@pytest.mark.long
 def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
     runs = two_variants(tmp_path / "runs")
     first = write_report(runs, tmp_path / "a.html").read_bytes()
@@ -215,6 +216,7 @@ def test_nothing_finished_is_an_error(tmp_path: Path) -> None:
         write_report(Runs(), tmp_path / "report.pdf")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".html", ".md"])
 def test_text_from_files_stays_text(tmp_path: Path, suffix: str) -> None:
     bad = '<script>alert(1)</script> | $x_1$ & "q"'
@@ -254,6 +256,7 @@ def test_runs_without_queries_model_online_or_timing(tmp_path: Path) -> None:
     assert "Who attacked is not known of 6 runs" in text
 
 
+@pytest.mark.long
 def test_experiments_on_different_queries_have_a_section_each(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "first", title="The first question")
     write_run(tmp_path / "runs", "second", title="The second question", queries=20)

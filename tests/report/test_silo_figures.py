@@ -24,6 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "fig-4"
 
 
+@pytest.mark.long
 def test_costs_of_sketches_are_shown_with_the_experiment(runs: Path) -> None:
     [found] = find(load_runs(runs))
     parts = list(drawings("cs-f-ltr/fig-4", found))

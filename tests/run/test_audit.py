@@ -47,6 +47,7 @@ def verdicts(found):
     return {each.attacked: each.verdict for each in found}
 
 
+@pytest.mark.long
 def test_without_a_mechanism_clicks_are_read_and_nothing_is_promised(tmp_path):
     grid = spec()
     found = attacked(grid, messages=25)
@@ -68,6 +69,7 @@ def test_without_a_mechanism_clicks_are_read_and_nothing_is_promised(tmp_path):
     assert membership["verdict"] == "SKIPPED"
 
 
+@pytest.mark.long
 def test_a_correct_mechanism_is_not_shown_broken_where_the_control_is_caught(tmp_path):
     mechanism = {"name": "laplace", "clip": 0.1, "noise": 0.5, "place": {"name": "server"}}
     grid = spec(mechanism=mechanism)
@@ -89,6 +91,7 @@ def test_a_correct_mechanism_is_not_shown_broken_where_the_control_is_caught(tmp
     assert "largest ε that could have been shown" in found[1].sentence
 
 
+@pytest.mark.long
 def test_the_published_mechanism_is_violated():
     mechanism = {"name": "fpdgd-paper", "epsilon": 1.2, "sensitivity": 3.0}
     found = attacked(spec(mechanism=mechanism, learner={"name": "pdgd", "clip_weights": 1.5}))
@@ -97,6 +100,7 @@ def test_the_published_mechanism_is_violated():
     assert found[-2].promised == "ε = 1.20"  # what the paper states, not what holds
 
 
+@pytest.mark.long
 def test_where_there_is_no_power_nothing_is_shown():
     mechanism = {"name": "gaussian", "clip": 0.1, "noise": 1000.0}
     found = attacked(spec(mechanism=mechanism), repeats=2000, runs=40)
@@ -155,6 +159,7 @@ FOREST = {
 SPLIT = {"name": "categories", "by": "feature:29", "rest": "all", "merge": "validation"}
 
 
+@pytest.mark.long
 def test_noise_hides_words_of_documents_and_not_words_of_questions():
     found = audit_experiment(read_tables(SILOS), source=SecureSource(bytes(32)))
     held, swapped, asked, weights = found
@@ -169,6 +174,7 @@ def test_noise_hides_words_of_documents_and_not_words_of_questions():
     assert "nothing is promised" in weights.sentence.lower()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [{"noise": 0.0}, {"counts": "exact"}])
 def test_without_noise_words_of_documents_are_read(method):
     grid = read_tables(SILOS | {"method": {"name": "local-plus", **method}})

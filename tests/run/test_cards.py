@@ -197,6 +197,7 @@ def test_the_command_writes_the_card_of_a_log(tmp_path, monkeypatch):
     assert load_log(tmp_path / "data")
 
 
+@pytest.mark.long
 def test_a_picture_shows_no_user_ids(log, tmp_path):
     from fedrank.report.log_figures import draw_log
 

@@ -131,6 +131,7 @@ def test_settings_and_names_arrive_as_they_are(tmp_path):
     assert all(getattr(one, name) == getattr(other, name) for one, other in runs for name in same)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("hurried")
 def test_stopping_leaves_what_can_be_resumed(tmp_path, long_alone):
     tasks, heard = plan(asked(rounds=LONG), "test", tmp_path), Heard()

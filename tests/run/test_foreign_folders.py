@@ -101,6 +101,7 @@ def test_who_only_looks_imports_nothing(theirs, monkeypatch, capsys, arguments):
         assert "lab_of_others:Mine" in Path("report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [("unlearn", "runs", "--client", "1", "--out", "new"), ("privacy", "spec.toml"), ("privacy", f"{RUN}/spec.toml")],
@@ -248,6 +249,7 @@ def places(table, above=()):
         yield from places(value, (*above, key))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("paper", [CARD, RECEIPT], ids=["card", "receipt"])
 def test_a_card_or_receipt_says_what_it_should_or_its_run_is_left_out(theirs, paper):
     from fedrank.report.findings import find

@@ -106,6 +106,7 @@ def test_a_collection_that_is_not_there_is_missed_before_anything_runs(tmp_path)
         asked(tmp_path, "data.collection=nowhere").base.require_data()
 
 
+@pytest.mark.long
 def test_a_log_must_have_the_features_that_are_asked_for(tmp_path):
     synthetic_log(tmp_path / "files", users=8, least=5)
     files = tmp_path / "files" / LOG, tmp_path / "files" / CORPUS

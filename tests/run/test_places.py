@@ -103,6 +103,7 @@ def test_bytes_do_not_depend_on_threads_or_stops(log, tmp_path, kind, monkeypatc
     assert len(one) == 2
 
 
+@pytest.mark.long
 def test_own_propensities_are_those_of_each_client(log):
     asked = read_tables(tables(log, {"propensities": "own"})).base
     crowd = clients_of(asked, 1, 1)

@@ -152,6 +152,7 @@ def test_a_run_without_a_ledger_is_cleaned_away(tmp_path):
 # Forgetting
 
 
+@pytest.mark.long
 def test_forgetting_is_its_own_command_with_its_own_words(tmp_path, monkeypatch, fedrank):
     [task] = plan(grid(), "test", tmp_path)
     killed_after(monkeypatch, task, 2)

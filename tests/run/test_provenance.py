@@ -168,6 +168,7 @@ def test_sets_of_the_catalog_are_named_by_their_parts(tmp_path, monkeypatch):
     assert data_sums(task.experiment) == expected
 
 
+@pytest.mark.long
 def test_collections_logs_and_models_to_begin_with_count(tmp_path, monkeypatch):
     from fedrank.data.synthetic_log import synthetic_log
 

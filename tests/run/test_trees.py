@@ -318,6 +318,7 @@ def test_enough_queries_make_stacking_testable(tmp_path, files):
     assert "not_testable" not in json.loads((task.folder / "run.json").read_text())
 
 
+@pytest.mark.long
 def test_a_stacked_model_is_tuned_like_any_other(tmp_path, files):
     large = tmp_path / "large.txt"
     large.write_text("".join(letor_lines(made_up_data(600, longest=60, seed=3))))
@@ -332,6 +333,7 @@ def test_a_stacked_model_is_tuned_like_any_other(tmp_path, files):
     assert len(stacked) == tuned[3]["trees"]
 
 
+@pytest.mark.long
 def test_every_forest_is_tuned_by_its_own_validation_queries(tmp_path, files):
     large = tmp_path / "large.txt"  # the space was made for large data: leaves of a small set are too light
     large.write_text("".join(letor_lines(made_up_data(300, longest=60, seed=3))))

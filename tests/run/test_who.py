@@ -129,6 +129,7 @@ def test_a_user_that_all_share_is_named_once_and_the_table_stays_narrow(spec):
     assert "…" not in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_picture(who, tmp_path, ending):
     path = tmp_path / f"clients.{ending}"
@@ -142,6 +143,7 @@ def test_picture(who, tmp_path, ending):
             assert said in text
 
 
+@pytest.mark.long
 def test_picture_of_many_or_one(spec, tmp_path):
     draw_clients(describe_clients(spec(clients={"count": 60, "partition": "own"})), tmp_path / "many.png")
     draw_clients(describe_clients(spec(clients={"count": 1})), tmp_path / "one.png")
@@ -153,6 +155,7 @@ def test_bad_partitions_say_what_fits(spec):
         describe_clients(spec(clients={"count": 4, "partition": "labels"}))
 
 
+@pytest.mark.long
 @needs.data
 def test_intents_differ_in_judgements_alone(spec, tmp_path):
     intents = spec(

@@ -77,6 +77,7 @@ def link_of(started: subprocess.Popen[str]) -> str:
     pytest.fail(f"no link: {started.stderr.read() if started.stderr else ''}")
 
 
+@pytest.mark.long
 def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> None:
     code, said, _ = fedrank("index", "notes")
     assert code == 0
@@ -321,6 +322,7 @@ def test_the_demo_opens_by_itself(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "tried").iterdir()} == {"documents", "search"}
 
 
+@pytest.mark.long
 def test_the_demo_is_worth_looking_at(tmp_path: Path) -> None:
     store = make_demo(tmp_path / "demo", NOW)
     with SearchClient.open(store, clock=lambda: NOW) as client:
@@ -354,6 +356,7 @@ def test_the_demo_is_the_same_for_everybody(tmp_path: Path) -> None:
     assert {wanted.removesuffix(": my notes") for _, wanted in WISHES} <= titles
 
 
+@pytest.mark.long
 def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> None:
     from fedrank.deploy.folder_members import create_folder_federation
 
@@ -381,6 +384,7 @@ def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> Non
     assert (shared / "left" / "anna").is_file()
 
 
+@pytest.mark.long
 def test_join_over_a_network_shows_to_whom_and_at_which_epsilon_and_asks(
     fedrank: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +414,7 @@ def test_join_over_a_network_shows_to_whom_and_at_which_epsilon_and_asks(
     assert "has no kit" in err
 
 
+@pytest.mark.long
 def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comparing_keys(
     fedrank: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

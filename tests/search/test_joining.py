@@ -81,6 +81,7 @@ def take_part_until(group, done, seconds=60.0):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypatch):
     monkeypatch.setattr(aggregating, "ROUNDS", 2)
     monkeypatch.setattr(hub, "PAUSE", 0.05)

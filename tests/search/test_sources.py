@@ -372,6 +372,7 @@ def test_bombs_are_not_unpacked(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_office_files_of_one_comment_or_of_elements_in_each_other_take_no_more_than_others(tmp_path):
     office(tmp_path / "a.docx", "word/document.xml", b"<a><!--" + b"x" * (40 << 20) + b"-->text</a>")
     office(tmp_path / "b.docx", "word/document.xml", b"<a>" * (5 << 20))
@@ -418,6 +419,7 @@ def test_pdf_is_its_text_and_a_broken_one_is_counted(tmp_path):
     assert reasons == {"b.pdf": "broken PDF", "c.pdf": "PDF without text"}
 
 
+@pytest.mark.long
 def test_pdf_that_takes_too_long_is_counted(tmp_path, monkeypatch):
     pytest.importorskip("pypdf")
     monkeypatch.setattr(readers, "MOST_SECONDS", 0.2)

@@ -166,6 +166,7 @@ def version(path: Path) -> int:
     return array_file.BEGIN.unpack_from(path.read_bytes())[1]
 
 
+@pytest.mark.long
 def test_noised_sketches_take_about_as_many_bits_as_their_noise(tmp_path):
     """5.5 bits a document and cell at σ1 = 1 and 30 rows; four bytes each would be 64 for row and value, twice."""
     path = made(tmp_path / "a.sketch", 150, noise=1.0, depth=30, width=200)
@@ -245,6 +246,7 @@ def rewritten(path: Path, out: Path, **parts) -> None:
     array_file.write_arrays(out, settings, content, files.TYPES, True, planes=planes)
 
 
+@pytest.mark.long
 def test_a_small_file_cannot_fill_the_memory_of_whoever_opens_it(tmp_path):
     path = made(tmp_path / "a.sketch", noise=1.0)
     rewritten(path, tmp_path / "same.sketch")

@@ -49,6 +49,7 @@ def releases(texts: list[str], sketcher: Sketcher) -> np.ndarray:
     return np.concatenate([part.ravel() for part in parts])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sketcher", [EXACT, HIDDEN, replace(EXACT, kind="count-min")])
 def test_no_neighbour_is_further_away_than_is_paid_for(sketcher: Sketcher) -> None:
     """One occurrence of one term in one document is replaced (lengths are exact), or left out (they are noised).

@@ -115,6 +115,7 @@ def first(three) -> TravellingModel:
     return take_turn(three[0].collection, three[0].me, three[0].partners(three[1])).model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("many", "how"), [(2, "query"), (3, "query"), (2, "fixed")])
 def test_turns_are_the_simulation_to_the_last_bit(three, many, how) -> None:
     here, rounds = three[:many], 4
@@ -479,6 +480,7 @@ class Desk:
         shutil.copy(self.folder / name, other.folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["copy", "letter"])
 def test_two_organisations_train_from_documents_to_a_model(tmp_path, monkeypatch, capsys, by) -> None:
     monkeypatch.setenv("COLUMNS", "200")

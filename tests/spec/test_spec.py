@@ -464,6 +464,7 @@ def short_lists(folder: Path) -> dict[str, str]:
     return dict.fromkeys(("train", "validation", "test"), str(folder / "short.txt"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", builtin_names())
 def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
     asked = read_spec(name, quick=bool(read_spec(name).about.quick))  # small forms need no data of ours

@@ -114,6 +114,7 @@ def test_scores_are_lightgbms_but_for_rounding(norm, truncation, trees):
     assert apart.mean() < 0.005
 
 
+@pytest.mark.long
 def test_quality_is_that_of_lightgbm():
     data = synthetic("istella-x", 30)
     train, test = data.select(np.arange(20)), data.select(np.arange(20, 30))

@@ -24,6 +24,7 @@ class Stopped(Exception):
     """Somebody asked for it."""
 
 
+@pytest.mark.long
 def test_the_best_setting_is_chosen_from_the_space(tmp_path):
     told = []
     note = lambda number, best: told.append((number, best))  # noqa: E731
@@ -45,6 +46,7 @@ def test_the_best_setting_is_chosen_from_the_space(tmp_path):
     assert best.quality == max(step.validation for step in booster.grow(TRAIN, VALIDATION, 1))
 
 
+@pytest.mark.long
 def test_a_stopped_study_ends_as_an_undisturbed_one(tmp_path):
     def stopped_after(trees: int) -> Callable[[], None]:
         left = iter(range(trees))
