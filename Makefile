@@ -36,6 +36,8 @@ docs: $(READY)  ## the documentation as a web site: site/index.html
 
 chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a federation that is killed, and one on bad lines
 	$(BIN)/python -m tests.fuzz --count 5000
+	$(BIN)/python -m tests.fuzz.specs --share 0.05
+	$(BIN)/python -m tests.fuzz.options
 	$(BIN)/python -m tests.search.kills --count 50
 	$(BIN)/python -m tests.trees.grow_kills --count 200
 	$(BIN)/python -m tests.deploy.chaos --kills 50
@@ -43,24 +45,24 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 	$(BIN)/python -m tests.deploy.hard_links
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
-	$(BIN)/python benchmarks/fpdgd.py
-	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/targets.py
-	$(BIN)/python benchmarks/evaluate.py
-	$(BIN)/python benchmarks/letor.py
-	$(BIN)/python benchmarks/clients.py
-	$(BIN)/python benchmarks/noise.py
-	$(BIN)/python benchmarks/secure_sum.py
-	$(BIN)/python benchmarks/protect.py
-	$(BIN)/python benchmarks/robust.py
-	$(BIN)/python benchmarks/log_features.py
-	$(BIN)/python benchmarks/async.py
-	$(BIN)/python benchmarks/published_log.py 200
-	$(BIN)/python benchmarks/rtk.py --check
-	$(BIN)/python benchmarks/trees.py
-	$(BIN)/python benchmarks/merge.py
-	$(BIN)/python benchmarks/live_search.py --documents 20000
-	$(BIN)/python benchmarks/compilation.py
+	$(BIN)/python -m benchmarks.fpdgd
+	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.targets
+	$(BIN)/python -m benchmarks.evaluate
+	$(BIN)/python -m benchmarks.letor
+	$(BIN)/python -m benchmarks.clients
+	$(BIN)/python -m benchmarks.noise
+	$(BIN)/python -m benchmarks.secure_sum
+	$(BIN)/python -m benchmarks.protect
+	$(BIN)/python -m benchmarks.robust
+	$(BIN)/python -m benchmarks.log_features
+	$(BIN)/python -m benchmarks.async
+	$(BIN)/python -m benchmarks.published_log 200
+	$(BIN)/python -m benchmarks.rtk --check
+	$(BIN)/python -m benchmarks.trees
+	$(BIN)/python -m benchmarks.merge
+	$(BIN)/python -m benchmarks.live_search --documents 20000
+	$(BIN)/python -m benchmarks.compilation
 
 lowest:  ## a smoke of everything with the lowest versions that pyproject.toml allows, in .venv-lowest; records that it passed
 	$(PYTHON) tests/lowest.py

@@ -1,6 +1,6 @@
 """How fast is federation out of step? Interactions a second on one core, next to rounds in step over the same batches.
 
-    python benchmarks/async.py [--check]
+    python -m benchmarks.async [--check]
 
 Measured on CPU time, evaluation excluded: lists of 20 documents x 103 features, 100 users, 4 searches an update. Users
 arrive in turn (long windows), at random with few users who search most (short ones), or in bursts of 8 updates (windows
@@ -61,7 +61,7 @@ def seconds(rule, clients) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail below the target")
     check = parser.parse_args().check
     slowest = float("inf")

@@ -1,6 +1,6 @@
 """How much slower or faster is one checkout than another? CPU time of the same work, in turns, on this machine.
 
-    python benchmarks/checkouts.py OLD NEW [--pairs 20] [--most 1.05]
+    python -m benchmarks.checkouts OLD NEW [--pairs 20] [--most 1.05]
 
 OLD and NEW are folders of checkouts; each side works in a process of its own that does the same rounds again and again,
 one side after the other. Printed is the median ratio new / old with its 95 % interval (order statistics); `--most`

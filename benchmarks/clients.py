@@ -1,6 +1,6 @@
 """How far do rounds scale? A million clients in one process, and two threads against one.
 
-    python benchmarks/clients.py [--clients 1000000] [--check]
+    python -m benchmarks.clients [--clients 1000000] [--check]
 
 The memory is the peak of this process; time must be linear in interactions; threads must not change a single bit.
 """

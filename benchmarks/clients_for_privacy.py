@@ -1,9 +1,9 @@
 """How many clients does FPDGD need before ε = 1 for every person costs nothing? From ten clients to a million.
 
-    python benchmarks/clients_for_privacy.py --out FOLDER --clip 2           # all on a graphics card: two minutes
-    python benchmarks/clients_for_privacy.py --out FOLDER --clip 8
-    python benchmarks/clients_for_privacy.py --out FOLDER --device cpu --most 1000
-    python benchmarks/clients_for_privacy.py --out FOLDER --picture docs/clients-for-privacy.png
+    python -m benchmarks.clients_for_privacy --out FOLDER --clip 2           # all on a graphics card: two minutes
+    python -m benchmarks.clients_for_privacy --out FOLDER --clip 8
+    python -m benchmarks.clients_for_privacy --out FOLDER --device cpu --most 1000
+    python -m benchmarks.clients_for_privacy --out FOLDER --picture docs/clients-for-privacy.png
 
 Every client is one person, takes part in all rounds, and searches five times in each. Three runs for each seed: the
 plain mean; updates shortened to a fixed length; and Gaussian noise on the sum of these, as a secure sum or a trusted

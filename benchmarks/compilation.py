@@ -1,6 +1,6 @@
 """How long does a newcomer wait for compilation? The quickstart's first run in an empty cache, and its second.
 
-python benchmarks/compilation.py [--check]
+python -m benchmarks.compilation [--check]
 """
 
 from __future__ import annotations

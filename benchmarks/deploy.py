@@ -1,6 +1,6 @@
 """What a federation between processes costs: three sites and a server on this machine, mutual TLS on loopback.
 
-    python benchmarks/deploy.py [--check] [--rounds 200]
+    python -m benchmarks.deploy [--check] [--rounds 200]
 
 Prints time, processor time and bytes a round and site, the same for secure sums, the time of a short trial from command
 to report, and how much memory a site takes after the first rounds and after the last. Bytes are those that passed the

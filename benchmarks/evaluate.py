@@ -1,5 +1,7 @@
 """How much evaluating linear models costs beyond their matrix product, which nobody can avoid.
 
+    python -m benchmarks.evaluate [--repeats 7] [--check]
+
 Both run on one thread, on the same data, in turns; the table shows the median of processor time. `--check` exits with 1
 where a ratio is above its target.
 """
@@ -47,7 +49,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--check", action="store_true", help=f"exit with 1 where the ratio is above {TARGET}")
     options.add_argument("--repeats", type=int, default=7, help="repetitions of each side")
     chosen = options.parse_args()

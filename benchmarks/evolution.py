@@ -1,6 +1,6 @@
 """How fast is FOLtR-ES? Interactions a second on one core, next to a bare pass of dot products in the same run.
 
-    python benchmarks/evolution.py [--check]
+    python -m benchmarks.evolution [--check]
 
 CPU time, evaluation excluded, 2,000 clients x 4 interactions a round through `federated_round` with Adam. `dot pass`
 only computes the scores of the same number of queries.

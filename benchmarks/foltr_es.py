@@ -1,7 +1,7 @@
 """Final models of FOLtR-ES by the measure of the original's notebooks: expected MaxRR, next to what these print.
 
     fedrank papers run thesis/mq2008-foltr-es
-    python benchmarks/foltr_es.py runs/thesis/mq2008-foltr-es
+    python -m benchmarks.foltr_es runs/thesis/mq2008-foltr-es
 
 Expected MaxRR is the mean over queries of 1 / rank of the first click in the top ten, as it is expected of a user; the
 printed values are those of notebooks/letor-2008.ipynb in github.com/facebookresearch/foltr-es (mean over five folds).
@@ -9,7 +9,7 @@ printed values are those of notebooks/letor-2008.ipynb in github.com/facebookres
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import defaultdict
 
 import numpy as np
@@ -43,9 +43,11 @@ def expected_max_rr(scores: NDArray[np.float32], data: RankingData, click: tuple
     return float(np.mean(found))
 
 
-def main(folder: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="the runs of thesis/mq2008-foltr-es")
     found = defaultdict(list)
-    for run in load_runs(folder):
+    for run in load_runs(parser.parse_args().folder):
         user, ranker, chance = (setting.partition("=")[2] for setting in run.variant.split(","))
         model, fold = load_weights(run.path), load("mq2008", run.fold)
         click = USERS[user][3].click
@@ -62,4 +64,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,6 +1,6 @@
 """How fast is FPDGD? Interactions a second on one core, next to two references timed in the same run.
 
-    python benchmarks/fpdgd.py [--check]
+    python -m benchmarks.fpdgd [--check]
 
 Measured on CPU time, evaluation excluded, 10 clients x 5 interactions a round through `federated_round`.
 `dot pass` only computes the scores of the same number of queries. `NumPy` is the step as the paper writes it, pair by

@@ -1,8 +1,8 @@
 """A round on a graphics card against one core of the same machine: the same bits, and how many times as fast.
 
-    python benchmarks/gpu.py                 # needs a graphics card and CuPy
-    python benchmarks/gpu.py --clients 1000000 --interactions 4
-    python benchmarks/gpu.py --check         # fails where a bit differs
+    python -m benchmarks.gpu                 # needs a graphics card and CuPy
+    python -m benchmarks.gpu --clients 1000000 --interactions 4
+    python -m benchmarks.gpu --check         # fails where a bit differs
 
 First random problems: settings, lengths of lists and users, learned by both. Then, for each shape: interactions a
 second on one core and on the card, and the share of the card's memory bandwidth (measured in the same run by a copy)
@@ -25,7 +25,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.federate.ahead import Ahead
 from fedrank.federate.robust_there import change_there
 from fedrank.federate.round import first_state, simulate
-from fedrank.gpu.machines import GraphicsCard, Machine
+from fedrank.gpu.machines import DeviceError, GraphicsCard, Machine
 from fedrank.gpu.measures import EvaluatorThere
 from fedrank.gpu.pdgd import PdgdThere
 from fedrank.gpu.twins import Twin
@@ -192,13 +192,21 @@ def measured(card: Any) -> None:
         )
 
 
+def the_card() -> GraphicsCard:
+    """The graphics card, or one line that says what is missing."""
+    try:
+        return GraphicsCard()
+    except (ImportError, DeviceError) as problem:
+        raise SystemExit(str(problem)) from None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--interactions", type=int, default=5)
     parser.add_argument("--check", action="store_true", help="fail where a bit differs")
     options = parser.parse_args()
-    card = GraphicsCard()
+    card = the_card()
     same, tried = agreement(card)
     print(f"{card.name}: the same bits for {same:,} of {tried:,} clients")
     if options.check and same < tried:

@@ -1,7 +1,7 @@
 """FOLtR-ES and neural PDGD on a graphics card: the same bits as on the processor, and how many searches a second.
 
-    python benchmarks/gpu_learners.py            # needs a graphics card and CuPy; fails where a bit differs
-    python benchmarks/gpu_learners.py --tune     # and again with other sizes of tiles and blocks
+    python -m benchmarks.gpu_learners            # needs a graphics card and CuPy; fails where a bit differs
+    python -m benchmarks.gpu_learners --tune     # and again with other sizes of tiles and blocks
 
 Like benchmarks/gpu.py, which has linear PDGD: first random problems learned by both, then speeds, with the mean of all
 updates.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import fedrank as fr
-from benchmarks.gpu import made_up, seconds
+from benchmarks.gpu import made_up, seconds, the_card
 from fedrank.gpu import machines, neural
 from fedrank.gpu.machines import GraphicsCard, Machine
 from fedrank.gpu.twins import there
@@ -128,7 +128,7 @@ def tune() -> None:
 
 def report_variant(name: str, text: str, learner: Learner, shapes: Any, clients: int) -> None:
     machines.source = lambda: text  # type: ignore[assignment]
-    card, found = GraphicsCard(), []
+    card, found = the_card(), []
     for shape in shapes:
         crowd = fr.make_clients(made_up(*shape), count=clients, user="informational", interactions=5)
         found.append(f"{speed(card, learner, crowd)[0] / 1e6:.2f}")
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="other sizes, too")
     options = parser.parse_args()
     begin = time.perf_counter()
-    card = GraphicsCard()
+    card = the_card()
     same, tried = agreement(card)
     print(f"{card.name}: the same bits for {same:,} of {tried:,} clients ({time.perf_counter() - begin:.0f} s)")
     for learner, shape, clients, searches in SPEEDS:

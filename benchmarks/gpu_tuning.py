@@ -1,19 +1,20 @@
 """Variants of the card's loops: with other numbers of groups and blocks.
 
-    python benchmarks/gpu_tuning.py          # needs a graphics card and CuPy; a minute
+    python -m benchmarks.gpu_tuning          # needs a graphics card and CuPy; a minute
 
 A variant is the same text with other numbers; each is checked to give the same sum.
 """
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from typing import Any
 
 import numpy as np
-from gpu import SHAPES, bandwidth, made_up, seconds
 
 import fedrank as fr
+from benchmarks.gpu import SHAPES, bandwidth, made_up, seconds, the_card
 from fedrank.gpu import machines
 from fedrank.gpu.pdgd import PdgdThere
 from fedrank.seeds import Chance
@@ -31,7 +32,7 @@ def card_with_variants() -> machines.GraphicsCard:
     text = machines.source()
     lines = [f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]})" for each in dict.fromkeys(LONG + SHORT)]
     machines.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
-    return machines.GraphicsCard()
+    return the_card()
 
 
 def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int]]) -> None:
@@ -57,6 +58,7 @@ def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[st
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     card = card_with_variants()
     large_rounds(card, SHAPES[3], SHORT)
     large_rounds(card, SHAPES[0], LONG)

@@ -1,5 +1,7 @@
 """How fast fedrank's own grower is beside LightGBM: one tree of 64 leaves, four clients in one process, SelGB, memory.
 
+    python -m benchmarks.grow [--size 200 2800 220] [--repeats 5] [--no-memory] [--check]
+
 Everything runs on one thread, in turns, in one process, except for memory, which is the peak of a process each. Times
 are processor time, median. `--check` exits with 1 where a target is missed.
 """
@@ -79,7 +81,7 @@ def seconds(step: Iterator[None], count: int = 1) -> float:
 def peak(what: str, size: list[int]) -> float:
     """Largest memory of a process that makes the data and grows ten trees, in MB."""
     code = (
-        "import resource, sys; sys.path.insert(0, 'benchmarks'); from grow import example, plain, together; "
+        "import resource; from benchmarks.grow import example, plain, together; "
         f"data = example(*{size}); steps = {what}; [next(steps) for _ in range(10)]; "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
@@ -88,7 +90,7 @@ def peak(what: str, size: list[int]) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--check", action="store_true", help="exit with 1 where a target is missed")
     options.add_argument("--repeats", type=int, default=5, help="repetitions of each side")
     options.add_argument("--size", type=int, nargs=3, default=[200, 2800, 220], help="queries, documents, features")

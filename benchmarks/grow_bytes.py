@@ -1,6 +1,6 @@
 """Quality of forests that clients grow together against the bytes that they send: bins, votes, and bits of gradients.
 
-    python benchmarks/grow_bytes.py --keep /tmp/bytes.jsonl --out docs/grow-bytes.png
+    python -m benchmarks.grow_bytes --keep /tmp/bytes.jsonl --out docs/grow-bytes.png
 
 Every repeat draws other training queries and splits them by topics anew; messages are those that would travel. What
 is said of a difference is by bootstrap over test queries and repeats, against all features in 255 bins.
@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from grow_table import MEASURE
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.grow_table import MEASURE
 from fedrank.data.catalog import Fold, load
 from fedrank.data.ranking import RankingData
 from fedrank.rank.measures import Evaluator
@@ -133,7 +133,7 @@ def draw(found: dict[Way, tuple[float, float, float, float]], title: str, out: P
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", default="mslr-sample")
     options.add_argument("--repeats", type=int, default=6)
     options.add_argument("--queries", type=int, default=60, help="for training, at most")

@@ -1,6 +1,6 @@
 """What forests that clients grow together cost and tell: quality against ε, and grades read from histograms.
 
-    python benchmarks/grow_quality.py --data mq2007-85 mslr-sample --what epsilon grades
+    python -m benchmarks.grow_quality --data mq2007-85 mslr-sample --what epsilon grades
 
 `epsilon`: quality against ε for both designs under noise; `grades`: relevant documents that a server reads from root
 histograms, by the size of a client. `grow_table.py` compares with other ways, `grow_bytes.py` counts what is sent. Data

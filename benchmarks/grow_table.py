@@ -1,6 +1,6 @@
 """Forests that clients grow together beside other ways to one model, on several data sets and skewed splits, tested.
 
-    python benchmarks/grow_table.py --keep /tmp/table.jsonl
+    python -m benchmarks.grow_table --keep /tmp/table.jsonl
 
 Every repeat draws other training queries and splits them anew; a way is compared with ours on the same test queries
 of the same repeats, by bootstrap over queries and repeats (`report/contrast.py`), and Holm's correction over all
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grow_quality import CLIENTS, XgboostForest, portions_of
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.grow_quality import CLIENTS, XgboostForest, portions_of
 from fedrank.data.catalog import Fold, load
 from fedrank.data.ranking import RankingData
 from fedrank.data.synthetic import synthetic
@@ -160,7 +160,7 @@ def show(records: list[dict], name: str, console: Console) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", nargs="+", default=SETS)
     options.add_argument("--splits", nargs="+", default=SPLITS)
     options.add_argument("--repeats", type=int, default=3)

@@ -2,7 +2,7 @@
 
     pip install xgboost-cpu                  # the extra `xgboost`: XGBoost on pooled rows
     pip install xgboost                      # the large wheel, built with the federated mode
-    python benchmarks/grow_xgboost.py --data mq2007-85 --clients 2 --trees 30
+    python -m benchmarks.grow_xgboost --data mq2007-85 --clients 2 --trees 30
 
 All ways are done in one run, one after the other, with as many threads. XGBoost's federated mode is measured where the
 one that is installed has it. Each of its workers is a process, and so is its server; between them and the server stands
@@ -205,7 +205,7 @@ def ours(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mq2007-85")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--trees", type=int, default=30)

@@ -1,6 +1,6 @@
 """How fast LETOR files are read: fedrank and scikit-learn side by side, on one generated file.
 
-python benchmarks/letor.py [MB] [--check]
+python -m benchmarks.letor [MB] [--check]
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cpu_seconds(call: Callable[[], Any], repeats: int = 1) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mb", type=float, nargs="?", default=50, help="size of the generated file")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """The constants of the features live-1: how large each is on average, and how much it varies within a list.
 
-    python benchmarks/live_constants.py > src/fedrank/data/live_constants.json
+    python -m benchmarks.live_constants > src/fedrank/data/live_constants.json
 
 Needs the collections below FEDRANK_DATA. Every collection counts the same: the best 100 of BM25 for each of its queries
 (at most 200, evenly spaced), mean over lists. A collection in which a feature never varies within a list, as that of
@@ -12,6 +12,7 @@ for history and kind.
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import numpy as np
@@ -39,6 +40,7 @@ def of_lists(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     means, variances = (np.array(rows) for rows in zip(*map(of_lists, COLLECTIONS), strict=True))
     tells = variances > 1e-12
     features = {}

@@ -1,6 +1,6 @@
 """How often does the gate let a model through, and how soon does it stop a broken one?
 
-    python benchmarks/live_gate.py [--clients 1000] [--check]
+    python -m benchmarks.live_gate [--clients 1000] [--check]
 
 Bets: 1,000 clients each, whose people prefer the new model's places in so many of the decided searches; alone, and ten
 clients whose counts are added up after every ten searches of each. Replays: 1,000 clients with 100 recorded searches

@@ -1,6 +1,6 @@
 """Does the search client's learning pay? Ten searchers with their own documents, a newcomer, the first 100 searches.
 
-    python benchmarks/live_quality.py [--splits 1 2 3 4 5] [--only clients newcomer confirm] [--rate 0.03]
+    python -m benchmarks.live_quality [--splits 1 2 3 4 5] [--only clients newcomer confirm] [--rate 0.03]
         [--check]
 
 Needs the text collections below FEDRANK_DATA; about three minutes of one core. nDCG@10 over all relevant documents that

@@ -1,6 +1,6 @@
 """How fast is the search client on 100,000 made-up documents? Whole queries next to the engine alone.
 
-    python benchmarks/live_search.py [--documents 100000] [--queries 1000] [--check]
+    python -m benchmarks.live_search [--documents 100000] [--queries 1000] [--check]
 
 Documents are like abstracts: 60 to 260 words by Zipf's law from 60,000, a third of which the document had before, as
 lines of JSONL. A whole query finds candidates,
@@ -111,7 +111,7 @@ def measure(folder: str, queries: list[str], out: multiprocessing.Queue) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=1_000)
     parser.add_argument("--check", action="store_true", help="fail where a target is missed")

@@ -1,6 +1,6 @@
 """What do the 103 features of a query and a document cost? CPU time per pair next to plain Python; memory.
 
-    python benchmarks/log_features.py [--documents 100000] [--pairs 200000] [--check]
+    python -m benchmarks.log_features [--documents 100000] [--pairs 200000] [--check]
 
 Documents and queries are made up: titles of 8 words, texts of 60, urls of 6, words by Zipf's law, queries of 1 to 5
 words that one document has; every query is asked of 20 documents. Plain Python is the oracle of the tests. It counts
@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import argparse
 import resource
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from fedrank.data.documents import Documents
 from fedrank.data.log_features import Statistics, features_for, features_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.oracles import log_features as oracle
 
 SMALLEST_RATIO = 20  # times faster than plain Python

@@ -1,6 +1,6 @@
 """How long do `fedrank runs` and `fedrank report` take for many runs?
 
-    python benchmarks/many_runs.py [--runs 2000] [--check]
+    python -m benchmarks.many_runs [--runs 2000] [--check]
 
 A few short runs are really done, with several aggregators and seeds; the others are copies under other folds and seeds.
 Seconds of CPU time of whole commands, the least of three.

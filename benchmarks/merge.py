@@ -1,5 +1,7 @@
 """How long it takes to find the weights of merged models: 101 weights of two models, and the search for four.
 
+    python -m benchmarks.merge [--repeats 9] [--check]
+
 The naive way, next to it in the same run, measures one weighted sum after the other. Processor time, median. `--check`
 exits with 1 where the grid of two models takes longer than its target.
 """
@@ -58,7 +60,7 @@ def one_by_one(scores: np.ndarray, evaluator: Evaluator) -> int:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--check", action="store_true", help=f"exit with 1 above {TARGET:.0f} ms")
     options.add_argument("--repeats", type=int, default=9, help="repetitions of each side")
     chosen = options.parse_args()

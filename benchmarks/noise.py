@@ -1,6 +1,6 @@
 """What secure noise costs: ours, the secure stream alone, and NumPy's ordinary normal variables, in one run.
 
-python benchmarks/noise.py [VALUES] [--check]
+python -m benchmarks.noise [VALUES] [--check]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cpu_seconds(calls: list[Callable[[], Any]]) -> list[float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("values", type=int, nargs="?", default=500_000, help="values in one call")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """What do FedProx, FedPer and SCAFFOLD cost over plain FPDGD? Measured side by side in one run.
 
-    python benchmarks/noniid.py [--check]
+    python -m benchmarks.noniid [--check]
 
 CPU time of whole rounds, evaluation excluded, 10 clients x 5 interactions. Plain rounds and those of a method take
 turns, and the median of the ratios is reported, so that a noisy neighbour disturbs both.
@@ -17,8 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from fpdgd import CLIENTS, INTERACTIONS, made_up
-
+from benchmarks.fpdgd import CLIENTS, INTERACTIONS, made_up
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
 from fedrank.federate.federation import Federation

@@ -1,6 +1,6 @@
 """Learning and estimating from logged clicks, on simulated logs whose truth is known.
 
-    python benchmarks/offpolicy.py [--seeds 10] [--repeats 1000] [--check]
+    python -m benchmarks.offpolicy [--seeds 10] [--repeats 1000] [--check]
 
 Learning: 20,000 logged searches of 50 people on 1,000 queries of ten documents; a federation of these people learns
 from the clicks as they are, corrected by propensities from the log, and corrected by the true ones. Models are judged

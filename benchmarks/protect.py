@@ -1,6 +1,6 @@
 """What does protecting updates cost over a plain round of FPDGD? Measured side by side in one run.
 
-    python benchmarks/protect.py [--check]
+    python -m benchmarks.protect [--check]
 
 CPU time of whole rounds, 1,000 clients x 4 interactions, without evaluation and without the ledger. Plain rounds and
 protected ones take turns, and the median of the ratios is reported, so that a noisy neighbour disturbs both. Every turn
@@ -18,8 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from fpdgd import made_up
-
+from benchmarks.fpdgd import made_up
 from fedrank.data.ranking import RankingData
 from fedrank.federate.clients import make_clients
 from fedrank.federate.federation import Federation

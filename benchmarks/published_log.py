@@ -2,7 +2,7 @@
 
 The files are generated in the format that the released code writes; the real ones have 55 GB.
 
-python benchmarks/published_log.py [MB] [--check]
+    python -m benchmarks.published_log [MB] [--check]
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _measure(call: Callable[[Path], Any], folder: Path, sender: Any) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mb", type=float, nargs="?", default=1000, help="size of the generated letor.txt")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()

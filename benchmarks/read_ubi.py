@@ -1,6 +1,6 @@
 """How fast User Behavior Insights are read, and in how much memory: generated queries and a million events.
 
-python benchmarks/read_ubi.py [EVENTS] [--check]
+python -m benchmarks.read_ubi [EVENTS] [--check]
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measure(files: tuple[Path, Path, Path], found: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("events", nargs="?", type=int, default=1_000_000)
     parser.add_argument("--check", action="store_true", help="fail where it is slower or larger than it should be")
     asked = parser.parse_args()

@@ -1,6 +1,6 @@
 """What do robust aggregators cost? CPU time of each rule next to the plain mean and to a round of FPDGD.
 
-    python benchmarks/robust.py [--check]
+    python -m benchmarks.robust [--check]
 
 Updates are those of real rounds on made-up data, of clients x parameters, 5 interactions each. `of a round` is what
 the rule costs beyond the mean, as a share of a whole `federated_round` of that size with the mean.

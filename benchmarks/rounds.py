@@ -1,6 +1,6 @@
 """What do many rounds in one compiled call save? Side by side with one round after the other, on one core.
 
-    python benchmarks/rounds.py [--check]
+    python -m benchmarks.rounds [--check]
 
 Interactions a second of CPU time, 10 clients x 5 a round; both ways take turns, so that a noisy neighbour disturbs
 both. `whole run` is what `fedrank run` does: it writes a row for each of 20,000 rounds, keeps checkpoints, and
@@ -93,8 +93,8 @@ def main() -> int:
         data = made_up(shape)
         with tempfile.TemporaryDirectory() as folder:
             for name, work, rounds, repeats in (
-                ("rounds", of_rounds(data), ROUNDS, 15),
-                ("whole run", of_a_run(data, Path(folder)), ROUNDS_OF_A_RUN, 3),
+                ("rounds", of_rounds(data), ROUNDS, 7),
+                ("whole run", of_a_run(data, Path(folder)), ROUNDS_OF_A_RUN, 2),
             ):
                 round_module.ENOUGH_ROUNDS = ENOUGH_ROUNDS
                 work()  # compiles

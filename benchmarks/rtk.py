@@ -1,9 +1,9 @@
 """What does reverse top-K cost, and what does it find? Next to reading the sketches of all documents (NAIVE).
 
-    python benchmarks/rtk.py [--check]                        speed, size and building at the paper's size
-    python benchmarks/rtk.py --curves [--out FOLDER]          the same against n, K, alpha, w and z, around n / 4
-    python benchmarks/rtk.py --cover [--out FOLDER]           cover rate against rule, alpha, beta, K, w, z and noise
-    python benchmarks/rtk.py --cover --collection nfcorpus    the same for the words of real queries
+    python -m benchmarks.rtk [--check]                        speed, size and building at the paper's size
+    python -m benchmarks.rtk --curves [--out FOLDER]          the same against n, K, alpha, w and z, around n / 4
+    python -m benchmarks.rtk --cover [--out FOLDER]           cover rate against rule, alpha, beta, K, w, z and noise
+    python -m benchmarks.rtk --cover --collection nfcorpus    the same for the words of real queries
 
 Made-up documents have 1,000 words drawn by Zipf's law from 50,000. 40 more words are asked for: each is the subject of
 300 documents, which hold it 1 + a geometric number of times (13 on average: --often), and is dropped once or twice into

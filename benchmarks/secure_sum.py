@@ -1,6 +1,6 @@
 """What a secure sum costs: the whole protocol, all clients and the server, beside its bare X25519 exchanges.
 
-python benchmarks/secure_sum.py [--size 136] [--check]
+python -m benchmarks.secure_sum [--size 136] [--check]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def exchanges(count: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=136, help="numbers per client")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """A made-up collection of the size of CS-F-LTR's, as a folder: 4 x 36,400 documents of about 1,000 terms.
 
-    python benchmarks/silo_collection.py FOLDER [--documents 145600] [--queries 1100] [--length 1000]
+    python -m benchmarks.silo_collection FOLDER [--documents 145600] [--queries 1100] [--length 1000]
     fedrank papers run cs-f-ltr/equal-steps --set data.name=FOLDER
 
 1,100 queries leave about 200 for each of four silos to train on. It takes about a second of CPU for 1,500 documents.

@@ -1,6 +1,6 @@
 """How large is a sketch next to its texts, and what does it find? With noise, by rows and columns.
 
-    python benchmarks/sketch_size.py [--check] [cranfield nfcorpus ...]
+    python -m benchmarks.sketch_size [--check] [cranfield nfcorpus ...]
 
 A row for each size of the table: bytes of the owner's file, times those of the texts, and bytes as they would be if
 nothing were packed; the share of the best 150 documents that words of queries find (ties count), and the error of their

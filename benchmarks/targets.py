@@ -1,6 +1,6 @@
 """What a processor's vectors change: nothing in the results, and how much in speed?
 
-    python benchmarks/targets.py
+    python -m benchmarks.targets [--rounds 2000]
 
 The same rounds of FPDGD, compiled for several x86-64 processors that this one can stand in for: digests of the weights,
 and interactions a second of CPU time. Where digests differ the exit code is 1.
@@ -8,6 +8,7 @@ and interactions a second of CPU time. Where digests differ the exit code is 1.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -19,14 +20,15 @@ TARGETS = {
     "any x86-64 (SSE 2)": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
 }
 WORKER = """
-import hashlib, time
+import hashlib, sys, time
 import numpy as np
 import fedrank as fr
 from benchmarks.fpdgd import made_up
+many = int(sys.argv[1])
 for shape, learner, rounds in (
-    ("46 x 41", fr.learners.Pdgd(), 2000),
-    ("136 x 120", fr.learners.Pdgd(), 2000),
-    ("136 x 120", fr.learners.Pdgd(ranker=fr.rankers.Mlp()), 80),
+    ("46 x 41", fr.learners.Pdgd(), many),
+    ("136 x 120", fr.learners.Pdgd(), many),
+    ("136 x 120", fr.learners.Pdgd(ranker=fr.rankers.Mlp()), max(1, many // 25)),
 ):
     clients = fr.make_clients(made_up(shape), 10, user="navigational", interactions=5)
     federation = fr.Federation(learner)
@@ -42,14 +44,18 @@ for shape, learner, rounds in (
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2000, help="of each linear case; the neural one has 1 in 25")
+    rounds = parser.parse_args().rounds
     print(f"{'compiled for':20} {'shape':10} {'ranker':7} {'weights':13} {'interactions/s':>14}")
     seen: dict[tuple[str, str], set[str]] = {}
     for name, settings in TARGETS.items():
-        environment = (
-            os.environ | settings | {"PYTHONPATH": os.pathsep.join([".", *sys.path[1:]]), "OPENBLAS_NUM_THREADS": "1"}
-        )
         done = subprocess.run(
-            [sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", WORKER, str(rounds)],
+            env=os.environ | settings | {"OPENBLAS_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
         for line in done.stdout.splitlines():
             shape, ranker, digest, rate = line.split("|")

@@ -1,5 +1,7 @@
 """How fast SelGB is beside LightGBM's lambdarank on all rows, its memory, what nDCG@10 costs, and scoring by a forest.
 
+    python -m benchmarks.trees [--size 200 2800 220] [--repeats 5] [--no-memory] [--check]
+
 Everything runs on one thread, in turns, in one process, except for memory, which is the peak of a process each. Times
 are processor time, median. `--check` exits with 1 where a target is missed.
 """
@@ -85,7 +87,7 @@ def scoring(data: RankingData, repeats: int) -> tuple[float, float]:
 def peak(what: str, size: list[int]) -> float:
     """Largest memory of a process that makes the data and grows ten trees, in MB."""
     code = (
-        "import resource, sys; sys.path.insert(0, 'benchmarks'); from trees import example, plain, selective; "
+        "import resource; from benchmarks.trees import example, plain, selective; "
         f"data = example(*{size}); steps = {what}; [next(steps) for _ in range(10)]; "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
@@ -94,7 +96,7 @@ def peak(what: str, size: list[int]) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--check", action="store_true", help="exit with 1 where a target is missed")
     options.add_argument("--repeats", type=int, default=5, help="repetitions of each side")
     options.add_argument("--size", type=int, nargs=3, default=[200, 2800, 220], help="queries, documents, features")

@@ -1,6 +1,6 @@
 """How often does a trial in an organisation's engine end wrongly, and how soon does it stop a broken model?
 
-    python benchmarks/trial_errors.py [--organisations 1000] [--check]
+    python -m benchmarks.trial_errors [--organisations 1000] [--check]
 
 Organisations have some hundred browsers, of which a few search most. People prefer the new model's places in so many of
 the decided searches. Rulings are those of `fedrank trial decide`, after every search; and when events are read once a

@@ -147,3 +147,45 @@ def test_no_module_has_a_meaningless_name():
         "helpers",
         "manager",
     }
+
+
+CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
+
+
+def elapsed(source: str) -> list[int]:
+    """Lines that compute how much time has passed: a clock minus an earlier reading of it.
+
+    A deadline (`time.monotonic() < until`) and a moment ago (`time.time() - 60`) are no durations.
+    """
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Sub)
+        and isinstance(node.left, ast.Call)
+        and ast.unparse(node.left.func).removeprefix("time.").removesuffix("_ns") in CLOCKS
+        and not isinstance(node.right, ast.Constant)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("assert time.monotonic() - began < 10", [1]),
+        ("took = perf_counter() - began\nassert took < 1", [1]),
+        ("assert (time.process_time_ns() - began) / 1e9 < 1", [1]),
+        ("until = time.monotonic() + 60\nassert time.monotonic() < until", []),
+        ("rounds(time.time() - 1)", []),
+    ],
+)
+def test_what_counts_as_a_duration(source, lines):
+    assert elapsed(source) == lines
+
+
+def test_no_test_measures_a_duration():
+    """A busy machine would fail it; benchmarks measure speed."""
+    tests = Path(__file__).parent
+    texts = {path.relative_to(tests): path.read_text(encoding="utf-8") for path in tests.rglob("test_*.py")}
+    likely = re.compile(r"(time|monotonic|perf_counter|_ns)\(\) -")  # parsing all tests would take seconds
+    found = {path: elapsed(text) for path, text in texts.items() if likely.search(text)}
+    assert {path: lines for path, lines in found.items() if lines} == {}

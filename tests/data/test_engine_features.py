@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -171,11 +170,9 @@ def test_lucene_scores_alike(number):
 
 
 @pytest.mark.parametrize("part", ["_", "a_", "a'", "1,", "é_'", "\u0301", "ש'", "カ_", "\U0001f600\u200d", "a_1_", "ไ"])
-def test_no_text_takes_long(part):
-    begun = time.perf_counter()
+def test_long_runs_of_the_same_letters_are_cut(part):
     for end in ("a", "é"):
-        assert standard_words(f"{part * 100_000} {end}")[-1] == end
-    assert time.perf_counter() - begun < 5
+        assert standard_words(f"{part * 100_000} {end}")[-1] == end  # a quadratic pattern would take minutes
 
 
 def test_both_ways_to_cut_a_text_agree():

@@ -215,6 +215,26 @@ def test_memory_is_measured_before_it_is_taken(tmp_path: Path, monkeypatch: pyte
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "txt.xz"])
+def test_a_few_bytes_cannot_take_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(letor, "SMALL", 1 << 20)
+    path = tmp_path / f"data.{kind}"
+    text = ("0 qid:1 10000:1\n" * 1_000).encode()  # 40 MB from 16 kB
+    path.write_bytes({"txt": bytes, "txt.gz": gzip.compress, "txt.xz": lzma.compress}[kind](text))
+    with pytest.raises(LetorError, match=r"documents of 10,000 features would take .* state how many: features=N"):
+        read_letor(path, cache=False)
+    assert read_letor(path, features=10_000, cache=False).features.shape == (1_000, 10_000)
+
+
+def test_sparse_files_are_read_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """700 features of which 3 % are listed, in any order: real files list ten times as many."""
+    monkeypatch.setattr(letor, "SMALL", 0)
+    rng = np.random.default_rng(1)
+    rows = [rng.choice(np.arange(1, 701), 21, replace=False) for _ in range(2_000)]
+    text = "".join(f"0 qid:1 {' '.join(f'{index}:0.5' for index in row)}\n" for row in rows)
+    assert read(tmp_path, text).features.sum() == 0.5 * 21 * 2_000
+
+
 @pytest.mark.parametrize("value", ["1.#INF", "-1.#IND", "1.#QNAN", "+1.#INF00"])
 def test_what_windows_writes_for_no_number_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(LetorError, match=r"line 2: .*is not a finite float32"):

@@ -8,7 +8,7 @@ import pytest
 from fedrank.data.describe_log import burstiness, power_law
 from fedrank.data.documents import read_documents
 from fedrank.data.logs import read_clicks
-from fedrank.data.synthetic_log import synthetic_log
+from fedrank.data.synthetic_log import LARGEST, synthetic_log
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,16 @@ def test_a_log_that_is_there_is_not_overwritten(tmp_path):
     assert not (tmp_path / "corpus.jsonl").exists()
 
 
-@pytest.mark.parametrize("wrong", [{"users": 0}, {"documents": 0}, {"exponent": 1.0}, {"taste": 0.0}, {"least": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: 0} for name in LARGEST),
+        *({name: value + 1} for name, value in LARGEST.items()),
+        {"exponent": 1.0},
+        {"taste": 0.0},
+        {"users": 99999999999999999999},
+    ],
+)
 def test_settings_that_make_no_sense(tmp_path, wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(ValueError, match=f"{name} = {value}"):

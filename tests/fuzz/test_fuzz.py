@@ -8,7 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from tests.fuzz import child
+from fedrank.spec.source import read_spec
+from tests.fuzz import child, specs
 from tests.fuzz.__main__ import fuzz
 from tests.fuzz.mutations import CHANGES, mutated
 from tests.fuzz.readers import READERS, Reader
@@ -77,3 +78,49 @@ def test_mutations_are_many_and_the_same_for_the_same_seed(content):
     assert len(set(some)) > (100 if len(content) > 1 else 10)
     for change in CHANGES:
         assert isinstance(change(content, np.random.default_rng(1)), bytes)
+
+
+@pytest.mark.long
+def test_specs_with_wrong_values_are_refused_by_an_error_that_names_the_key():
+    assert specs.faults(specs.drawn(0.00015)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "key", "value"),
+    [
+        ("cs-f-ltr/fig-6b", "vary.x", {"name": 1}),
+        ("quickstart", "baseline", ["x"]),
+        ("quickstart", "rounds", 99999999999999999999),
+        ("quickstart", "clients.count", 10**12),
+        ("quickstart", "seeds", [99999999999999999999]),
+        ("live/cranfield", "start", "ß" * 300),
+        ("demo-privacy", "variants.published-noise.mechanism.epsilon", 1e308),
+        ("hospitals", "variants.secure-sum.mechanism.clip", 1e308),
+        ("hospitals", "variants.secure-sum.mechanism.noise", 1e308),
+    ],
+)
+@pytest.mark.parametrize("by", ["file", "set"])
+def test_a_spec_that_once_crashed_or_was_accepted(tmp_path, spec, key, value, by):
+    assert specs.outcome(specs.Mutation(spec, key, value, by), tmp_path) == "refused"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("vary.x", 1), ("variants", [["x"]]), ("variants", [1]), ("baseline", ["x"]), ("claims", [{"higher": ["x"]}])],
+)
+def test_a_quick_form_with_wrong_values_is_refused(tmp_path, key, value):
+    mutation = specs.Mutation("cs-f-ltr/fig-6b", f"quick.{key}", value, "file")
+    assert specs.outcome(mutation, tmp_path) == "refused"
+
+
+def test_a_number_beyond_all_floats_is_refused(tmp_path):
+    assert specs.outcome(specs.Mutation("hospitals", "clients.count", 10**400, "file"), tmp_path) == "refused"
+
+
+def test_a_spec_has_a_bounded_number_of_variants(tmp_path):
+    values = list(range(1, 101))
+    text = specs.spec_text("quickstart").split("[variants")[0].split("[[")[0].replace("baseline", "# baseline")
+    text += f'\n[vary]\n"learner.rate" = {values}\nevaluate_every = {values}\n"clients.interactions" = {values}\n'
+    (tmp_path / "many.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="vary: there are 1,000,000 variants, and 10,000 are the most"):
+        read_spec(tmp_path / "many.toml")

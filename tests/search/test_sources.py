@@ -7,7 +7,6 @@ import json
 import mailbox
 import os
 import socket
-import time
 import zipfile
 from pathlib import Path
 
@@ -101,9 +100,15 @@ def test_html_that_never_ends_takes_no_longer_than_its_length(piece):
 
 def test_markup_is_read_no_further_than_it_is_kept(monkeypatch):
     monkeypatch.setattr(readers, "LARGEST_TEXT", 1_000)
-    began = time.process_time()
-    title, text = text_of_markup("<title>long</title>" + "<p> a word" * 2_000_000)
-    assert time.process_time() - began < 1
+    places: list[int] = []
+
+    class Markup(str):
+        def find(self, *what):
+            places.append(str.find(self, *what))
+            return places[-1]
+
+    title, text = text_of_markup(Markup("<title>long</title>" + "<p> a word" * 100_000))
+    assert max(places) < 10_000, "the rest of the text was searched"
     assert (title, len(text)) == ("long", 1_000)
 
 
@@ -150,11 +155,9 @@ def test_a_mail_that_is_a_little_broken_is_read_still(tmp_path, mail):
         b"Content-Type: text/plain; charset=punycode\n\n" + b"body-" + b"b9a8" * 300_000,
     ],
 )  # fmt: skip
-def test_headers_of_a_mail_take_no_longer_than_their_length(tmp_path, mail):
+def test_long_headers_of_a_mail_are_read(tmp_path, mail):
     (tmp_path / "a.eml").write_bytes(b"Subject: long\n" + mail)
-    began = time.process_time()
-    documents, reasons = read(tmp_path)
-    assert time.process_time() - began < 3
+    documents, reasons = read(tmp_path)  # a quadratic reader would take hours
     assert not reasons
     assert documents["a.eml"][0].title == "long"
 
@@ -373,12 +376,10 @@ def test_bombs_are_not_unpacked(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_office_files_of_one_comment_or_of_elements_in_each_other_take_no_more_than_others(tmp_path):
+def test_office_files_of_one_comment_or_of_elements_in_each_other(tmp_path):
     office(tmp_path / "a.docx", "word/document.xml", b"<a><!--" + b"x" * (40 << 20) + b"-->text</a>")
     office(tmp_path / "b.docx", "word/document.xml", b"<a>" * (5 << 20))
-    began = time.process_time()
     documents, reasons = read(tmp_path)
-    assert time.process_time() - began < 6, "it was the square of their length"
     assert documents["a.docx"][0].text == "text"
     assert reasons == {"b.docx": "broken office file"}
 

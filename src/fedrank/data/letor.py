@@ -27,6 +27,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 BLOCK = 4 << 20  # bytes of text in memory at a time; also the longest line
 LONGEST_QUERY = 1000  # bytes of a query id
 WIDEST = 10_000  # features that a file may have without being asked: every document takes room for all of them
+SMALL = 256 << 20  # bytes that the features of any file may take
+PER_BYTE = 32  # more bytes of features for each byte of text: a file that lists 2 % of its values needs less
 _GROWTH = 64 << 20  # bytes up to which the features double in size; from there on they grow by an eighth or as much
 _BOM = b"\xef\xbb\xbf"
 
@@ -161,6 +163,7 @@ class _Table:
         self._hard = np.zeros((kernel.LARGEST_INDEX, 5), np.int64)
         self._state = np.zeros(kernel.STATES, np.int64)
         self._state[kernel.FEWEST] = kernel.LARGEST_INDEX
+        self._read = 0  # bytes of text, unpacked, of all files
 
     def read(self, path: Path) -> None:
         """Append the documents of a file."""
@@ -173,6 +176,7 @@ class _Table:
             ended = False
             while not ended:
                 filled = _fill(stream, memoryview(text)[end:-1])
+                self._read += filled
                 ended = end + filled < len(text) - 1
                 end += filled
                 if ended and end > LONGEST_QUERY and text[end - 1] != 10:
@@ -307,6 +311,14 @@ class _Table:
     def _room(self, rows: int, width: int) -> int:
         """Rows to make room for when there are `rows` and more are to come; measured before it is taken."""
         size = 4 * max(width, 16)
+        if self.expected is None and 4 * rows * width > SMALL + PER_BYTE * self._read:
+            raise self._error(
+                int(self._state[kernel.LINE]),
+                "",
+                f"{rows:,} documents of {width:,} features would take {4 * rows * width / 1e9:.1f} GB, and the text up "
+                f"to here has only {self._read / 1e6:,.1f} MB; if a feature index is wrong, correct it; if there "
+                "really are so many features, state how many: features=N (in a spec data.features = N)",
+            )
         room = rows + max(rows // 8, min(rows, _GROWTH // size), (1 << 20) // size, 1)
         if self._free is not None and room * size > self._free:
             raise self._error(

@@ -17,6 +17,7 @@ from fedrank.files import write_whole
 from fedrank.seeds import rng_for
 
 LOG, CORPUS = "log.tsv", "corpus.jsonl"
+LARGEST = {"users": 1_000_000, "documents": 1_000_000, "topics": 1_000, "days": 36_500, "least": 10_000}
 _BEGINNING = 1_141_171_200  # the first of March 2006, when AOL's log begins
 _DAY = 86_400
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
@@ -44,15 +45,10 @@ def synthetic_log(
     least: int = 5,  # entries of the least active user
 ) -> tuple[Path, Path]:
     """Write a log and its documents into a folder; returns both files."""
-    for name, value in (
-        ("users", users),
-        ("documents", documents),
-        ("topics", topics),
-        ("days", days),
-        ("least", least),
-    ):
-        if value < 1:
-            raise ValueError(f"{name} = {value} leaves nothing to write; use 1 or more")
+    given = {"users": users, "documents": documents, "topics": topics, "days": days, "least": least}
+    for name, value in given.items():
+        if not 1 <= value <= LARGEST[name]:
+            raise ValueError(f"{name} = {value} is out of range; use 1 to {LARGEST[name]:,}")
     if not exponent > 1 or not taste > 0:
         raise ValueError(f"exponent = {exponent}, taste = {taste}: the exponent must exceed 1, the taste 0")
     log, corpus = Path(out) / LOG, Path(out) / CORPUS

@@ -32,7 +32,15 @@ from fedrank.protect.promises import OBSERVERS, Promise, Setting, up
 from fedrank.rank.evolution import REWARD_VALUES
 from fedrank.types import Aggregator, Change, Clip, Mechanism, Messages, Source, Trait, has
 
+LARGEST = 1e30  # of a clip, of noise and of ε: far beyond any use, and products of them stay finite
 LARGEST_PROTOCOL = 200  # clients: the secure sum takes time that grows with their square
+
+
+def _check_range(name: str, value: float, example: float) -> None:
+    if not 0 < value <= LARGEST:
+        raise ValueError(
+            f"{name} = {value} is out of range; use a number such as {example}, above 0 and up to {LARGEST:g}"
+        )
 
 
 class Place(Protocol):
@@ -160,10 +168,8 @@ class _Noise(ABC):
     tail = 1.0  # width of the tails, compared with those of a normal law
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ValueError(f"clip = {self.clip} lets nothing through, or everything; use a positive number such as 1")
-        if not 0 < self.noise < math.inf:
-            raise ValueError(f"noise = {self.noise} protects nobody; use a positive number such as 1")
+        _check_range("clip", self.clip, 1)
+        _check_range("noise", self.noise, 1)
         if self.cap < 1:
             raise ValueError(f"cap = {self.cap} would divide by nothing; use 1 or more interactions")
         if self.unit == "interaction" and self.cap != 1:
@@ -412,10 +418,8 @@ class FpdgdPaper:
     sees = "the server sees every client's weights, almost without noise"
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon = {self.epsilon} is no amount of noise; use a positive number such as 1.2")
-        if not 0 < self.sensitivity < math.inf:
-            raise ValueError(f"sensitivity = {self.sensitivity} bounds nothing; use a positive number such as 3")
+        _check_range("epsilon", self.epsilon, 1.2)
+        _check_range("sensitivity", self.sensitivity, 3)
         if self.shares is not None and self.shares < 1:
             raise ValueError(f"shares = {self.shares} is no number of messages; use 1 or more, or leave it out")
 

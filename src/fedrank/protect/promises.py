@@ -119,6 +119,8 @@ def up(epsilon: float) -> str:
     >>> up(1.2041), up(8.0), up(623.4)
     ('1.21', '8.0', '624')
     """
+    if math.isinf(epsilon):
+        return "∞"
     digits = 2 if epsilon < 2 else 1 if epsilon < 100 else 0
     return f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"
 

@@ -218,6 +218,8 @@ def take_turn(
     passes: int = 1,
 ) -> TakenTurn:
     """Train a model on own lists, with documents of partners among them, and see what it is worth at home."""
+    if not 1 <= passes <= MOST_PASSES:
+        raise ValueError(f"passes = {passes} is out of range; use 1 to {MOST_PASSES:,}")
     if not partners:
         raise ValueError("no partner, so that this would be training alone; give the sketch of another organisation")
     chosen = {name: value for name, value in (chosen or {}).items() if value is not None}

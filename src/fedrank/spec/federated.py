@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,10 +31,11 @@ from fedrank.spec.families import Elsewhere, SpecSection, code_from_outside, des
 from fedrank.spec.sections import ELSEWHERE as ELSEWHERE
 from fedrank.spec.sections import DataSpec, PrivacySpec
 from fedrank.spec.toml import TomlTable, shown
-from fedrank.spec.values import Filled, Positive, at_least, at_most, checked, more_than, noting
+from fedrank.spec.values import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
 from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerStep, has
 
-Count = Annotated[int, at_least(0)]
+Count = Annotated[int, at_least(0), at_most(LARGEST)]
+MOST_CLIENTS = 10_000_000  # a million of them take about 1 GB
 
 
 def _user(given: str | TomlTable) -> str | User:
@@ -76,7 +78,7 @@ def _known_users(user: str | Sequence[str] | TomlTable, place: str) -> None:
 class ClientsSpec(SpecSection):
     """Who takes part."""
 
-    count: Positive = field(metadata={"example": "count = 10"})
+    count: Annotated[int, at_least(1), at_most(MOST_CLIENTS)] = field(metadata={"example": "count = 10"})
     partition: Partition = field(default_factory=Iid)
     # A name; a list, of which client c gets entry c, counted around; or tables of its own.
     user: Annotated[str | Filled[str] | TomlTable, _known_users] = "perfect"
@@ -187,7 +189,7 @@ class FederatedExperiment(Experiment):
         if spec.start == GIVEN:
             if spec.learner is not None and not isinstance(spec.learner.ranker, Linear):
                 found.append('start: "given" is one feature, which only a linear ranker can begin with; use another')
-        elif spec.start is not None and not (Path(spec.start).is_file() or Path(spec.start, "model.json").is_file()):
+        elif spec.start is not None and not any(map(os.path.isfile, (spec.start, Path(spec.start, "model.json")))):
             found.append(
                 f'start: no model at {spec.start}; give a model.json, the folder of a finished run, or "{GIVEN}"'
             )

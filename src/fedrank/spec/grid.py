@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from fedrank.spec.kinds import KINDS
 from fedrank.spec.toml import TomlTable, flat, put, shown, write_toml, write_value
 from fedrank.spec.values import more_than, noting, twice
 
+MOST_VARIANTS = 10_000  # of one spec
 NOTHING = "nothing"  # spoken of like a variant: what users have without learning
 
 
@@ -267,6 +269,9 @@ class Row:
 
 def rows_of(vary: TomlTable, variants: TomlTable) -> list[Row]:
     """Named variants times all combinations of [vary]."""
+    count = math.prod(map(len, (variants or "1", *vary.values())))
+    if count > MOST_VARIANTS:
+        raise SpecError([f"vary: there are {count:,} variants, and {MOST_VARIANTS:,} are the most; vary fewer values"])
     found = [
         (name, dict(zip(vary, values, strict=True)), changes)
         for name, changes in (variants or {"": {}}).items()

@@ -181,11 +181,12 @@ def _quick_form(tables: TomlTable) -> TomlTable:
     for key, value in flat(quick, lambda key, table: "name" in table).items():
         section, _, rest = key.partition(".")
         if key == "variants":
-            known = tables.get("variants", {})
+            given = tables.get("variants", {})
+            known = given if isinstance(given, dict) else {}
             if not isinstance(value, list):
                 raise ValueError(f"quick.variants: {shown(value)} is no list; name the variants that stay, in brackets")
-            if unknown := [name for name in value if name not in known]:
-                raise ValueError(f"quick.variants: no {unknown[0]!r}{nearest(unknown[0], known)}")
+            if unknown := [name for name in value if not isinstance(name, str) or name not in known]:
+                raise ValueError(f"quick.variants: no {unknown[0]!r}{nearest(str(unknown[0]), known)}")
             tables["variants"] = {name: known[name] for name in value}
         else:
             put(tables, [section, rest] if section == "vary" else key.split("."), value)
@@ -201,15 +202,18 @@ def _leave_out(tables: TomlTable) -> None:
     lists = claims, tables.get("measures", [])
     if not isinstance(vary, dict) or not isinstance(variants, dict) or not all(isinstance(one, list) for one in lists):
         return  # which is told when they are read, as is a claim that is no table
-    names = {NOTHING, *(row.folder for row in rows_of(flat(vary), variants))}
+    if not all(isinstance(values, list) for values in flat(vary).values()):
+        return
+    names = [NOTHING, *(row.folder for row in rows_of(flat(vary), variants))]
     measures = [*measured(tables), None]
     tables["claims"] = [
         row
         for row in claims
         if not isinstance(row, dict)
-        or ({row.get("higher"), row.get("lower")} <= names and row.get("measure") in measures)
+        or not all(isinstance(row.get(side), str) for side in ("higher", "lower"))
+        or (row.get("higher") in names and row.get("lower") in names and row.get("measure") in measures)
     ]
-    if tables.get("baseline") not in names:
+    if isinstance(tables.get("baseline"), str) and tables["baseline"] not in names:
         tables.pop("baseline", None)
 
 

@@ -48,7 +48,8 @@ def less_than(bound: float) -> Limit:
 
 
 NotEmpty = Limit(lambda values: len(values) > 0, "list at least 1", ("minItems", 1))
-Positive = Annotated[int, at_least(1)]
+LARGEST = 1_000_000_000  # of whole numbers that count something: rounds, searches, trees
+Positive = Annotated[int, at_least(1), at_most(LARGEST)]
 Filled = Annotated[tuple[T, ...], NotEmpty]
 
 
@@ -72,6 +73,8 @@ PLAIN: dict[type, tuple[tuple[type, ...], str]] = {
 def checked(hint: Any, value: Any, place: str) -> Any:
     """The value, if it is what the hint asks for; a whole number is a number, and a list may become a tuple."""
     if type(value) is hint and hint in PLAIN:  # as most are, and looking into a type takes longer than all else here
+        if hint is int and not -(2**63) <= value < 2**63:
+            raise Unfit(place, value, "give a whole number of 64 bits")
         return value
     kind, inner = (hint, ()) if type(hint) is type else (get_origin(hint) or hint, get_args(hint))
     if kind is Annotated:
