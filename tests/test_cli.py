@@ -20,6 +20,7 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fedrank.__main__ import main as started
 from fedrank.cli import app, main
 from fedrank.cli.shared import progress
 from fedrank.data.catalog import CATALOG, load
@@ -605,3 +606,17 @@ def test_tune_chooses_and_writes_a_spec(fedrank):
     code, out, err = fedrank("tune", "small.toml", "--over", "learner.rate=0.1")
     assert code == 2
     assert "list the values to try" in err
+
+
+@pytest.mark.parametrize("place", ["fedrank.cli.app", "fedrank.cli.main"])
+def test_ctrl_c_outside_a_command_is_no_traceback(monkeypatch, capsys, place):
+    """While commands are built from their signatures, or modules are imported."""
+
+    def stopped():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, stopped)
+    with pytest.raises(SystemExit) as end:
+        (main if place.endswith("app") else started)()
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "")

@@ -1,6 +1,15 @@
 """`python -m fedrank` is the command `fedrank`."""
 
-from fedrank.cli import main
+
+def main() -> None:
+    """The command; Ctrl-C ends it without a traceback also while modules are imported."""
+    try:
+        from fedrank.cli import main
+
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
 
 if __name__ == "__main__":
     main()

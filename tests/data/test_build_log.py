@@ -344,6 +344,16 @@ def test_a_folder_with_something_else_is_left_alone(files, tmp_path):
         build(files, out / "thesis.tex")
 
 
+def test_what_a_process_left_that_was_killed_at_its_first_mark_is_no_obstacle(files, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f".{log_folder.BEGUN}.{2**22}.part").write_text('{"asked": ')
+    (out / "lock.unfinished").touch()
+    build(files, out)
+    build(files, tmp_path / "whole")
+    assert contents(out) == contents(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_settings_or_files_do_not_mix(files, tmp_path, finished):
     out = tmp_path / "out"

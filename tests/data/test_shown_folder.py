@@ -163,6 +163,25 @@ def test_arrays_of_other_lengths_are_refused(tmp_path):
         load_log(tmp_path / "log")
 
 
+def test_a_folder_that_was_left_half_written_is_written_again(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def dying(path, names):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedrank.data.shown_folder.write_names", dying)
+        with pytest.raises(Killed):
+            write_shown(tmp_path / "log", small(), {"features": "own"})
+    with pytest.raises(FileExistsError, match="other settings"):
+        write_shown(tmp_path / "log", small(), {"features": "others"})
+    write_shown(tmp_path / "whole", small(), {"features": "own"})
+    write_shown(tmp_path / "log", small(), {"features": "own"})
+    found = {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()}
+    assert found == {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+
+
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     write_shown(tmp_path / "log", small(), {"features": "own"})
     with pytest.raises(FileExistsError, match="holds something else"):

@@ -77,9 +77,19 @@ def test_users_have_few_topics_and_share_queries(made_up):
 def test_a_log_that_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "log.tsv").write_text("mine")
     with pytest.raises(FileExistsError, match="is there already"):
-        synthetic_log(tmp_path, users=2)
+        synthetic_log(tmp_path, users=2, documents=20, topics=2)
     assert (tmp_path / "log.tsv").read_text() == "mine"
     assert not (tmp_path / "corpus.jsonl").exists()
+
+
+@pytest.mark.parametrize("done", [(), ("corpus.jsonl",), ("corpus.jsonl", "log.tsv")])
+def test_a_command_that_was_stopped_is_given_again(tmp_path, done):
+    log, corpus = synthetic_log(tmp_path / "whole", users=3, documents=20, topics=2)
+    (tmp_path / "stopped").mkdir()
+    for name in done:
+        (tmp_path / "stopped" / name).write_bytes((tmp_path / "whole" / name).read_bytes())
+    again = synthetic_log(tmp_path / "stopped", users=3, documents=20, topics=2)
+    assert [path.read_bytes() for path in again] == [log.read_bytes(), corpus.read_bytes()]
 
 
 @pytest.mark.parametrize(

@@ -286,3 +286,13 @@ def test_a_wrong_ca_is_named_before_a_process_would_try_for_ever(copied, elsewhe
     shutil.copy(elsewhere[1].home / "ca" / "rootCA.pem", root / "clinic-0" / "kit" / "startup" / "rootCA.pem")
     with pytest.raises(KitError, match=r"(?s)somebody else's federation.*was not issued by the CA beside it"):
         serve(root / "clinic-0")
+
+
+def test_a_certificate_that_unpacks_to_too_much_is_not_unpacked(tmp_path):
+    (tmp_path / kits.REQUEST).mkdir()
+    invited = kits.Invitation("trial", "clinic-0", "Clinic", 0, "localhost", 8002, "SHA256:00")
+    (tmp_path / kits.INVITATION).write_text(json.dumps(vars(invited)))
+    with zipfile.ZipFile(tmp_path / "signed.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(kits.ROOT, b"\0" * (kits.LARGEST + 1))
+    with pytest.raises(ValueError, match=r"is no signed certificate .*larger than 1,048,576 bytes"):
+        kits.join(tmp_path / "signed.zip", tmp_path, "SHA256:00")

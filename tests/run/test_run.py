@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +20,12 @@ import pytest
 from fedrank.rank.measures import evaluate_weights
 from fedrank.run.perform import perform
 from fedrank.run.runs import load_runs, working_on
-from fedrank.run.schedule import plan, run_experiment
+from fedrank.run.schedule import _without_ctrl_c, plan, run_experiment
 from fedrank.run.writer import Task
 from fedrank.spec.experiment import to_toml
 from fedrank.spec.grid import read_tables
 from fedrank.trees.model_files import load_model
+from tests import needs
 
 
 def tables(**changes):
@@ -268,7 +271,7 @@ def test_processes_give_the_same_bytes(tmp_path):
 
 INTERRUPTED = """
 import sys
-from fedrank.run.schedule import run_experiment
+from fedrank.run.schedule import _without_ctrl_c, run_experiment
 from fedrank.spec.grid import read_tables
 from tests.run.test_run import tables
 if __name__ == "__main__":
@@ -303,6 +306,54 @@ def test_ctrl_c_leaves_a_state_that_can_be_resumed(tmp_path, workers):
 
 
 @pytest.mark.process
+@needs.posix
+def test_what_is_started_does_not_receive_ctrl_c_and_who_starts_it_does():
+    def start():
+        asked = "import signal; exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+        with _without_ctrl_c():
+            child = os.posix_spawn(sys.executable, [sys.executable, "-c", asked], os.environ)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.SIGINT in signal.sigpending()
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.process
+@needs.linux
+def test_ctrl_c_while_workers_start_is_no_traceback(tmp_path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "runs"), "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+    children, deadline = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 120
+
+    def importing() -> bool:
+        """Whether both workers are past Python's own start, and not yet at work."""
+        with contextlib.suppress(OSError):
+            maps = [Path(f"/proc/{child}/maps").read_text() for child in children.read_text().split()]
+            return sum("numpy" in text for text in maps) == 2
+        return False
+
+    try:
+        while not importing() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert "Traceback" not in output
+    assert "interrupted 3 failed 0" in output
+
+
 def test_a_killed_worker_is_reported_and_the_others_go_on(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(INTERRUPTED.replace("200_000", "3_000"))

@@ -611,6 +611,8 @@ def main() -> None:
     """Errors that a user can mend are one clear message; anything else is a bug and shows where."""
     try:
         app()
+    except KeyboardInterrupt:  # before or after what a command does, which says itself how it goes on
+        raise SystemExit(130) from None
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None

@@ -20,7 +20,7 @@ from fedrank.data.engine_features import ENGINE_1, EngineFeatures, is_engine_set
 from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
 from fedrank.data.live_features import LIVE_1, LOG_103, NAMES
 from fedrank.data.live_ranking import ENGINE_WORDS, pair_features
-from fedrank.data.log_folder import Marks, begin, finish, is_complete, save, table, working_on
+from fedrank.data.log_folder import Marks, begin, finish, is_complete, table, working_on
 from fedrank.data.logs import (
     ARRAYS,
     FORMAT,
@@ -32,6 +32,7 @@ from fedrank.data.logs import (
     read_names,
     write_names,
 )
+from fedrank.data.mapped import save_array
 from fedrank.files import opened, sync
 from fedrank.progress import Progress, quiet
 from fedrank.types import Features
@@ -328,14 +329,14 @@ def _gather(
         pair_document.append((codes % len(documents)).astype(np.int32))
         pairs += len(codes)
     lists.flush()
-    save(out / "target.npy", target)
-    save(out / "user.npy", number[clicks.user[kept]])
-    save(out / "time.npy", clicks.time[kept])
+    save_array(out / "target.npy", target)
+    save_array(out / "user.npy", number[clicks.user[kept]])
+    save_array(out / "time.npy", clicks.time[kept])
     group = np.empty(len(clicks), dtype=np.int32)
     group[order] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
-    save(out / "query.npy", group[kept])
-    save(out / "document.npy", np.concatenate(pair_document))
-    save(out / PAIR_ASKER, np.concatenate(pair_asker))
+    save_array(out / "query.npy", group[kept])
+    save_array(out / "document.npy", np.concatenate(pair_document))
+    save_array(out / PAIR_ASKER, np.concatenate(pair_asker))
     write_names(out / "users.txt", [clicks.users[user] for user in ranking])
     write_names(out / "queries.txt", [clicks.queries[clicks.query[order[start]]] for start in starts[:-1]])
     write_names(out / "documents.txt", documents.ids)

@@ -33,8 +33,9 @@ from fedrank.data.build_log import (
 from fedrank.data.click_caps import ClickCaps, Cut, apply_caps
 from fedrank.data.documents import Documents, read_documents
 from fedrank.data.live_features import LOG_103
-from fedrank.data.log_folder import begin, finish, is_complete, save, table, working_on
+from fedrank.data.log_folder import begin, finish, is_complete, table, working_on
 from fedrank.data.logs import BAD_ROW, FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.mapped import save_array
 from fedrank.data.redaction import Redaction, replaced
 from fedrank.data.shown import UNKNOWN_FIRST, ShownRows, read_shown
 from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, read_ubi
@@ -279,12 +280,12 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
                 grid[first : first + len(some)] = block
             grid.flush()
             sync(out / f"{name}.npy")
-    save(out / "first.npy", rows.first)
-    save(out / "user.npy", number[rows.user])
-    save(out / "time.npy", rows.time)
-    save(out / "query.npy", query.astype(np.int32))
-    save(out / "document.npy", (codes % len(documents)).astype(np.int32))
-    save(out / PAIR_ASKER, (codes // len(documents)).astype(np.int32))
+    save_array(out / "first.npy", rows.first)
+    save_array(out / "user.npy", number[rows.user])
+    save_array(out / "time.npy", rows.time)
+    save_array(out / "query.npy", query.astype(np.int32))
+    save_array(out / "document.npy", (codes % len(documents)).astype(np.int32))
+    save_array(out / PAIR_ASKER, (codes // len(documents)).astype(np.int32))
     stored = replaced([rows.queries[one] for one in queries], [chosen.reasons[one] for one in queries])
     texts = {"users": [rows.users[one] for one in chosen.ranking], "queries": stored, "documents": documents.ids}
     for name, names in texts.items():

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from fedrank.data.log_folder import UNFINISHED, working_on
 from fedrank.data.logs import FACTS, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.mapped import new_mapped
 from fedrank.files import UNFINISHED as PART
 from fedrank.files import exchange, is_alive, private_folder, sync, write_whole
 
@@ -163,7 +163,7 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
     for array in log.facts["shapes"]:
         values: NDArray[Any] = getattr(log, array)
         rows = np.flatnonzero(pairs) if array in ("features", "document") else entries
-        out = open_memmap(part / f"{array}.npy", mode="w+", dtype=values.dtype, shape=(len(rows), *values.shape[1:]))
+        out = new_mapped(part / f"{array}.npy", (len(rows), *values.shape[1:]), values.dtype)
         for first, some in zip(range(0, len(rows), _SOME), _blocks(rows), strict=True):
             block = np.asarray(values[some])
             if array == "lists":

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
-from numpy.typing import NDArray
 
 from fedrank.data.logs import BEGUN, FACTS
-from fedrank.files import locked, naming, parse_json, private_folder, read_text, sync, write_whole
+from fedrank.data.mapped import new_mapped
+from fedrank.files import UNFINISHED as PART
+from fedrank.files import locked, naming, parse_json, private_folder, read_text, write_whole
 
 UNFINISHED = ".unfinished"  # in the names of files that only the work needs
 _LOCK = f"lock{UNFINISHED}"
@@ -53,7 +54,8 @@ def begin(out: Path, asked: dict[str, Any]) -> Marks:
         begun = parse_json(read_text(path))
         _same(begun["asked"], asked, out)
         return Marks(path, asked, begun["done"])
-    if out.is_dir() and any(name for name in os.listdir(out) if not name.endswith(UNFINISHED)):
+    ours = (UNFINISHED, PART)  # PART: what is left of the first mark where a process was killed
+    if out.is_dir() and any(not name.endswith(ours) for name in os.listdir(out)):
         raise FileExistsError(f"{out} holds something else; name a new folder, so that nothing is overwritten")
     return Marks(path, asked, {})
 
@@ -108,16 +110,10 @@ def _same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
 def table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap[Any, Any]:
     """An array in a file; what was written before is kept unless it is new."""
     if new:
-        return open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
+        return new_mapped(path, shape, kind)
     found = open_memmap(path, mode="r+")
     if found.shape != shape or found.dtype.str != kind:
         raise ValueError(
             f"{path} is {found.dtype.str} {found.shape}; the folder is damaged: delete it and build it again"
         )
     return found
-
-
-def save(path: Path, values: NDArray[Any]) -> None:
-    """Write an array, for good."""
-    np.save(path, values, allow_pickle=False)
-    sync(path)

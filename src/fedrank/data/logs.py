@@ -24,7 +24,7 @@ from fedrank.data import from_ir_datasets
 from fedrank.data.documents import SHOWN, Documents, as_text, find_columns, is_name, kind_of, text_lines
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
-from fedrank.files import parse_json, read_bytes, read_text
+from fedrank.files import naming, parse_json, read_bytes, read_text
 from fedrank.types import Features
 
 MOST_NAMES = 32 << 30  # bytes of a file of names: those of a billion documents
@@ -474,7 +474,8 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 def write_names(path: Path, names: Sequence[str]) -> None:
     """One name a line."""
-    path.write_bytes("".join(f"{name}\n" for name in names).encode("utf-8"))
+    with naming(path):
+        path.write_bytes("".join(f"{name}\n" for name in names).encode("utf-8"))
 
 
 _DAMAGED = "the folder is damaged: delete it and build it again"

@@ -7,12 +7,15 @@ import os
 import platform
 import sys
 import tokenize
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib.format import open_memmap, write_array
+from numpy.typing import DTypeLike, NDArray
 
-from fedrank.files import opened
+from fedrank.files import naming, opened, sync
 
 # Python names it from 3.13 on; the number is that of Linux on these machines.
 _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
@@ -35,3 +38,26 @@ def open_mapped(path: str | os.PathLike[str]) -> NDArray[Any]:
     with opened(path) as file:
         pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return np.ndarray(found.shape, found.dtype, buffer=pages, offset=found.offset)
+
+
+def new_mapped(path: Path, shape: tuple[int, ...], kind: DTypeLike) -> np.memmap[Any, Any]:
+    """A new array in an `.npy` file, which is written through memory.
+
+    Its room on the disk is reserved first: the system ends a process (SIGBUS) that writes to memory for which the disk
+    has no room, and there would be no message.
+    """
+    made = open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
+    if made.nbytes and hasattr(os, "posix_fallocate"):
+        with naming(path), open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    return made
+
+
+def save_array(path: Path, values: NDArray[Any]) -> None:
+    """Write an array as `np.save` does; it is on the disk when this returns, and problems name the file.
+
+    NumPy writes to a file by itself, and where the disk is full it says only how many values were written.
+    """
+    with naming(path), open(path, "wb") as file:
+        write_array(SimpleNamespace(write=file.write), values, allow_pickle=False)
+    sync(path)

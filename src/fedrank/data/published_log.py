@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fedrank.data.build_log import heavy_user
 from fedrank.data.documents import SHOWN, find_columns, is_name, text_lines
 from fedrank.data.letor_stream import Queries, read_queries, whole_number
-from fedrank.data.log_folder import UNFINISHED, Marks, begin, finish, is_complete, save, table, working_on
+from fedrank.data.log_folder import UNFINISHED, Marks, begin, finish, is_complete, table, working_on
 from fedrank.data.logs import (
     ARRAYS,
     BAD_BYTES,
@@ -44,6 +44,7 @@ from fedrank.data.logs import (
     seconds_of,
     write_names,
 )
+from fedrank.data.mapped import save_array
 from fedrank.files import opened, sync
 from fedrank.progress import Progress, quiet
 
@@ -307,15 +308,15 @@ def _write_rest(out: Path, places: NDArray[np.int32], entries: Metadata) -> None
         lists[first : first + _SOME] = order[first : first + _SOME, None] * LENGTH + np.arange(LENGTH)
     lists.flush()
     target = np.fromfile(out / _TARGETS, "|i1")[order]
-    save(out / "target.npy", target)
+    save_array(out / "target.npy", target)
     counts = np.bincount(clicks.user[chosen], minlength=len(clicks.users))
     ranking = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     number = np.zeros(len(clicks.users), np.int32)
     number[ranking] = np.arange(len(ranking))
-    save(out / "user.npy", number[clicks.user[chosen]])
-    save(out / "time.npy", clicks.time[chosen])
+    save_array(out / "user.npy", number[clicks.user[chosen]])
+    save_array(out / "time.npy", clicks.time[chosen])
     queries, query = np.unique(clicks.query[chosen], return_inverse=True)
-    save(out / "query.npy", query.astype(np.int32))
+    save_array(out / "query.npy", query.astype(np.int32))
     documents, document = np.unique(clicks.document[chosen], return_inverse=True)
     pairs = table(out / "document.npy", (len(order) * LENGTH,), ARRAYS["document"], new=True)
     pairs[:] = -1

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.log_folder import begin, finish, working_on
 from fedrank.data.logs import FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.mapped import save_array
 from fedrank.files import sync
 from fedrank.types import Features
 
@@ -76,10 +77,9 @@ def write_shown(
     kinds = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if told[name] is not None}
     arrays = {name: np.asarray(told[name]).astype(kind) for name, kind in kinds.items()}
     with working_on(folder):
-        begin(folder, {"settings": dict(settings)})
+        begin(folder, {"settings": dict(settings)}).set("begun", 1)  # a folder that is left half written is known
         for name, array in arrays.items():
-            np.save(folder / f"{name}.npy", array, allow_pickle=False)
-            sync(folder / f"{name}.npy")
+            save_array(folder / f"{name}.npy", array)
         for name in TEXTS:
             write_names(folder / f"{name}.txt", told[name])
             sync(folder / f"{name}.txt")

@@ -7,13 +7,14 @@ users do most of the searching, and everybody searches in bursts. Queries are po
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import write_whole
+from fedrank.files import read_bytes, write_whole
 from fedrank.seeds import rng_for
 
 LOG, CORPUS = "log.tsv", "corpus.jsonl"
@@ -45,16 +46,29 @@ def synthetic_log(
     least: int = 5,  # entries of the least active user
 ) -> tuple[Path, Path]:
     """Write a log and its documents into a folder; returns both files."""
+    lines, described = log_lines(users, seed, documents, topics, days, exponent, taste, least)
+    log, corpus = Path(out) / LOG, Path(out) / CORPUS
+    write_new({corpus: described, log: ["user\ttime\tquery\tdocument\n", *lines]})
+    return log, corpus
+
+
+def log_lines(
+    users: int,
+    seed: int,
+    documents: int = 2000,
+    topics: int = 20,
+    days: int = 90,
+    exponent: float = 2.0,
+    taste: float = 0.1,
+    least: int = 5,
+) -> tuple[list[str], list[str]]:
+    """The lines of a log, without its heading, and those of its documents."""
     given = {"users": users, "documents": documents, "topics": topics, "days": days, "least": least}
     for name, value in given.items():
         if not 1 <= value <= LARGEST[name]:
             raise ValueError(f"{name} = {value} is out of range; use 1 to {LARGEST[name]:,}")
     if not exponent > 1 or not taste > 0:
         raise ValueError(f"exponent = {exponent}, taste = {taste}: the exponent must exceed 1, the taste 0")
-    log, corpus = Path(out) / LOG, Path(out) / CORPUS
-    for path in (log, corpus):
-        if path.exists():
-            raise FileExistsError(f"{path} is there already; name another folder, so that nothing is overwritten")
     rng = rng_for(seed, "documents")
     words = _words(topics, rng)
     topic_of = rng.integers(topics, size=documents)
@@ -68,9 +82,22 @@ def synthetic_log(
         entries = int(least * min(_MOST, rng.random() ** (-1 / (exponent - 1))))
         lines += _activity(f"u{user}", entries, pools, days, taste, rng)
     lines.sort()  # by time; equal times by user
-    write_whole(corpus, (_line(row, one) for row, one in enumerate(collection)))
-    write_whole(log, ["user\ttime\tquery\tdocument\n", *(line for _, line in lines)])
-    return log, corpus
+    return [line for _, line in lines], [_line(row, one) for row, one in enumerate(collection)]
+
+
+def write_new(files: Mapping[Path, Sequence[str]]) -> None:
+    """Write files of lines; those that hold the same lines already, from a command that was stopped, are left alone.
+
+    A file that holds something else is not overwritten, and then none is written.
+    """
+    contents = {path: "".join(lines).encode() for path, lines in files.items()}
+    missing = [path for path in contents if not path.exists()]
+    for path in contents.keys() - {*missing}:
+        size = len(contents[path])
+        if path.stat().st_size != size or read_bytes(path, size) != contents[path]:
+            raise FileExistsError(f"{path} is there already; name another folder, so that nothing is overwritten")
+    for path in missing:
+        write_whole(path, contents[path])
 
 
 def _line(row: int, one: _Document) -> str:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedrank.data.documents import Documents, read_documents
-from fedrank.data.synthetic_log import synthetic_log
-from fedrank.files import write_whole
+from fedrank.data.synthetic_log import CORPUS, log_lines, write_new
 from fedrank.seeds import rng_for
 
 QUERIES, EVENTS = "ubi_queries.ndjson", "ubi_events.ndjson"
@@ -37,13 +36,10 @@ class MadeUpUbi(NamedTuple):
 def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: int) -> MadeUpUbi:
     """Write both files of UBI and the documents into a folder; `others` as `synthetic_log` takes them."""
     out = Path(out)
-    queries, events = out / QUERIES, out / EVENTS
-    for path in (queries, events):
-        if path.exists():
-            raise FileExistsError(f"{path} is there already; name another folder, so that nothing is overwritten")
-    log, corpus = synthetic_log(out, users, seed, **others)  # type: ignore[arg-type]  # numbers, by name
-    rows = [line.split("\t") for line in log.read_text(encoding="utf-8").splitlines()[1:]]
-    log.unlink()  # what people hope for, no log knows
+    queries, events, corpus = out / QUERIES, out / EVENTS, out / CORPUS
+    lines, described = log_lines(users, seed, **others)
+    write_new({corpus: described})
+    rows = [line.rstrip("\n").split("\t") for line in lines]
     engine, rng = _Engine(read_documents(corpus), seed), rng_for(seed, "browsers")
     asked: list[str] = []
     done: list[str] = []
@@ -56,8 +52,7 @@ def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: i
             (done if happened else asked).append(json.dumps(row) + "\n")
     for row, happened in _trouble(int(rows[-1][1]), rows[0][2], engine):
         (done if happened else asked).append(json.dumps(row) + "\n")
-    write_whole(queries, asked)
-    write_whole(events, done)
+    write_new({queries: asked, events: done})
     return MadeUpUbi(queries, events, corpus)
 
 

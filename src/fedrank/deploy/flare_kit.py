@@ -259,7 +259,9 @@ def join(signed: Path, folder: Path, expected: str) -> Path:
         )
     invited = Invitation.read(folder / INVITATION)
     try:
-        with zipfile.ZipFile(signed) as content:
+        with opened(signed) as file, zipfile.ZipFile(file) as content:
+            if content.getinfo(ROOT).file_size > LARGEST:
+                raise ValueError(f"its {ROOT} is larger than {LARGEST:,} bytes")
             root = certificate_fingerprint(_load(content.read(ROOT)))
     except (zipfile.BadZipFile, KeyError, ValueError) as problem:
         raise ValueError(f"{signed} is no signed certificate ({problem}); ask the coordinator for it again") from None

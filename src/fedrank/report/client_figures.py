@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedrank.federate.differences import Differences
-from fedrank.report.figures import LOOK, plain
+from fedrank.report.figures import LOOK, plain, save_picture
 from fedrank.run.who import Group, Who
 
 
@@ -27,7 +27,7 @@ def draw_clients(who: Who, path: str | Path) -> None:
         parts = figure.subfigures(len(who.groups), 1, squeeze=False, height_ratios=heights)[:, 0]
         for part, group in zip(parts, who.groups, strict=True):
             _draw_group(part, group)
-        figure.savefig(path, dpi=150)
+        save_picture(figure, path)
 
 
 def _draw_group(part: Any, group: Group) -> None:

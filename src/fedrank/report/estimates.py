@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fedrank.rank.estimate import ClickEstimate, Interval
 from fedrank.rank.propensity import Propensities, ShownResults
-from fedrank.report.figures import COLOURS, LOOK, QUIET
+from fedrank.report.figures import COLOURS, LOOK, QUIET, save_picture
 from fedrank.report.sections import Cell, Points, Section, Table, say
 from fedrank.report.tables import signed
 
@@ -74,7 +74,7 @@ def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
         _draw_differences(left, found)
         _draw_places(right, found.propensities)
-        figure.savefig(path, dpi=150)
+        save_picture(figure, path)
 
 
 def _draw_differences(axis: Any, found: ClickEstimate) -> None:

@@ -7,6 +7,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -15,6 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedrank.files import write_whole
 from fedrank.report.findings import FEWEST, Findings
 from fedrank.report.readings import VariantRuns
 from fedrank.spec.toml import readable
@@ -59,6 +61,13 @@ class Picture(Figure):
             warnings.simplefilter("ignore")  # letters that the font lacks
             self.savefig(file, format="png", dpi=DOTS)
         return file.getvalue()
+
+
+def save_picture(figure: Figure, path: str | Path, **settings: Any) -> None:
+    """Write a figure as a whole file, in the format that its ending names; PNG if it has none."""
+    content = io.BytesIO()
+    figure.savefig(content, format=Path(path).suffix[1:] or "png", dpi=150, **settings)
+    write_whole(path, content.getvalue())
 
 
 Panel = tuple[str, list[tuple[str, VariantRuns]]]  # title, lines with their labels

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from scipy.special import zeta
 
 from fedrank.data.describe_log import LogDescription, ShownDescription, date_of
-from fedrank.report.figures import COLOURS, LOOK, plain
+from fedrank.report.figures import COLOURS, LOOK, plain, save_picture
 
 MOST_REASONS = 10  # that are drawn
 
@@ -36,7 +36,7 @@ def draw_log(log: LogDescription, path: str | Path) -> None:
             _draw_places(panels[1, 0], log.shown)
             _draw_lost(panels[1, 1], log.shown)
             _draw_shares(panels[1, 2], log.shown)
-        figure.savefig(path, dpi=150)
+        save_picture(figure, path)
 
 
 def _draw_users(axis: Any, log: LogDescription) -> None:

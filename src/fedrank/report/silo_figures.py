@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedrank.attack.dictionary import Told, make_neighbours, tell_apart
-from fedrank.report.figures import COLOURS, INK, LOOK, QUIET, as_svg, plain
+from fedrank.report.figures import COLOURS, INK, LOOK, QUIET, as_svg, plain, save_picture
 from fedrank.report.findings import Findings
 from fedrank.report.sections import Cell, Drawing, Part, Table
 from fedrank.run.silo import SKETCHES
@@ -128,7 +128,6 @@ def draw_noise(
         axes.set_ylabel("neighbouring documents told apart")
         axes.set_title("The published noise protects nothing", loc="left", color=INK, fontweight="bold")
         figure.legend(loc="outside lower center", ncols=2, fontsize=8)
-        out.parent.mkdir(parents=True, exist_ok=True)
         FigureCanvasAgg(figure)
-        figure.savefig(out, dpi=150, metadata={"Date": None} if out.suffix == ".svg" else None)
+        save_picture(figure, out, metadata={"Date": None} if out.suffix == ".svg" else None)
     return out

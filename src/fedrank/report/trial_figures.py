@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedrank.rank.gate import Gate
-from fedrank.report.figures import COLOURS, LOOK, QUIET
+from fedrank.report.figures import COLOURS, LOOK, QUIET, save_picture
 
 DEEPEST = 0.01  # evidence below this is cut off: it says no more
 
@@ -44,4 +44,4 @@ def draw_trial(evidence: NDArray[np.float64], gate: Gate, title: str, path: str 
         axis.set_ylabel("what a stake of 1 has become")
         axis.set_title(title, loc="left")
         figure.legend(loc="outside lower center", ncols=3)
-        figure.savefig(path, dpi=150)
+        save_picture(figure, path)

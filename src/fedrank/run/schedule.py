@@ -264,7 +264,8 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
     def hire() -> _Worker:
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, stopped, threads), daemon=True)
-        process.start()
+        with _without_ctrl_c():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -310,6 +311,19 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
     show.results.interrupted += left[::-1]
     for worker in staff:
         worker.process.join(SECONDS_TO_STOP)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Processes that are started within do not receive Ctrl-C, not even while they import; it waits for this one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection, stopped: Any, threads: int) -> None:
