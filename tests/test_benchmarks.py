@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests import needs
+
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__")
 DOCUMENTED = [
@@ -156,7 +158,7 @@ def test_short_form_runs(name: str, tmp_path: Path) -> None:
     if short.needs == "xgboost":
         pytest.importorskip("xgboost")
     elif short.needs and not os.environ.get("FEDRANK_DATA"):
-        pytest.skip(f"FEDRANK_DATA is not set, and it needs {short.needs}")
+        needs.skip("data", f"FEDRANK_DATA is not set, and {name} needs {short.needs}")
     (tmp_path / "out").mkdir()
     options = [option.format(tmp_path / "out") for option in short.options.split()]
     done = run(name, options, short.constants, tmp_path)
@@ -168,7 +170,7 @@ def test_short_form_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", GPU)
 def test_without_a_graphics_card_one_line_says_so(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("cupy"):
-        pytest.skip("there may be a graphics card")
+        needs.skip("system", "cupy is installed, so there may be a graphics card")
     done = run(name, [], {}, tmp_path)
     assert done.returncode == 1
     assert "needs the package cupy" in done.stderr
