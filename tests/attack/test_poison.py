@@ -496,6 +496,7 @@ def test_promotion_refuses_what_is_not_there():
         promotion(np.zeros(5), Linear(), data, [1], share=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranker", [Linear(), Mlp(hidden=4)], ids=str)
 def test_a_few_attackers_lift_documents_in_a_federation(ranker):
     data = made_up_data(queries=60, features=5, longest=60, seed=2)

@@ -628,6 +628,7 @@ def through_kills(monkeypatch, step, work):
     return True
 
 
+@pytest.mark.long
 def test_a_site_killed_at_every_write_loses_nothing_and_sends_the_same(tmp_path, monkeypatch):
     step, died = 1, True
     while died:
@@ -645,6 +646,7 @@ def test_a_site_killed_at_every_write_loses_nothing_and_sends_the_same(tmp_path,
     assert step > 8
 
 
+@pytest.mark.long
 def test_a_coordinator_killed_at_every_write_loses_nothing(tmp_path, monkeypatch):
     step, died = 1, True
     while died:
@@ -671,6 +673,7 @@ def test_a_coordinator_killed_at_every_write_loses_nothing(tmp_path, monkeypatch
     assert step > 3
 
 
+@pytest.mark.long
 def test_joining_and_approving_survive_being_killed_at_every_write(tmp_path, monkeypatch):
     step, died = 1, True
     while died:

@@ -15,6 +15,8 @@ from fedrank.run.runs import load_runs
 from fedrank.run.schedule import run_experiment
 from fedrank.spec.source import read_spec
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:

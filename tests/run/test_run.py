@@ -354,6 +354,7 @@ def test_ctrl_c_while_workers_start_is_no_traceback(tmp_path):
     assert "interrupted 3 failed 0" in output
 
 
+@pytest.mark.process
 def test_a_killed_worker_is_reported_and_the_others_go_on(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(INTERRUPTED.replace("200_000", "3_000"))
