@@ -27,6 +27,7 @@ docs: $(READY)  ## the documentation as a web site: site/index.html
 
 chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a federation that is killed, and one on bad lines
 	$(BIN)/python -m tests.fuzz --count 5000
+	$(BIN)/python -m tests.run.kills
 	$(BIN)/python -m tests.search.kills --count 50
 	$(BIN)/python -m tests.trees.grow_kills --count 200
 	$(BIN)/python -m tests.deploy.chaos --kills 50
