@@ -71,14 +71,18 @@ def tune(
     if results.interrupted:
         return results, [], None
     folder = Path(out) / label
-    tried = choose(grid, tuning, load_runs(folder))
+    reasons = {task.variant: reason for task, reason in reversed(results.failed)}
+    tried = choose(grid, tuning, load_runs(folder), reasons)
     path = folder / "tuned.toml"
     write_whole(path, tuned(grid, tried).toml())
     return results, tried, path
 
 
-def choose(grid: _Grid, tuning: _Grid, runs: Runs) -> list[Tried]:
-    """All that was tried, with the best setting of every variant marked; of equals, the first. Failed ones are -inf."""
+def choose(grid: _Grid, tuning: _Grid, runs: Runs, reasons: Mapping[str, str]) -> list[Tried]:
+    """All that was tried, with the best setting of every variant marked; of equals, the first. Failed ones are -inf.
+
+    `reasons` says why the first run of a variant of the tuning failed, for the error where no setting can be chosen.
+    """
     measure, repeats = grid.measures[0], set(grid.repeats())
     rows = []
     for variant, tries in _groups(grid, tuning):
@@ -95,7 +99,8 @@ def choose(grid: _Grid, tuning: _Grid, runs: Runs) -> list[Tried]:
             )
         best = max(range(len(found)), key=lambda i: (found[i].quality, -i))
         if found[best].quality == -math.inf:
-            raise ValueError(f"nothing that was tried for {variant.name} finished; see `fedrank runs` for the reasons")
+            why = next((reasons[one.name] for one, _ in tries if one.name in reasons), "see `fedrank runs`")
+            raise ValueError(f"nothing that was tried for {variant.name} finished: {why}")
         found[best] = replace(found[best], chosen=True, edges=_edges(found[best], found))
         rows += found
     return rows
