@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from tests import needs
+
 
 @pytest.mark.process
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="it forks and kills")
+@needs.linux
 @pytest.mark.parametrize("name", ["run", "private", "build"])
 def test_a_disturbed_command_succeeds_when_it_is_given_again(name):
     command = [sys.executable, "-m", "tests.run.kills", "--only", name, "--every", "25", "--random", "1"]
