@@ -1,11 +1,11 @@
-# fedrank: eight words to know. Everything installs into .venv, which the first target creates.
+# fedrank: the words to know. Everything installs into .venv, which the first target creates.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs chaos bench lowest clean
+.PHONY: help demo test bits check docs chaos bench lowest clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,6 +16,21 @@ demo: $(READY)  ## three minutes: a federation learns, is attacked, forgets; a s
 
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest -n auto
+
+# The vector instructions of this processor that NumPy would choose for its loops.
+VECTORS := from numpy._core._multiarray_umath import __cpu_dispatch__ as known, __cpu_features__ as has
+VECTORS := $(VECTORS); print(*(name for name in known if has[name]))
+OLD_LIBM := glibc.cpu.hwcaps=-FMA,-FMA4,-AVX2,-AVX,-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ
+BITS := $(BIN)/python -m pytest tests/test_golden.py
+
+bits: $(READY)  ## the bit-exact tests under other processors' names (x86-64)
+	OPENBLAS_CORETYPE=Haswell $(BITS)
+	OPENBLAS_CORETYPE=Zen $(BITS)
+	OPENBLAS_CORETYPE=Prescott $(BITS)
+	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(VECTORS)')" $(BITS)
+	NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= $(BITS)
+	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(VECTORS)')" GLIBC_TUNABLES=$(OLD_LIBM) \
+		NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= OPENBLAS_CORETYPE=Prescott $(BITS)
 
 check: $(READY)  ## style and types
 	$(BIN)/ruff format --check .

@@ -2,14 +2,15 @@
 
     python -m tests.digests [--out FILE] [--only TEXT] [--quick]
 
-The same bytes on every processor is a promise, and this is how it is looked at: run it under another processor's name
-(`NUMBA_CPU_NAME`, `NPY_DISABLE_CPU_FEATURES`, ...) or after a change that must not change results, and compare.
-Real data are used where `FEDRANK_DATA` has them.
+`tests/test_golden.py` compares the methods and some experiments with stored digests; `make bits` repeats that under
+other processors' names. This command computes all of them, to compare before and after a change that must not change
+results. Real data are used where `FEDRANK_DATA` has them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,17 +22,33 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import fedrank as fr
 from fedrank.attack.poison import ATTACKS
+from fedrank.data.synthetic_log import synthetic_log
+from fedrank.data.synthetic_shown import Browsing, Showing, SimulatedShown, made_up_queries, simulate_shown
+from fedrank.data.synthetic_text import synthetic_collection, zipf_documents
+from fedrank.data.synthetic_ubi import synthetic_ubi
+from fedrank.data.text import Tokeniser
+from fedrank.engine.practice import Practice
 from fedrank.federate.aggregate import AGGREGATORS
 from fedrank.federate.steps import SERVER_STEPS
 from fedrank.protect.noise import SecureSource
+from fedrank.rank.propensity import Bias, ShownResults, propensities_of
 from fedrank.run.schedule import run_experiment
+from fedrank.silo.silos import Silo, SilosRule, make_silos
+from fedrank.silo.training import CrossSilo, Global, Local, LocalPlus, SiloMethod
 from fedrank.spec.source import builtin_names, read_spec
+from fedrank.trees.binning import quantile_edges
+from fedrank.trees.boosters import Grower, SelectiveGrower
+from fedrank.trees.growth import Here, grow_forest
+from fedrank.trees.holder import Holder
+from fedrank.trees.mergers import WeightedSum
+from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
+from fedrank.trees.splits import Topics
 from fedrank.unlearn.methods import UNLEARNERS
 from tests.made_up import made_up_log
 
@@ -112,12 +129,13 @@ def experiments(folder: Path, names: Sequence[str], quick_only: bool = False) ->
 
 def of_experiment(one: Any, folder: Path) -> str:
     """Do it in a folder of its own."""
-    fixed_chance()
-    done = run_experiment(one, "one", folder)
+    with fixed_chance():
+        done = run_experiment(one, "one", folder)
     return f"failed: {done.failed[0][1]}" if done.failed else of_run(done.finished[0].folder)
 
 
-def fixed_chance() -> None:
+@contextlib.contextmanager
+def fixed_chance() -> Iterator[None]:
     """Noise of private runs from known keys: only here, where nobody is to be protected."""
     number = 0
 
@@ -127,6 +145,27 @@ def fixed_chance() -> None:
         _start(self, key or number.to_bytes(32, "little"))
 
     SecureSource.__init__ = known  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SecureSource.__init__ = _start  # type: ignore[method-assign]
+
+
+STORED = {  # experiments whose digests are stored, and which of their variants
+    "quickstart": "",
+    "aol4foltr/fig-5": "",
+    "cs-f-ltr/few-queries": "exact-1.*=5",
+    "live/cranfield": "federated",
+}
+
+
+def stored_experiments(folder: Path) -> dict[str, str]:
+    """An experiment of each kind, in its quick form."""
+    return {
+        f"experiment {name}": of_experiment(one, folder / str(number))
+        for number, (name, one) in enumerate(experiments(folder, list(STORED), quick_only=True))
+        if re.search(STORED[name.split()[0]], name)
+    }
 
 
 def methods() -> dict[str, Callable[[], str]]:
@@ -184,9 +223,7 @@ def methods() -> dict[str, Callable[[], str]]:
             todo[name.strip()] = partial(of_rounds, fr.Federation(mechanism=mechanism), mixed)
     for name, unlearner in UNLEARNERS.items():
         todo[f"unlearn {name}"] = partial(of_unlearning, unlearner())
-    for name in ("synthetic-mq2007", "synthetic-mslr", "synthetic-categories", "synthetic-intents"):
-        todo[f"data {name}"] = partial(of_data, name)
-    return todo
+    return todo | generated() | forests() | silos() | judged_logs()
 
 
 @cache
@@ -194,9 +231,163 @@ def _train() -> fr.RankingData:
     return fr.load("synthetic-mq2007").train
 
 
+def generated() -> dict[str, Callable[[], str]]:
+    """Every generator of synthetic data and logs."""
+    todo: dict[str, Callable[[], str]] = {
+        f"data {name}": partial(of_data, name)
+        for name in ("synthetic-mq2007", "synthetic-mslr", "synthetic-categories", "synthetic-intents")
+    }
+    todo["data synthetic-istella-x, small"] = lambda: of_lists(fr.synthetic("istella-x", 40))
+    for name, showing in SHOWN.items():
+        todo[f"data shown, {name}"] = partial(of_shown, showing)
+    todo["data log"] = partial(of_files, lambda folder: synthetic_log(folder, 60, documents=300, topics=5))
+    todo["data ubi"] = partial(of_files, lambda folder: synthetic_ubi(folder, 20, documents=300, topics=5))
+    todo["data practice"] = of_practice
+    todo["data text"] = of_text
+    todo["data zipf"] = lambda: digest(*zipf_documents(300, 50, 1000, 1, exponent=1.1))
+    todo["data partition"] = of_partition
+    return todo
+
+
+SHOWN = {
+    "rankers": Showing(),
+    "noise": Showing(rankers=1, noise=0.3),
+    "drawn": Showing(rankers=1, temperature=0.5),
+}
+
+
 def of_data(name: str) -> str:
-    data = fr.load(name).train
+    return of_lists(fr.load(name).train)
+
+
+def of_lists(data: fr.RankingData) -> str:
     return digest(data.features, data.grades)
+
+
+def of_shown(showing: Showing) -> str:
+    log = shown_log(showing)
+    parts = [log.truth.features, log.truth.relevance, log.lists, log.clicks, log.query, log.user, log.rankers]
+    return digest(*parts, log.clicks_a_list(log.truth.relevance), b"" if log.scores is None else log.scores)
+
+
+def shown_log(showing: Showing, trust: float = 0.0) -> SimulatedShown:
+    return simulate_shown(made_up_queries(200), 4000, browsing=Browsing(0.9, trust), showing=showing)
+
+
+def of_files(write: Callable[[Path], Any]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        return digest(*(file.read_bytes() for file in sorted(Path(folder).iterdir())))
+
+
+def of_practice() -> str:
+    made = Practice.begin(queries=40)
+    log = of_files(lambda folder: made.write_log(folder, 300))
+    return digest(log.encode(), made.features, made.relevance, made.clicks_a_search())
+
+
+def of_text() -> str:
+    made = synthetic_collection(400, 60)
+    texts = [*made.documents.title, *made.documents.text, *made.queries]
+    grades = [part for query in range(len(made.queries)) for part in made.judgements(query)]
+    return digest("\n".join(texts).encode(), *grades)
+
+
+def of_partition() -> str:
+    crowd = fr.make_clients(_train(), 6, partition=fr.partitions.Dirichlet(0.5))
+    return digest(crowd.queries, crowd.pools)
+
+
+def forests() -> dict[str, Callable[[], str]]:
+    """Trees of our own growers; those of LightGBM are that library's."""
+    rules = Grower(trees=4, leaves=8, min_data_in_leaf=5, rate=0.3)
+    queries = cache(lambda: _train().select(np.arange(60)))
+    edges = cache(lambda: quantile_edges(queries(), 32))
+
+    def together() -> str:
+        holders = [Holder(queries().select(np.arange(i, 60, 3)), edges(), rules, 7) for i in range(3)]
+        return digest(*(text.encode() for text, _ in grow_forest(Here(holders), rules, edges(), 7)))
+
+    def noised(design: Any) -> str:
+        noise = TreeNoise(design)
+        source = SecureSource(key=b"1" * 32)
+        holders = [
+            PrivateHolder(queries().select(np.arange(i, 60, 3)), edges(), rules, noise, source) for i in range(3)
+        ]
+        return digest(*(text.encode() for text in grow_private(holders, rules, edges(), noise, 7)))
+
+    def topics() -> str:
+        portions = Topics(3)(fr.load("synthetic-mq2007"), np.random.default_rng(1))
+        return digest(*(part.features for portion in portions for part in (portion.train, portion.merge)))
+
+    def merged() -> str:
+        width = queries().features.shape[1]
+        models = [fr.Model(fr.rankers.Linear(), row, width) for row in np.random.default_rng(1).random((3, width))]
+        return digest(*(WeightedSum(scale=scale).merge(models, queries()).score(queries()) for scale in SCALES))
+
+    return {
+        "trees grower": lambda: of_steps(rules, queries()),
+        "trees selective grower": lambda: of_steps(SelectiveGrower(trees=4, leaves=8, min_data_in_leaf=5), queries()),
+        "trees grown together": together,
+        "trees with noise in histograms": partial(noised, "histograms"),
+        "trees with random splits": partial(noised, "random-splits"),
+        "trees split by topics": topics,
+        "trees merged": merged,
+    }
+
+
+SCALES: tuple[Literal["none", "fixed", "query"], ...] = ("none", "fixed", "query")
+
+
+def of_steps(rules: Grower, data: fr.RankingData) -> str:
+    return digest(*(step.tree.encode() for step in rules.grow(data, None, 1)))
+
+
+def silos() -> dict[str, Callable[[], str]]:
+    """Every way for silos to train, on documents that are spread by chance and by topics."""
+    methods: dict[str, SiloMethod] = {
+        "local": Local(),
+        "global": Global(combine="mean"),
+        "local-plus": LocalPlus(width=64, depth=7, k=10),
+        "exact": CrossSilo(counts="exact", k=10),
+        "sketch": CrossSilo(width=64, depth=7, k=10),
+        "lookup": CrossSilo(width=64, depth=7, k=10, noise_in="lookup"),
+    }
+    made = cache(lambda split: make_silos(synthetic_collection(300, 60), SilosRule(3, split), Tokeniser(), 1))
+    todo: dict[str, Callable[[], str]] = {"silo topics": lambda: of_homes(made("topics"))}
+    for name, method in methods.items():
+        todo[f"silo {name}"] = partial(of_silos, method, partial(made, "random" if name == "local" else "topics"))
+    return todo
+
+
+def of_homes(silos: Sequence[Silo]) -> str:
+    return digest(*(part for silo in silos for part in (silo.fields["body"].terms, silo.fields["body"].counts)))
+
+
+def of_silos(method: SiloMethod, make: Callable[[], Sequence[Silo]]) -> str:
+    silos = make()
+    lists = method.lists(silos, 1, SecureSource(key=b"1" * 32))
+    weights = method.first(len(silos))
+    for round in range(3):
+        weights = method.step(weights, lists, round, 1)
+    return digest(weights, *(data.features for data in (*lists.train, *lists.test)))
+
+
+def judged_logs() -> dict[str, Callable[[], str]]:
+    """What is estimated from logs of shown lists."""
+
+    def found(bias: Bias, showing: Showing, by_features: bool = False) -> str:
+        log = shown_log(showing, 0.2 if bias == "trust" else 0.0)
+        shown = ShownResults.of_lists(log.lists, log.clicks, log.first, log.query)
+        known = propensities_of(shown, log.truth.features if by_features else None, bias)
+        return digest(known.slope, known.extra, known.low, known.high)
+
+    few = Showing(rankers=2, bent=0.02)
+    return {
+        "propensities": partial(found, "position", Showing()),
+        "propensities with trust": partial(found, "trust", Showing(rankers=1, noise=0.3)),
+        "propensities by regression": partial(found, "position", few, True),
+    }
 
 
 def of_rounds(federation: fr.Federation, make: Callable[[], fr.Crowd], rounds: int = 6) -> str:

@@ -1,15 +1,18 @@
-"""Golden curves and digests: short runs whose values change only on purpose.
+"""Golden curves and digests: results that are equal on every processor, and change only on purpose.
 
-After a deliberate change: `python -m tests.test_golden` writes them anew.
+After a deliberate change, `python -m tests.test_golden` writes them anew. `make bits` runs this file under other
+processors' names. A processor's features reach results through the code that Numba compiles, the system's mathematical
+library, the matrix library and NumPy's own loops; each is told that it runs on a lesser machine.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
+import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedrank as fr
@@ -38,7 +41,8 @@ def curve(name: str) -> list[float]:
     clients = fr.make_clients(fold.train, 4, user="navigational", interactions=interactions)
     outcomes = list(fr.simulate(fr.Federation(learner=learner), clients, 12, seed=1))
     quality = fr.Evaluator(fold.test, ["ndcg@10"])(outcomes[-1].weights, learner.ranker)[0]
-    return [*(one.online for one in outcomes), float(np.linalg.norm(outcomes[-1].weights)), float(quality)]
+    length = math.sqrt(math.fsum(weight * weight for weight in outcomes[-1].weights.tolist()))
+    return [*(one.online for one in outcomes), length, float(quality)]
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -57,11 +61,21 @@ def test_methods_compute_what_they_did(name):
     assert digests.methods()[name]() == json.loads(DIGESTS.read_text())[name]
 
 
+@pytest.mark.long
+def test_experiments_compute_what_they_did(tmp_path):
+    require_same_bytes()
+    stored = json.loads(DIGESTS.read_text())
+    found = digests.stored_experiments(tmp_path)
+    assert found == {name: value for name, value in stored.items() if name.startswith("experiment ")}
+
+
 def require_same_bytes() -> None:
     if not same_bytes_here():
         pytest.skip(f"on {platform.machine()} the last bits may differ: only x86-64 and 64-bit ARM are known to agree")
 
 
 if __name__ == "__main__":
-    DIGESTS.write_text(json.dumps({name: work() for name, work in digests.methods().items()}, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        found = {name: work() for name, work in digests.methods().items()} | digests.stored_experiments(Path(folder))
+    DIGESTS.write_text(json.dumps(found, indent=1) + "\n")
     FILE.write_text(json.dumps({name: curve(name) for name in CASES}, indent=1) + "\n")

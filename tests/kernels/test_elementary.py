@@ -79,3 +79,10 @@ def test_sigmoids_equal_the_formula():
     expected = 1 / (1 + np.exp(-np.clip(x.astype(float), -80, 80)))
     assert np.abs(out / expected - 1).max() < 4e-7
     assert out[4001] == 0.5
+
+
+def test_functions_of_arrays_take_any_order_of_elements():
+    table = np.asfortranarray(RNG.random((3, 4)) + 0.5)
+    assert elementary.exp_each(table) == pytest.approx(np.exp(table), rel=1e-15)
+    assert elementary.power_each(table, -0.7) == pytest.approx(table**-0.7, rel=1e-15)
+    assert elementary.power_each([4.0, 9.0], -0.5).tolist() == [1 / 2, 1 / 3]

@@ -25,6 +25,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.documents import Documents
 from fedrank.data.json_lines import moment_of
 from fedrank.data.text import stemmer
@@ -36,6 +37,7 @@ MOST_TERMS = 1024  # of a query: Lucene takes no more clauses
 MOST_SHARE = 75  # per cent of a query's words, rounded down: what counts as most of them
 LONGEST_WORD = 255  # letters; the standard tokenizer divides longer ones
 DAY = 86_400.0  # seconds
+_LN2 = 0.6931471805599453
 
 TEXT_FIELDS = ("title", "body", "all")  # all: title and body, copied into one field
 FIELDS = (*TEXT_FIELDS, "changed", "popularity")
@@ -281,7 +283,7 @@ class FieldPostings:
     def idf(self, term: int) -> np.float32:
         """ln(1 + (N - n + .5) / (n + .5)), N the documents that have the field."""
         having = int(self.starts[term + 1] - self.starts[term])
-        return np.float32(math.log(1 + (self.having - having + 0.5) / (having + 0.5)))
+        return np.float32(kernels.elementary.log(1 + (self.having - having + 0.5) / (having + 0.5)))
 
     def frequencies(self, term: int, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """[rows]: how often a term occurs in these documents."""
@@ -354,7 +356,7 @@ class EngineIndex:
             if feature.kind == "recency":
                 out[:, column] = self._recency(which, time, feature.half_life)
             elif feature.kind == "popularity":
-                out[:, column] = np.log1p(np.maximum(self.popularity[which], 0.0))
+                out[:, column] = kernels.elementary.log1p_each(np.maximum(self.popularity[which], 0.0))
             elif not asked:
                 continue
             elif feature.kind == "match":
@@ -400,7 +402,7 @@ class EngineIndex:
         if time is None:
             return np.zeros(len(rows))
         days = np.abs(time - self.changed[rows]) / DAY  # engines look in both directions
-        return np.nan_to_num(np.exp(math.log(0.5) * days / half_life), nan=0.0)
+        return np.nan_to_num(kernels.elementary.exp_each(-_LN2 * days / half_life), nan=0.0)
 
 
 def _number(text: str) -> float:

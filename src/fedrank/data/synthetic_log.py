@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.files import write_whole
 from fedrank.seeds import rng_for
 
@@ -69,7 +70,7 @@ def synthetic_log(
     lines: list[tuple[int, str]] = []
     for user in range(users):
         rng = rng_for(seed, "user", user)
-        entries = int(least * min(_MOST, rng.random() ** (-1 / (exponent - 1))))
+        entries = int(least * min(_MOST, kernels.elementary.power(rng.random(), -1 / (exponent - 1))))
         lines += _activity(f"u{user}", entries, pools, days, taste, rng)
     lines.sort()  # by time; equal times by user
     write_whole(corpus, (_line(row, one) for row, one in enumerate(collection)))
@@ -94,7 +95,7 @@ def _words(topics: int, rng: np.random.Generator) -> list[list[str]]:
 
 def _document(row: int, own: list[str], words: list[list[str]], rng: np.random.Generator) -> _Document:
     title = _draw(own, int(rng.integers(2, 7)), rng)
-    size = int(rng.lognormal(3.5, 0.5)) + 5
+    size = int(kernels.elementary.exp(3.5 + 0.5 * rng.normal())) + 5
     about = int(rng.binomial(size, 0.6))
     text = [*_draw(own, about, rng), *_draw(words[-1], size - about, rng)]
     rng.shuffle(text)
@@ -103,7 +104,7 @@ def _document(row: int, own: list[str], words: list[list[str]], rng: np.random.G
 
 def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
     """Words by Zipf's law, roughly: the word of rank r about as often as 1 / r."""
-    ranks = np.exp(rng.random(count) * np.log(len(words))).astype(int) - 1
+    ranks = kernels.elementary.exp_each(rng.random(count) * kernels.elementary.log(len(words))).astype(int) - 1
     return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]
 
 
@@ -155,9 +156,9 @@ def _activity(
             now += rng.exponential(60.0)
         left -= 1
         pool = pools[int(rng.choice(len(pools), p=topics))]
-        rank = int(np.exp(rng.random() * np.log(len(pool) + 1)) - 1)
+        rank = int(kernels.elementary.exp(rng.random() * kernels.elementary.log(len(pool) + 1.0)) - 1)
         query = pool[min(rank, len(pool) - 1)]
-        liking = np.exp(6.0 * (titles * query.title + (1 - titles) * query.body))
+        liking = kernels.elementary.exp_each(6.0 * (titles * query.title + (1 - titles) * query.body))
         document = int(query.found[np.searchsorted(np.cumsum(liking), rng.random() * liking.sum(), side="right")])
         time = _BEGINNING + int(now)
         lines.append((time, f"{name}\t{time}\t{query.text}\td{document}\n"))

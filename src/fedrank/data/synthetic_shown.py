@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
 from fedrank.data.shown_folder import ShownLists, write_shown
@@ -41,8 +42,7 @@ class Browsing:
 
     def examined(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
         """[places]: probability that a place, counted from 0, is looked at."""
-        looked: NDArray[np.float64] = (np.asarray(places) + 1.0) ** -self.eta
-        return looked
+        return kernels.elementary.power_each(np.asarray(places) + 1.0, -self.eta)
 
     def slope(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
         """[places]: by how much a relevant document is clicked more often than an irrelevant one."""
@@ -116,11 +116,11 @@ def made_up_queries(queries: int = 500, documents: int = 10, features: int = 10,
     if min(queries, features) < 1 or documents < 2:
         raise ValueError(f"{queries} queries, {documents} documents, {features} features: nothing could be ranked")
     rng = rng_for(seed, "shown", "queries")
-    values = rng.normal(size=(queries * documents, features))
-    best = rng.normal(size=features)
-    best /= np.linalg.norm(best)
-    quality = values @ best + 0.3 * rng.normal(size=len(values))
-    relevance = 1 / (1 + np.exp(-_CLEAR * (quality - _RARE)))
+    values = rounded_normals(rng, queries * documents, features)
+    best = rounded_normals(rng, features)
+    best /= kernels.sums.length(best)
+    quality = kernels.sums.products(values, best[None])[:, 0] + 0.3 * rounded_normals(rng, len(values))
+    relevance = 1 / (1 + kernels.elementary.exp_each(-_CLEAR * (quality - _RARE)))
     pairs = np.arange(len(values)).reshape(queries, documents)
     return Relevant(values.astype(np.float32), relevance, pairs, best)
 
@@ -157,9 +157,10 @@ class SimulatedShown:
         most = self.showing.places if places is None else min(places, self.showing.places)
         shown = np.take_along_axis(self.truth.candidates, order, axis=1)[:, :most]
         at = np.arange(shown.shape[1])
-        expected = self.truth.relevance[shown] @ self.browsing.slope(at) + self.browsing.intercept(at).sum()
+        relevant = kernels.sums.products(self.truth.relevance[shown], self.browsing.slope(at)[None])
+        expected = relevant[:, 0] + self.browsing.intercept(at).sum()  # a new array: `inner` needs contiguous ones
         asked = np.bincount(self.query, minlength=self.truth.queries) if share is None else share
-        return float(expected @ asked / asked.sum())
+        return float(kernels.sums.inner(expected, asked.astype(np.float64)) / asked.sum())
 
     def write(self, folder: str | Path) -> SearchLog:
         """Write it as a data set of shown lists; features are those of the truth."""
@@ -209,13 +210,13 @@ def simulate_shown(
     weights = _rankers(truth, showing, rng_for(seed, "shown", "rankers"))
     who = rng.integers(showing.rankers, size=searches)
     candidates = truth.candidates[query]
-    table = truth.features.astype(np.float64) @ weights.T  # [pairs, rankers]
+    table = kernels.sums.products(truth.features.astype(np.float64), weights)  # [pairs, rankers]
     scores = table[candidates, who[:, None]]
     if showing.noise:
-        scores = scores + showing.noise * rng.normal(size=scores.shape)
+        scores = scores + showing.noise * rounded_normals(rng, *scores.shape)
     keys = scores
     if showing.temperature:
-        keys = scores / showing.temperature + rng.gumbel(size=scores.shape)
+        keys = scores / showing.temperature + _gumbels(rng, *scores.shape)
     order = np.argsort(-keys, axis=1, kind="stable")[:, : showing.places]
     lists = np.take_along_axis(candidates, order, axis=1)
     places = np.arange(lists.shape[1])
@@ -226,17 +227,31 @@ def simulate_shown(
 
 
 def _falling(count: int, exponent: float) -> NDArray[np.float64]:
-    shares = np.arange(1.0, count + 1) ** -exponent
+    shares = kernels.elementary.power_each(np.arange(1.0, count + 1), -exponent)
     part: NDArray[np.float64] = shares / shares.sum()
     return part
 
 
+def rounded_normals(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
+    """N(0, 1) draws of NumPy. It computes values beyond 3.65 with the system's logarithm: their last bits are rounded.
+
+    `kernels.chance.normals` needs no rounding, but would give other data for the seeds that are in use.
+    """
+    drawn = rng.normal(size=shape)
+    return np.where(np.abs(drawn) > 3.65, np.round(drawn, 9), drawn)
+
+
+def _gumbels(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
+    log = kernels.elementary.log_each
+    return -log(-log(1.0 - rng.random(shape)))
+
+
 def _rankers(truth: Relevant, showing: Showing, rng: np.random.Generator) -> NDArray[np.float64]:
     """[rankers, features]: weights of length 1, of which the first is as good as `skill` says."""
-    aside = rng.normal(size=len(truth.best))
-    aside -= (aside @ truth.best) * truth.best
-    length = np.linalg.norm(aside)
+    aside = rounded_normals(rng, len(truth.best))
+    aside -= kernels.sums.inner(aside, truth.best) * truth.best
+    length = kernels.sums.length(aside)
     aside = aside / length if length else aside
     first = showing.skill * truth.best + np.sqrt(1 - showing.skill**2) * aside
-    bends = showing.bent * rng.normal(size=(showing.rankers - 1, len(first))) / np.sqrt(len(first))
+    bends = showing.bent * rounded_normals(rng, showing.rankers - 1, len(first)) / np.sqrt(len(first))
     return np.vstack([first, first + bends])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.collection import Collection
 from fedrank.data.documents import Documents
 from fedrank.seeds import rng_for
@@ -30,7 +31,7 @@ def zipf_documents(
     for name, value in (("n", n), ("terms", terms), ("vocabulary", vocabulary)):
         if value < 1:
             raise ValueError(f"{name} = {value} leaves nothing to draw; use 1 or more")
-    edges = np.cumsum(np.arange(1, vocabulary + 1, dtype=np.float64) ** -exponent)
+    edges = np.cumsum(kernels.elementary.power_each(np.arange(1, vocabulary + 1), -exponent))
     sizes, words, counts = [], [], []
     for first in range(0, n, _BLOCK):
         rows = min(_BLOCK, n - first)
@@ -63,7 +64,7 @@ def synthetic_collection(
     titles, texts = [], []
     for first, second in zip(main, side, strict=True):
         titles.append(" ".join(_draw(about[first], int(rng.integers(2, 5)), rng)))
-        size = int(rng.lognormal(np.log(length), 0.4)) + 5
+        size = int(kernels.elementary.exp(kernels.elementary.log(float(length)) + 0.4 * rng.normal())) + 5
         own = int(rng.binomial(size, _ON_TOPIC))
         other = own // 4
         words = [
@@ -106,5 +107,5 @@ def _words(topics: int, rng: np.random.Generator) -> tuple[list[str], list[list[
 
 def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
     """Words by Zipf's law, roughly: the word of rank r about as often as 1 / r."""
-    ranks = np.exp(rng.random(count) * np.log(len(words))).astype(int) - 1
+    ranks = kernels.elementary.exp_each(rng.random(count) * kernels.elementary.log(len(words))).astype(int) - 1
     return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]

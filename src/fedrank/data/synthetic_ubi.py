@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedrank import kernels
 from fedrank.data.documents import Documents, read_documents
 from fedrank.data.synthetic_log import synthetic_log
 from fedrank.files import write_whole
@@ -112,7 +113,7 @@ def _search(
         )
         found = False
         for place, document in enumerate(hits):
-            looked = rng.random() < (1 + place) ** -0.7
+            looked = rng.random() < kernels.elementary.power(1.0 + place, -0.7)
             liked = document == wanted
             if looked and rng.random() < (0.9 if liked else 0.06):
                 time += float(rng.exponential(15.0)) + 1

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.engine_features import ENGINE_1, NAMES
-from fedrank.data.synthetic_shown import Browsing
+from fedrank.data.synthetic_shown import Browsing, rounded_normals
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.engine.team_draft import team_draft
 from fedrank.engine.trial_plan import TrialModel, read_plan
@@ -52,7 +53,7 @@ class Practice:
         """Documents, queries and a truth; the same seed gives the same organisation."""
         made = synthetic_collection(queries=queries, seed=seed)
         rng = rng_for(seed, "practice", "popularity")
-        popularity = np.exp(rng.normal(3.0, 2.0, size=len(made.documents))).astype(int)
+        popularity = kernels.elementary.exp_each(3.0 + 2.0 * rounded_normals(rng, len(made.documents))).astype(int)
         documents = replace(made.documents, popularity=[str(number) for number in popularity])
         index = ENGINE_1.index(documents)
         everything = np.arange(len(documents))
@@ -66,9 +67,10 @@ class Practice:
         scaled = described / ENGINE_1.ranges[1]
         spread = scaled.reshape(-1, len(NAMES)).std(axis=0)
         columns = [NAMES.index(name) for name in WANTED]
-        quality = (scaled[:, :, columns] / spread[columns]) @ np.array(list(WANTED.values()))
-        quality += 0.5 * rng.normal(size=quality.shape)
-        relevance = 1 / (1 + np.exp(-2.5 * (quality - np.quantile(quality, 0.85))))
+        seen = (scaled[:, :, columns] / spread[columns]).astype(np.float64).reshape(-1, len(columns))
+        quality = kernels.sums.products(seen, np.array([list(WANTED.values())])).reshape(described.shape[:2])
+        quality += 0.5 * rounded_normals(rng, *quality.shape)
+        relevance = 1 / (1 + kernels.elementary.exp_each(-2.5 * (quality - np.quantile(quality, 0.85))))
         corpus = [
             {"id": id, "title": title, "text": text, "popularity": popular}
             for id, title, text, popular in zip(
@@ -87,7 +89,7 @@ class Practice:
         events: list[str] = []
         engine = self.features[:, :, NAMES.index("all_match")].astype(np.float64)
         for number, (query, site, client, time) in enumerate(self._searches(searches, rng)):
-            restless = RESTLESS * engine[query].std() * rng.normal(size=FOUND)
+            restless = RESTLESS * engine[query].std() * rounded_normals(rng, FOUND)
             shown = np.argsort(-(engine[query] + restless), kind="stable")[:PLACES]
             id = f"q{number:05d}"
             queries.append(self._query_line(id, client, time, query, shown, {"site": site}))
@@ -128,7 +130,7 @@ class Practice:
         """The truth that no organisation knows: clicks that people would make on lists of a model, or the engine's."""
         order = np.tile(np.arange(FOUND), (len(self.queries), 1)) if model is None else self._by_model(model)
         shown = np.take_along_axis(self.relevance, order, axis=1)[:, :PLACES]
-        return float((shown @ self.browsing.examined(np.arange(PLACES))).mean())
+        return float(kernels.sums.products(shown, self.browsing.examined(np.arange(PLACES))[None]).mean())
 
     def _order(self, model: TrialModel) -> NDArray[np.int64]:
         return np.tile(np.arange(FOUND), (len(self.queries), 1)) if model.is_engine else self._by_model(model.path)
@@ -143,7 +145,7 @@ class Practice:
     def _searches(self, count: int, rng: np.random.Generator, first: int = 0) -> Iterator[tuple[int, str, str, float]]:
         """(query, site, browser, seconds): sites search for different things, and few people search most."""
         queries = np.arange(len(self.queries))
-        people = np.arange(1.0, 101) ** -0.7
+        people = kernels.elementary.power_each(np.arange(1.0, 101), -0.7)
         people /= people.sum()
         for number in range(first, first + count):
             site = int(rng.integers(len(SITES)))

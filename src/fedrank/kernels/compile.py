@@ -31,7 +31,7 @@ def _compiled_folder() -> str:
     return str(cache_folder() / "compiled" / digest.hexdigest())
 
 
-# Where results are known to be the same, byte for byte: `tests/test_same_bytes.py`, and 64-bit ARM under emulation.
+# Where results are known to be the same, byte for byte: `make bits`, and 64-bit ARM under emulation.
 SAME_BYTES = ("x86_64", "amd64", "aarch64")
 
 

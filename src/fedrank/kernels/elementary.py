@@ -210,10 +210,16 @@ def apply_log1p(values, out):
         out[i] = log1p(values[i])
 
 
-def _each(apply: Callable[..., None], values: ArrayLike) -> NDArray[np.float64]:
-    given = np.array(values, dtype=np.float64)
+@compiled()
+def apply_power(values, exponent, out):
+    for i in range(len(values)):
+        out[i] = power(values[i], exponent)
+
+
+def _each(apply: Callable[..., None], values: ArrayLike, *others: float) -> NDArray[np.float64]:
+    given = np.array(values, dtype=np.float64, order="C")  # so that reshape gives views
     out = np.empty_like(given)
-    apply(given.reshape(-1), out.reshape(-1))
+    apply(given.reshape(-1), *others, out.reshape(-1))
     return out
 
 
@@ -227,3 +233,8 @@ def log_each(values: ArrayLike) -> NDArray[np.float64]:
 
 def log1p_each(values: ArrayLike) -> NDArray[np.float64]:
     return _each(apply_log1p, values)
+
+
+def power_each(values: ArrayLike, exponent: float) -> NDArray[np.float64]:
+    """Of positive numbers."""
+    return _each(apply_power, values, float(exponent))

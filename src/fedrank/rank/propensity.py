@@ -40,7 +40,7 @@ MOST_WEIGHT = (
 )
 PRECISION = 0.2  # that swaps are priced for: standard error of a propensity, as a part of it
 NEARLY_ALL = 0.95  # of the clicks are in the places that swaps are priced for
-DIGITS = 6  # of propensities: sums of floats may differ in their last bits between processors, what is learned may not
+DIGITS = 6  # of propensities and their intervals: solvers differ between processors by 1e-11, results may not
 
 TRUST_NOTE = (
     "what the first place adds by itself cannot be told from relevance; it is in the relevance of all documents alike, "
@@ -408,8 +408,8 @@ def _with_intervals(logs: NDArray[np.float64], meetings: Meetings, how: str) -> 
     return Propensities(
         value.round(DIGITS),
         np.zeros(len(value)),
-        np.where(sure, np.exp(logs[0] - error), np.nan),
-        np.where(sure, np.exp(logs[0] + error), np.nan),
+        np.where(sure, np.exp(logs[0] - error), np.nan).round(DIGITS),
+        np.where(sure, np.exp(logs[0] + error), np.nan).round(DIGITS),
         how,
         meetings.moved,
         meetings.queries,

@@ -176,19 +176,24 @@ def _homes(body: TermCounts, rule: SilosRule, seed: int) -> NDArray[np.int64]:
 
 def _topics(body: TermCounts, rng: np.random.Generator) -> Real:
     """[documents, dimensions]: directions of the strongest topics (latent semantic analysis), each row of length 1."""
-    from scipy.sparse import csr_matrix, diags
+    from scipy.sparse import csr_matrix
     from scipy.sparse.linalg import svds
 
     documents, terms = len(body), max(len(body.vocabulary), 1)
     entries = body.counts.astype(np.float64), body.terms, body.offsets
     held = csr_matrix(entries, shape=(documents, terms)).tocsc()
-    idf = np.log(documents / np.maximum(np.diff(held.indptr), 1))
-    held.data = np.log1p(held.data)
-    held = held @ diags(idf)
+    holders = np.diff(held.indptr)
+    idf = kernels.elementary.log_each(documents / np.maximum(holders, 1))
+    held.data = kernels.elementary.log1p_each(held.data) * np.repeat(idf, holders)
     size = min(_DIMENSIONS, min(documents, terms) - 1)
     left, strength, _ = svds(held, k=size, v0=rng.standard_normal(min(documents, terms)))
-    vectors = left * strength
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+    # The last bits of a decomposition depend on the processor: they must not decide between documents that are alike.
+    return np.round(_unit(left * strength), 9)
+
+
+def _unit(rows: Real) -> Real:
+    """Each row with length 1; a row of zeros stays."""
+    return np.asarray(rows / np.maximum(kernels.sums.lengths(np.ascontiguousarray(rows)), 1e-12)[:, None])
 
 
 def _grouped(vectors: Real, groups: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -198,10 +203,9 @@ def _grouped(vectors: Real, groups: int, rng: np.random.Generator) -> NDArray[np
     middles = vectors[rng.choice(len(vectors), groups, replace=False)]
     found = np.zeros(len(vectors), np.int64)
     for _ in range(_STEPS):
-        near = vectors @ middles.T
+        near = kernels.sums.products(vectors, middles)
         found = _placed(near, most)
-        middles = np.stack([vectors[found == group].mean(axis=0) for group in range(groups)])
-        middles /= np.maximum(np.linalg.norm(middles, axis=1, keepdims=True), 1e-12)
+        middles = _unit(np.stack([vectors[found == group].mean(axis=0) for group in range(groups)]))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank import kernels
 from fedrank.data.ranking import RankingData
 from fedrank.federate.quality import quality_by_client
 from fedrank.progress import Progress, by_rounds, quiet
@@ -103,9 +104,9 @@ def distance_to_retrained(
 
 def weight_distance(one: Weights, other: Weights) -> tuple[float, float]:
     """(L2 norm of the difference as a share of the other's, cosine); NaN for a zero model."""
-    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
-    relative = float(np.linalg.norm(one - other)) / lengths[1] if lengths[1] else np.nan
-    return relative, float(one @ other) / (lengths[0] * lengths[1]) if all(lengths) else np.nan
+    lengths = kernels.sums.length(one), kernels.sums.length(other)
+    relative = kernels.sums.length(one - other) / lengths[1] if lengths[1] else np.nan
+    return relative, kernels.sums.inner(one, other) / (lengths[0] * lengths[1]) if all(lengths) else np.nan
 
 
 def rank_correlations(scores: Scores, offsets: Offsets) -> NDArray[np.float64]:
