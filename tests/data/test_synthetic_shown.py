@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedrank.data.logs import load_log
-from fedrank.data.synthetic_shown import STATIC, Browsing, Showing, made_up_queries, simulate_shown
+from fedrank.data.synthetic_shown import STATIC, Browsing, Showing, made_up_queries, rounded_normals, simulate_shown
 
 TRUTH = made_up_queries(40, documents=6, features=4)
 
@@ -98,3 +98,11 @@ def test_judged_queries_have_grades_by_relevance():
 def test_what_makes_no_sense_is_refused(make):
     with pytest.raises(ValueError, match=r"use|needs|nothing"):
         make()
+
+
+def test_values_that_the_system_library_computes_are_rounded():
+    drawn, rounded = np.random.default_rng(1).normal(size=100_000), rounded_normals(np.random.default_rng(1), 100_000)
+    far = np.abs(drawn) > 3.65
+    assert 10 < far.sum() < 60
+    assert np.array_equal(rounded[~far], drawn[~far])
+    assert np.array_equal(rounded[far], np.round(drawn[far], 9))

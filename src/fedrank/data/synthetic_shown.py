@@ -233,11 +233,12 @@ def _falling(count: int, exponent: float) -> NDArray[np.float64]:
 
 
 def rounded_normals(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
-    """N(0, 1) draws of NumPy, which computes values beyond 3.65 with the system's logarithm, without their last bits.
+    """N(0, 1) draws of NumPy. It computes values beyond 3.65 with the system's logarithm: their last bits are rounded.
 
     `kernels.chance.normals` needs no rounding, but would give other data for the seeds that are in use.
     """
-    return np.round(rng.normal(size=shape), 9)
+    drawn = rng.normal(size=shape)
+    return np.where(np.abs(drawn) > 3.65, np.round(drawn, 9), drawn)
 
 
 def _gumbels(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:

@@ -176,15 +176,15 @@ def _homes(body: TermCounts, rule: SilosRule, seed: int) -> NDArray[np.int64]:
 
 def _topics(body: TermCounts, rng: np.random.Generator) -> Real:
     """[documents, dimensions]: directions of the strongest topics (latent semantic analysis), each row of length 1."""
-    from scipy.sparse import csr_matrix, diags
+    from scipy.sparse import csr_matrix
     from scipy.sparse.linalg import svds
 
     documents, terms = len(body), max(len(body.vocabulary), 1)
     entries = body.counts.astype(np.float64), body.terms, body.offsets
     held = csr_matrix(entries, shape=(documents, terms)).tocsc()
-    idf = kernels.elementary.log_each(documents / np.maximum(np.diff(held.indptr), 1))
-    held.data = kernels.elementary.log1p_each(held.data)
-    held = held @ diags(idf)
+    holders = np.diff(held.indptr)
+    idf = kernels.elementary.log_each(documents / np.maximum(holders, 1))
+    held.data = kernels.elementary.log1p_each(held.data) * np.repeat(idf, holders)
     size = min(_DIMENSIONS, min(documents, terms) - 1)
     left, strength, _ = svds(held, k=size, v0=rng.standard_normal(min(documents, terms)))
     # The last bits of a decomposition depend on the processor: they must not decide between documents that are alike.
