@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import tempfile
 from pathlib import Path
 
 import pytest
 
 import fedrank as fr
-from fedrank.kernels.compile import same_bytes_here
 from fedrank.rank.learners import LEARNERS
-from tests import digests
+from tests import digests, needs
 
 FILE = Path(__file__).parent / "golden" / "curves.json"
 DIGESTS = FILE.with_name("digests.json")
@@ -47,7 +45,7 @@ def curve(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_curves_are_as_they_were(name):
-    require_same_bytes()
+    needs.same_bytes()
     assert repr(curve(name)) == repr(json.loads(FILE.read_text())[name])  # to the last bit; NaN equals NaN
 
 
@@ -57,21 +55,16 @@ def test_every_learner_has_a_curve():
 
 @pytest.mark.parametrize("name", digests.methods())
 def test_methods_compute_what_they_did(name):
-    require_same_bytes()
+    needs.same_bytes()
     assert digests.methods()[name]() == json.loads(DIGESTS.read_text())[name]
 
 
 @pytest.mark.long
 def test_experiments_compute_what_they_did(tmp_path):
-    require_same_bytes()
+    needs.same_bytes()
     stored = json.loads(DIGESTS.read_text())
     found = digests.stored_experiments(tmp_path)
     assert found == {name: value for name, value in stored.items() if name.startswith("experiment ")}
-
-
-def require_same_bytes() -> None:
-    if not same_bytes_here():
-        pytest.skip(f"on {platform.machine()} the last bits may differ: only x86-64 and 64-bit ARM are known to agree")
 
 
 if __name__ == "__main__":
