@@ -443,6 +443,10 @@ def test_backup_and_restore(fedrank):
     [
         (("status", "--home", "nowhere"), "neither site.toml nor federation.toml"),
         (("check", "--home", "nowhere"), "neither site.toml nor federation.toml"),
+        (("stop", "--home", "nowhere"), "neither site.toml nor federation.toml"),
+        (("start", "--home", "nowhere"), "neither site.toml nor federation.toml"),
+        (("start", "--unit", "--home", "nowhere"), "neither site.toml nor federation.toml"),
+        (("show", "--home", "nowhere"), "no site.toml at nowhere"),
         (("show", "abcdef123456", "--home", "nowhere"), "no site.toml at nowhere"),
         (("show", "abcdef123456", "--home", "clinic-a"), "plans that came here: none"),
         (("refuse", "abcdef123456", "--because", "x", "--home", "clinic-a"), "plans that came here: none"),

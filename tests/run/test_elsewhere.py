@@ -472,8 +472,8 @@ def test_no_slurm_here(monkeypatch, tmp_path):
 def test_an_extra_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    assert bad("dask://node7:8786").endswith("pip install 'distributed>=2024.1'")
-    assert bad("slurm").endswith("pip install 'submitit>=1.5.1'")
+    assert bad("dask://node7:8786").endswith("pip install 'fedrank[dask]'")
+    assert bad("slurm").endswith("pip install 'fedrank[slurm]'")
 
 
 def test_options_of_sbatch():

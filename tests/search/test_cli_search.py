@@ -56,6 +56,17 @@ def fedrank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return call
 
 
+@pytest.mark.parametrize(
+    "words", [("status",), ("forget", "--query", "x"), ("learn", "off"), ("export", "--ubi", "out"), ("leave",)]
+)
+def test_a_mistyped_folder_is_an_error_and_is_not_made(fedrank, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = fedrank(*words, "--folder", "nowhere")
+    assert (code, out) == (2, "")
+    assert "no folder nowhere" in err
+    assert not (tmp_path / "nowhere").exists()
+
+
 @contextmanager
 def process(*words: str, code: str = "from fedrank.cli import main; main()") -> Iterator[subprocess.Popen[str]]:
     started = subprocess.Popen(

@@ -387,7 +387,7 @@ def test_office_files_of_one_comment_or_of_elements_in_each_other(tmp_path):
 def test_pdf_without_the_package_is_counted(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7 ...")
-    assert read(tmp_path)[1] == {"a.pdf": "PDF, for which the package pypdf is not installed"}
+    assert read(tmp_path)[1] == {"a.pdf": "PDF needs the package pypdf: pip install 'fedrank[documents]'"}
 
 
 def pdf_of(text: str) -> bytes:

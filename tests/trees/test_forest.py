@@ -178,7 +178,7 @@ def test_forests_are_read_and_scored_without_lightgbm(forest, tmp_path, monkeypa
     expected = lightgbm.Booster(model_str=forest.text).predict(DATA.features, raw_score=True)
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     np.testing.assert_array_equal(load_model(tmp_path).score(DATA), expected)
-    with pytest.raises(ImportError, match="pip install 'lightgbm>="):
+    with pytest.raises(ImportError, match=r"pip install 'fedrank\[trees\]'"):
         Selgb(trees=2)(DATA, seed=1)
 
 

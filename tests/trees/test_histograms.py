@@ -16,7 +16,7 @@ from fedrank.rank.model import read_for
 from fedrank.trees.binning import bounded_edges, grid_edges
 from fedrank.trees.boosters import Grower, Lambdamart, Past, Selgb
 from fedrank.trees.forestry import Forestry, Grown
-from fedrank.trees.grow_files import UNFINISHED, grow_files
+from fedrank.trees.grow_files import FINISHED, UNFINISHED, grow_files
 from fedrank.trees.growth import grow_alone
 from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.trees.mergers import Pooled
@@ -131,7 +131,19 @@ def test_a_killed_command_goes_on(files):
     made = grow_files(silos, files / "out", RULES)
     assert made.resumed == 3
     assert made.forest.trees == whole.forest.trees
-    with pytest.raises(FileExistsError, match="nothing is overwritten"):
+    before = {path.name: path.read_bytes() for path in (files / "out").iterdir()}
+    again = grow_files(silos, files / "out", RULES, test=silos[:1], tell=kill)
+    assert again.finished_before
+    assert (again.grown, again.forest.trees) == (made.grown, made.forest.trees)
+    assert list(again.test) == [str(silos[0])]
+    for other in (replace(RULES, rate=0.1), replace(RULES, trees=RULES.trees + 1)):
+        with pytest.raises(FileExistsError, match="other settings or from other files, and nothing is overwritten"):
+            grow_files(silos, files / "out", other)
+    with pytest.raises(FileExistsError, match="other settings or from other files"):
+        grow_files(silos[::-1], files / "out", RULES)
+    assert {path.name: path.read_bytes() for path in (files / "out").iterdir()} == before
+    (files / "out" / FINISHED).unlink()
+    with pytest.raises(FileExistsError, match="is not empty, and nothing is overwritten"):
         grow_files(silos, files / "out", RULES)
 
 
@@ -169,6 +181,11 @@ def test_the_command(files):
     card = json.loads((files / "out" / "privacy.json").read_text())
     assert "Nothing can be claimed" in card["summary"]
     assert card["what"] == "simulated run"  # one process read all files
+    again = CliRunner().invoke(app, [*asked, "--vote", "1", "--test", str(files / "v0.txt")])
+    assert again.exit_code == 0, again.output
+    assert "already finished" in again.output
+    other = CliRunner().invoke(app, [*asked, "--vote", "2"])
+    assert "grown with other settings" in str(other.exception)
 
 
 def test_a_forest_grown_together_has_the_pairs_that_its_booster_asks_for():

@@ -139,8 +139,10 @@ def test_from_files_edges_are_paid_for_once(tmp_path, silos, monkeypatch):
         assert ledger.rounds() == 2, "once in vain, and once for the edges that are there"
     assert made.priced.times == 2
     assert made.priced.epsilon == noise.promise(5).epsilon(2, 1e-5)
-    with pytest.raises(FileExistsError, match="nothing is overwritten"):
-        grow_files(silos, out, rules, edge_noise=noise)
+    (out / "edges.json").unlink()
+    assert grow_files(silos, out, rules, edge_noise=noise).finished_before, "nothing is charged again"
+    with Ledger.open(out / "ledger", 2) as ledger:
+        assert ledger.rounds() == 2
     with pytest.raises(ValueError, match="need no noise"):
         grow_files(silos, tmp_path / "other", rules, edges=out / "edges.json", edge_noise=noise)
     thresholds = {value for tree in made.forest.trees for value in json.loads(_line(tree, "threshold"))}

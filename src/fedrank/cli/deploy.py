@@ -241,6 +241,7 @@ def show(
 
     console = new_console()
     if spec is None:
+        _site_settings(home)  # refuses a folder that is not a site's
         waiting = proposals(home)
         for plan in waiting:
             say(console, f"{plan.digest[:12]}  {plan.name}")
@@ -327,6 +328,7 @@ def start(
     from fedrank.deploy.settings import SITE, read_site
     from fedrank.deploy.warming import warm_up
 
+    _check_is_home(home)
     if unit:
         typer.echo(unit_of(home, user=getpass.getuser()))
         return
@@ -341,6 +343,7 @@ def stop(home: Home = Path()) -> None:
     """End what `start` serves, in order."""
     from fedrank.deploy.flare_processes import stop_serving
 
+    _check_is_home(home)
     say(new_console(), "Stopped." if stop_serving(home) else "Nothing runs here.")
 
 
@@ -703,6 +706,13 @@ def _plans(home: Path, text: str, share: SiteShare | None = None) -> list[Plan]:
 
     settings, held = _site(home) if share is None else (_site_settings(home), share)
     return drafts(Path(text).read_text(encoding="utf-8-sig"), settings, None if held is None else held.train)
+
+
+def _check_is_home(home: Path) -> None:
+    from fedrank.deploy.settings import FEDERATION, SITE, no_home
+
+    if not any((home / name).exists() for name in (SITE, FEDERATION, "kit")):
+        raise no_home(home)
 
 
 def _site_settings(home: Path) -> SiteSettings:

@@ -58,7 +58,7 @@ def search_index(
 ) -> None:
     """Read documents, or what changed in them since the last time. May be stopped and goes on where it was."""
     console = new_console()
-    with _client(folder, language=language) as client:
+    with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
             client.encoder_setting(encoder)
         with progress(console) as tell:
@@ -81,7 +81,7 @@ def search_index(
 def search_serve(port: Port = 0, browser: Browser = True, folder: Home = None) -> None:
     """Open the page, on this machine only, by a link that works once; until Ctrl-C."""
     console = new_console()
-    with _client(folder, serve=True) as client:
+    with _client(folder, serve=True, begin=True) as client:
         _serve(client, console, port, browser)
 
 
@@ -265,7 +265,7 @@ def search_demo(
     with progress(console) as tell:
         store = make_demo(out, time.time(), tell)
     say(console, f"Made-up documents: {out / 'documents'}; to remove all of it, delete {out}")
-    with _client(store, serve=True) as client:
+    with _client(store, serve=True, begin=True) as client:
         _serve(client, console, port, browser, HINT)
 
 
@@ -287,9 +287,12 @@ def default_folder() -> Path:
     return base / "fedrank" / "search"
 
 
-def _client(folder: Path | None, serve: bool = False, language: str | None = None) -> SearchClient:
+def _client(folder: Path | None, serve: bool = False, language: str | None = None, begin: bool = False) -> SearchClient:
+    """What is kept in a folder; a folder that was named is made only by a command that may `begin` one."""
     from fedrank.search.client import SearchClient
 
+    if folder is not None and not begin and not folder.expanduser().is_dir():
+        raise FileNotFoundError(f"no folder {folder}; give the folder that fedrank search index made, with --folder")
     return SearchClient.open(folder or default_folder(), serve=serve, language=language)
 
 

@@ -29,7 +29,7 @@ from fedrank.deploy.holdings import (
 from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
-from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, read_federation, read_site
+from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.files import is_locked, told
 from fedrank.protect.ledger import LedgerError
@@ -157,9 +157,7 @@ def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None) ->
         return _check_coordinator(folder, looks)
     if (folder / SITE).exists() or (folder / "kit").exists():
         return _check_site(folder, plan, looks)
-    raise FileNotFoundError(
-        f"{folder} has neither {SITE} nor {FEDERATION}; give the folder of a site or of a coordinator as --home"
-    )
+    raise no_home(folder)
 
 
 def about_checks(lines: Iterable[CheckLine]) -> list[Section]:

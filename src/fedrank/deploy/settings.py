@@ -523,6 +523,13 @@ def read_federation(path: str | Path) -> FederationFile:
     return _read(FederationFile, Path(path))
 
 
+def no_home(folder: Path) -> FileNotFoundError:
+    """The error that a folder belongs to neither a site nor a coordinator."""
+    return FileNotFoundError(
+        f"{folder} has neither {SITE} nor {FEDERATION}; give the folder of a site or of a coordinator as --home"
+    )
+
+
 def read_site(path: str | Path) -> SiteSettings:
     """The `site.toml` of a site, or of its folder; paths in it are seen from where it lies."""
     path = Path(path)

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedrank.deploy.check import FlareKits, Kits
 from fedrank.deploy.consent import proposals
-from fedrank.deploy.settings import FEDERATION, SITE, read_federation, read_site
+from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS
 from fedrank.files import is_locked, parse_json
 from fedrank.protect.ledger import LedgerError
@@ -78,9 +78,7 @@ def status(folder: Path, kits: Kits | None = None, now: float | None = None) -> 
         return _of_coordinator(folder, kits, now)
     if (folder / SITE).exists():
         return _of_site(folder, kits, now)
-    raise FileNotFoundError(
-        f"{folder} has neither {SITE} nor {FEDERATION}; give the folder of a site or of a coordinator as --home"
-    )
+    raise no_home(folder)
 
 
 def about_status(found: DeploymentStatus) -> list[Section]:

@@ -532,10 +532,13 @@ def about_grown(made: GrownFile) -> list[Section]:
     who = Table(["silo", "queries", "documents"], rows, 1)
     size = len(made.forest)
     said = [say(f"{size:,} trees" + (f", the best of {made.grown:,}" if size < made.grown else ""))]
-    if made.resumed:
-        said.append(say(f"{made.resumed:,} of them were there before", tone="quiet"))
-    fresh = max(made.grown - made.resumed, 1) * len(made.silos)
-    said.append(say(f"{made.bytes_up / fresh / 1e6:.2f} MB a tree and client went up"))
+    if made.finished_before:
+        said.append(say("already finished: nothing was done", tone="quiet"))
+    else:
+        if made.resumed:
+            said.append(say(f"{made.resumed:,} of them were there before", tone="quiet"))
+        fresh = max(made.grown - made.resumed, 1) * len(made.silos)
+        said.append(say(f"{made.bytes_up / fresh / 1e6:.2f} MB a tree and client went up"))
     said += [say(f"nDCG@10 {value:.4f} on ", Span(name, "code")) for name, value in made.test.items()]
     said.append(say("histograms of few rows tell grades: this is not private by itself", tone="quiet"))
     said.append(say("written to ", Span(str(made.file), "code")))

@@ -557,9 +557,15 @@ def privacy_lines(findings: Findings) -> list[str]:
 
 
 def _cards(findings: Findings) -> list[Card]:
-    """Of all repeats, the latest last."""
+    """Of all repeats; those of a population in the order in which they count ever more."""
+
+    def counted(card: Card) -> tuple[int, int, float]:
+        people = card.population or {"forgotten": (), "runs": 0, "epsilon": {}}
+        spent = (math.inf if cost is None else cost for cost in people["epsilon"].values())
+        return len(people["forgotten"]), people["runs"], max(spent, default=0.0)
+
     cards = [reading.card for variant in findings.variants for reading in variant.repeats.values() if reading.card]
-    return sorted(cards, key=lambda card: card.issued)
+    return sorted(cards, key=counted)
 
 
 def asked_rows(findings: Findings) -> list[tuple[str, str]]:

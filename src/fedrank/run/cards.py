@@ -17,7 +17,7 @@ from fedrank.data.logs import BROWSERS, FACTS, SearchLog
 from fedrank.files import read_bytes, write_whole
 from fedrank.protect.population import now
 from fedrank.protect.promises import up
-from fedrank.run.folder import DEPLOYED_RUN, SEARCH_LOG, SIMULATED_RUN, SKETCH_FILE, Card
+from fedrank.run.folder import DEPLOYED_RUN, SEARCH_LOG, SIMULATED_RUN, SKETCH_FILE, Card, Facts
 
 ISSUER = "FEDRANK_ISSUER"  # environment: who answers for cards and receipts
 NO_ISSUER = "not named"
@@ -51,7 +51,8 @@ LOG = (
 def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None = None) -> Card:
     """A card as it is written: dated, signed with a name, bound to files, and with all that it leaves open in words.
 
-    Without `files` it is the card of every model at or below the folder.
+    Without `files` it is the card of every model at or below the folder. A run has its date in run.json alone: the card
+    of a resumed run is the same, byte for byte, as if it had not been interrupted.
     """
     if files is None:
         models = [*folder.rglob("model*.json"), *folder.rglob("model*.txt")]
@@ -63,7 +64,7 @@ def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None
         parts.append(f"Not covered: {'; '.join(card.not_covered)}.")
     return replace(
         card,
-        issued=now(),
+        issued=None if (folder / Facts.FILE).exists() else now(),
         issuer=issuer(),
         versions=versions(),
         data=data,

@@ -171,7 +171,9 @@ class Card(Written):
     """What may be claimed for a model or a file, and what may not: `privacy.json`."""
 
     FILE = "privacy.json"
-    optional = ("rounds_charged", "participations_charged", "kept_updates", "unlearned", "population", "clients")
+    optional = (
+        "rounds_charged", "participations_charged", "kept_updates", "unlearned", "population", "issued", "clients",
+    )  # fmt: skip
     first = ("what",)
 
     what: str = SIMULATED_RUN  # one of WHAT
@@ -186,7 +188,7 @@ class Card(Written):
     kept_updates: str | None = None
     unlearned: Json | None = None
     population: Json | None = None  # what all runs on the same people have spent, where people are named
-    issued: str = ""  # date and time
+    issued: str | None = None  # date and time; of a run, run.json has them, so that a resumed run has the same card
     issuer: str = ""
     versions: dict[str, str] = field(default_factory=dict)  # library -> version
     data: str = ""

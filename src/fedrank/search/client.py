@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.live_features import LIVE_1, FeatureSet, ForwardRow, ForwardRows, QueryTerms, Usage, WordStatistics
 from fedrank.deploy.leaving import what_left
+from fedrank.extras import missing
 from fedrank.files import Locked, locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import quality, sharing, ubi
@@ -146,6 +147,8 @@ class SearchClient:
         features = LIVE_1 if known == LIVE_1.stemmer else FeatureSet(known)
         try:
             features.query("words")
+        except ImportError:
+            raise missing("searching needs the package PyStemmer", "search") from None
         except (KeyError, ValueError) as problem:
             raise SearchError(f"no stemmer for {known!r}: {problem}") from None
         if (version := self.store.setting("features", features.version)) != features.version:

@@ -26,6 +26,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 from xml.parsers import expat
 
+from fedrank.extras import missing
 from fedrank.search.answers import Kind
 
 LARGEST_TEXT = 1_000_000  # characters of a document that are kept
@@ -517,7 +518,7 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
     try:
         from pypdf import PdfReader  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        raise Unreadable("PDF, for which the package pypdf is not installed") from None
+        raise Unreadable(str(missing("PDF needs the package pypdf", "documents"))) from None
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong with a file is counted, not printed
     began = time.thread_time()
 

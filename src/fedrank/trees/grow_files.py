@@ -24,11 +24,13 @@ from fedrank.trees.boosters import Grower, Past, best_size
 from fedrank.trees.forest import Forest, save_forest
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer, forest_from
 from fedrank.trees.histograms import AskedHere
+from fedrank.trees.model_files import load_model
 from fedrank.trees.noised_edges import EdgeNoise, estimated_edges
 from fedrank.trees.together import useful
 
 UNFINISHED = "growing.json"  # the forest so far
 EDGES = "edges.json"  # bin edges, where noise was spent on them
+FINISHED = "grown.json"  # what a finished forest was grown from
 FORMAT = "fedrank-growing"
 DELTA = 1e-5  # at which estimated edges are priced
 
@@ -46,6 +48,7 @@ class GrownFile:
     bytes_up: int  # of all histograms and answers
     bytes_down: int
     priced: PricedEdges | None = None  # where noise was spent on bin edges
+    finished_before: bool = False  # nothing was left to do
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,11 @@ def grow_files(
     folder, files = Path(out), [*silos, *validation]
     if edges is not None and edge_noise is not None:
         raise ValueError(f"edges that all agreed on in {edges} need no noise; name a file, or estimate them")
+    noised = None if edge_noise is None else asdict(edge_noise)
+    asked = {**asdict(rules), "seed": seed, "secure": secure, "vote": vote, "edge noise": noised}
+    origin = _name(json.dumps(asked, sort_keys=True).encode(), [*files, *([] if edges is None else [edges])])
+    if (folder / FINISHED).exists():
+        return _finished(folder, origin, dict(zip(map(str, silos), train, strict=True)), tests)
     _check_folder(folder)
     priced = None
     if edge_noise is not None:
@@ -109,18 +117,44 @@ def grow_files(
     forest = forest_from(trees[:best], train[0], plan)
     save_forest(forest, folder / "model.json")
     finish(folder, priced)
+    write_whole(
+        folder / FINISHED, json.dumps({"format": FORMAT, "version": 1, "of": origin, "trees": len(trees)}) + "\n"
+    )
     (folder / UNFINISHED).unlink(missing_ok=True)  # the last: who is killed before comes back and does the rest
     return GrownFile(
         folder / "model.json",
         forest,
         dict(zip(map(str, silos), train, strict=True)),
-        {name: float(evaluate(["ndcg@10"], forest.score(data), data)[0]) for name, data in tests.items()},
+        _tested(forest, tests),
         len(trees),
         len(past.trees),
         server.bytes_up,
         server.bytes_down,
         priced,
     )
+
+
+def _tested(forest: Forest, tests: dict[str, RankingData]) -> dict[str, float]:
+    return {name: float(evaluate(["ndcg@10"], forest.score(data), data)[0]) for name, data in tests.items()}
+
+
+def _finished(folder: Path, origin: str, silos: dict[str, RankingData], tests: dict[str, RankingData]) -> GrownFile:
+    """The forest that was grown from the same files by the same rules; another one is refused."""
+    try:
+        found = parse_json(read_text(folder / FINISHED))
+        same, trees = found["of"] == origin, int(found["trees"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"{folder / FINISHED} cannot be read ({problem}); name another folder") from None
+    if not same:
+        raise FileExistsError(
+            f"{folder} holds a forest that was grown with other settings or from other files, and nothing is "
+            "overwritten; name another folder, or delete that one"
+        )
+    forest = load_model(folder / "model.json")
+    if not isinstance(forest, Forest):
+        raise ValueError(f"{folder / 'model.json'} is not the forest that was grown there; name another folder")
+    tested = _tested(forest, tests)
+    return GrownFile(folder / "model.json", forest, silos, tested, trees, trees, 0, 0, finished_before=True)
 
 
 def _read(silos: Sequence[str | Path]) -> list[RankingData]:
