@@ -9,7 +9,7 @@ REST   := process or browser or build or long
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all bits check docs chaos bench lowest clean
+.PHONY: help demo test test-rest test-all bits check docs chaos mutants bench lowest clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,9 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 	$(BIN)/python -m tests.deploy.chaos --kills 50
 	$(BIN)/python -m tests.deploy.chaos --kills 50 --sum
 	$(BIN)/python -m tests.deploy.hard_links
+
+mutants: $(READY)  ## an hour: 100 small changes to the core, of which tests must notice nine in ten; lists the others
+	$(BIN)/python -m tests.mutants
 
 bench: $(READY)  ## measure speed, as ratios against references timed in the same run
 	$(BIN)/python -m benchmarks.fpdgd

@@ -469,10 +469,11 @@ def test_settings_that_cannot_work_say_what_to_do(settings, words):
         Pdgd(**settings)
 
 
-def test_lambdarank_refuses_a_start_without_gradient():
+@pytest.mark.parametrize("learner", [Pdgd, LambdaRank, LoggedClicks])
+def test_a_start_without_gradient_is_refused(learner):
     with pytest.raises(ValueError, match='start = "normal"'):
-        LambdaRank(ranker=Relu())
-    assert LambdaRank(ranker=Relu(start="normal")).ranker.hidden == -10
+        learner(ranker=Relu())
+    assert learner(ranker=Relu(start="normal")).ranker.hidden == -10
 
 
 def corrected_data():
