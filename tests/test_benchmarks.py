@@ -45,11 +45,11 @@ SHORT = {
     "clients": Short("--clients 500"),
     "clients_for_privacy": Short("--out {} --data synthetic-mq2007 --device cpu --most 10 --rounds 2 --seeds 2"),
     "compilation": Short(),
-    "deploy": Short("--rounds 2"),
+    "deploy": Short("--rounds 8"),
     "evaluate": Short("--repeats 1"),
     "evolution": Short(constants={"CLIENTS": 20, "ROUNDS": 1}),
     "fpdgd": Short(constants={"SHAPES": FEW_QUERIES}),
-    "grow": Short("--size 5 20 10 --repeats 1"),
+    "grow": Short("--size 30 60 20 --repeats 1"),
     "grow_bytes": Short("--data synthetic-mq2007 --repeats 1 --queries 8 --trees 1"),
     "grow_quality": Short("--trees 2"),
     "grow_table": Short("--data synthetic-mq2007 --splits chance --repeats 1 --queries 8 --trees 1 --leaves 4"),
@@ -75,7 +75,7 @@ SHORT = {
     "silo_collection": Short("{} --documents 60 --queries 10 --length 50 --topics 5"),
     "sketch_size": Short("cranfield", {"SIZES": ((5, 20),)}, needs="cranfield"),
     "targets": Short("--rounds 25"),
-    "trees": Short("--size 5 20 10 --repeats 1"),
+    "trees": Short("--size 30 60 20 --repeats 1"),
     "trial_errors": Short("--organisations 3"),
 }
 GPU = ("gpu", "gpu_learners", "gpu_tuning")

@@ -320,17 +320,47 @@ def test_commands_exist(where: str, line: str, complete: bool) -> None:
     _check_command(where, line, complete)
 
 
+def _other_commands() -> Iterator[tuple[str, str]]:
+    """(where, command line) of everything that shows one elsewhere: pages, docstrings, examples, and `--help`."""
+    sources = [*PAGES, *sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "examples").glob("*.sh"))]
+    for source in sources:
+        text = source.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^ *(?:later )?(fedrank [a-z].*)$", text, re.MULTILINE):
+            if line.split()[1] in _root().commands:
+                yield source.name, re.split(r"\s+#\s", line)[0]
+    yield from _epilogs(_root(), "fedrank")
+
+
+def _epilogs(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    for example in (command.epilog or "").partition("Examples:")[2].split("·"):
+        line = " ".join(example.rpartition(": ")[2].split())
+        if line.startswith("fedrank "):
+            yield f"{name} --help", line
+    for inner, one in getattr(command, "commands", {}).items():
+        yield from _epilogs(one, f"{name} {inner}")
+
+
 @cache
-def _all_commands() -> Any:
+def _root() -> Any:
     return typer.main.get_command(app)
 
 
+def test_commands_that_are_shown_elsewhere_exist() -> None:
+    lines = dict.fromkeys(_other_commands())
+    assert len({where for where, _ in lines if where.endswith("--help")}) > 20
+    for where, line in lines:
+        try:
+            _check_command(where, line, "..." not in line and "$FEDRANK" not in line)
+        except typer._click.exceptions.ClickException as problem:
+            raise AssertionError(f"{where}: {line}: {problem.format_message()}") from None
+
+
 def _check_command(where: str, line: str, complete: bool) -> None:
-    command = _all_commands()
+    command: Any = _root()
     words = shlex.split(re.split(r" (?:[|>] |&$)", line)[0])[1:]
     while words and words[0] in getattr(command, "commands", ()):
         command = command.commands[words.pop(0)]
-    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
     for word in words:
         if word.startswith("--"):
             assert word.partition("=")[0] in known, f"{where}: {line}"

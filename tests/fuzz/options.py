@@ -7,8 +7,10 @@ and memory. It may do its work, or refuse in one line; a traceback, a hang or a 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import os
+import pkgutil
 import resource
 import shlex
 import signal
@@ -21,10 +23,10 @@ from typing import Any, NamedTuple
 
 import typer
 
+import fedrank
 from fedrank.cli import app, main
 from fedrank.data.letor import letor_lines
 from tests.made_up import made_up_data
-from tests.silo.test_turns import write_collection
 
 WHOLE = ("99999999999999999999", "9223372036854775807", "2147483648", "-1", "0")
 REAL = ("nan", "inf", "-inf", "1e308", "-1", "0", "1e-308")
@@ -40,7 +42,7 @@ seeds = [1]
 clients.count = 3
 learner = "pdgd"
 """
-NOISY = SPEC + '[mechanism]\nname = "gaussian-sum"\nsigma = 1.0\nclip = 1.0\n'
+NOISY = SPEC + '[mechanism]\nname = "gaussian"\nnoise = 1.0\nclip = 1.0\n'
 MODEL = "runs/small/only/fold-1-seed-1"
 TURN = (
     "silo train data-a --sketch a.sketch --key shared.key --identity a.secret --public b.public "
@@ -49,8 +51,8 @@ TURN = (
 # A line for each command with a numeric option, in the folder that `world` makes. `{}` is where the option goes if the
 # end of the line is not the place.
 LINES = {
-    "run": "run small.toml --workers 1",
-    "tune": "tune small.toml --over learner.rate=0.1,0.2",
+    "run": "run small.toml --out fresh --workers 1",
+    "tune": "tune small.toml --over 'learner.rate=[0.1,0.2]' --out tuned",
     "clients": "clients small.toml",
     "privacy": "privacy noisy.toml",
     "audit": "audit noisy.toml",
@@ -95,7 +97,8 @@ class Case(NamedTuple):
     option: str
     values: int  # how many it takes
     numbers: tuple[str, ...]
-    argument: bool = False
+    bounded: bool  # whether the option itself says which is the largest
+    argument: bool
 
 
 def numeric() -> list[Case]:
@@ -107,7 +110,11 @@ def numeric() -> list[Case]:
             if "int" in kind or "float" in kind:
                 argument = not parameter.opts[0].startswith("-")
                 numbers = WHOLE if "int" in kind else REAL
-                found.append(Case(" ".join(path), parameter.opts[0], parameter.nargs, numbers, argument))
+                found.append(
+                    Case(
+                        " ".join(path), parameter.opts[0], parameter.nargs, numbers, parameter.max is not None, argument
+                    )
+                )
     return found
 
 
@@ -120,6 +127,8 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 def world() -> None:
     """What the commands work on, in the current folder."""
+    from tests.silo.test_turns import write_collection
+
     Path("small.toml").write_text(SPEC)
     Path("noisy.toml").write_text(NOISY)
     for name, seed in (("a", 0), ("b", 1)):
@@ -187,6 +196,10 @@ def faults(cases: list[Case], tell: Callable[[str], None] = print) -> list[str]:
     found, new = [], itertools.count()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         world()
+        for module in pkgutil.walk_packages(fedrank.__path__, "fedrank."):  # here, so that no child has to import them
+            with contextlib.suppress(ImportError):
+                if not module.name.endswith("__main__"):
+                    importlib.import_module(module.name)
         for case in cases:
             for number in case.numbers:
                 if (case.command, case.option) in ENDLESS and number != "-1":
@@ -210,7 +223,7 @@ def faults(cases: list[Case], tell: Callable[[str], None] = print) -> list[str]:
 def run() -> None:
     chosen = sys.argv[1:]
     cases = [case for case in numeric() if not chosen or case.command in chosen]
-    found = faults(cases)
+    found = faults(cases, lambda line: print(line, flush=True))
     print(f"{len(found)} of {sum(len(case.numbers) for case in cases)} went wrong")
     for line in found:
         print(f"  {line}")

@@ -121,7 +121,9 @@ def run(
     name: Name = None,
     set_: Changes = None,
     workers: Workers = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads within a run; pays only for thousands of clients.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, max=1_024, help="Threads within a run; pays only for thousands of clients.")
+    ] = 1,
     device: Annotated[
         str,
         typer.Option(
@@ -280,7 +282,10 @@ def audit(
     set_: Changes = None,
     variant: Variants = None,
     messages: Annotated[
-        int | None, typer.Option(min=1, help="Messages to read clicks from; as many as take a minute if not given.")
+        int | None,
+        typer.Option(
+            min=1, max=10_000_000, help="Messages to read clicks from; as many as take a minute if not given."
+        ),
     ] = None,
     out: AnswerFile = None,
 ) -> None:

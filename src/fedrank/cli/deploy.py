@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrank.cli.shared import FAILED, Changes, Name, Spec, answer, label_of, new_console, progress, say, say_failures
+from fedrank.cli.shared import (
+    FAILED,
+    LONGEST_WAIT,
+    Changes,
+    Name,
+    Spec,
+    answer,
+    label_of,
+    new_console,
+    progress,
+    say,
+    say_failures,
+)
 
 if TYPE_CHECKING:
     from fedrank.deploy.holdings import SiteShare
@@ -357,7 +369,7 @@ def run(
     name: Name = None,
     set_: Changes = None,
     local: Annotated[
-        int | None, typer.Option(min=1, help="Try it on this machine, with so many sites as processes.")
+        int | None, typer.Option(min=1, max=100, help="Try it on this machine, with so many sites as processes.")
     ] = None,
 ) -> None:
     """Do an experiment with the sites of a federation; run again to go on."""
@@ -483,7 +495,7 @@ def folder_begin(
 def folder_join(
     shared: Shared,
     name: Annotated[str, typer.Argument(help="Name of this site.")],
-    id: Annotated[int, typer.Option(min=0, help="Its id, as agreed with the coordinator.")],
+    id: Annotated[int, typer.Option(min=0, max=1_000_000, help="Its id, as agreed with the coordinator.")],
     fingerprint: Fingerprint,
     home: Home = Path(),
 ) -> None:
@@ -506,7 +518,7 @@ def folder_join(
 def folder_approve(
     shared: Shared,
     name: Annotated[str, typer.Argument(help="The site.")],
-    id: Annotated[int, typer.Option(min=0, help="Its id, as agreed.")],
+    id: Annotated[int, typer.Option(min=0, max=1_000_000, help="Its id, as agreed.")],
     fingerprint: Fingerprint,
     home: Home = Path(),
 ) -> None:
@@ -576,7 +588,9 @@ def folder_run(
     out: Out = None,
     name: Name = None,
     set_: Changes = None,
-    patience: Annotated[float, typer.Option(min=1, help="Seconds to wait for a site in a round.")] = 86_400,
+    patience: Annotated[
+        float, typer.Option(min=1, max=LONGEST_WAIT, help="Seconds to wait for a site in a round.")
+    ] = 86_400,
 ) -> None:
     """Do an experiment with the sites that share the folder; run again to go on."""
     from fedrank.deploy.folder_members import read_home

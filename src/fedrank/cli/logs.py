@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrank.cli.shared import answer, new_console, progress, say
+from fedrank.cli.shared import LARGEST, answer, new_console, progress, say
 from fedrank.files import write_whole
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def logs_build(
     ] = None,
     ubi_events: Annotated[Path | None, typer.Option(help="Clicks, of User Behavior Insights: .ndjson.")] = None,
     users: Annotated[
-        int | None, typer.Option(min=1, help="Only so many users, the most active; all if not given.")
+        int | None, typer.Option(min=1, max=LARGEST, help="Only so many users, the most active; all if not given.")
     ] = None,
-    least: Annotated[int, typer.Option(min=1, help="Entries that a user must have.")] = 1,
+    least: Annotated[int, typer.Option(min=1, max=LARGEST, help="Entries that a user must have.")] = 1,
     exclude: Annotated[list[str] | None, typer.Option(help="User to leave out; may be repeated.")] = None,
     window: Annotated[
         str | None,
@@ -105,7 +105,9 @@ def logs_build(
     ] = None,
     places: Annotated[
         int | None,
-        typer.Option(min=1, rich_help_panel=_SHOWN, help="Places of a page that are kept.", show_default="100"),
+        typer.Option(
+            min=1, max=10_000, rich_help_panel=_SHOWN, help="Places of a page that are kept.", show_default="100"
+        ),
     ] = None,
     drawn: Annotated[
         str | None,
@@ -122,12 +124,17 @@ def logs_build(
         ),
     ] = None,
     keep_days: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_SHOWN, help="Lists that are older are never stored.")
+        int | None,
+        typer.Option(min=1, max=36_500, rich_help_panel=_SHOWN, help="Lists that are older are never stored."),
     ] = None,
     rare: Annotated[
         int | None,
         typer.Option(
-            min=1, rich_help_panel=_SHOWN, help="Users that a query needs, or its text is not stored.", show_default="5"
+            min=1,
+            max=LARGEST,
+            rich_help_panel=_SHOWN,
+            help="Users that a query needs, or its text is not stored.",
+            show_default="5",
         ),
     ] = None,
     keep_patterns: Annotated[
@@ -146,7 +153,9 @@ def logs_build(
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="For what is drawn by chance.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="For features; one per core if not given.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1_024, help="For features; one per core if not given.")
+    ] = None,
 ) -> None:
     """Lists, features, users and times of a log, with made-up lists or those shown. One that was stopped continues."""
     from fedrank.data.build_log import LogBuild, build_log
@@ -243,7 +252,7 @@ def logs_describe(
 )
 def logs_redact(
     folder: Annotated[Path, typer.Argument(help="A data set that fedrank logs build or convert wrote.")],
-    rare: Annotated[int, typer.Option(min=1, help="Users that a query needs, or its text goes.")] = 5,
+    rare: Annotated[int, typer.Option(min=1, max=LARGEST, help="Users that a query needs, or its text goes.")] = 5,
     keep_patterns: Annotated[
         bool, typer.Option("--keep-patterns", help="Keep queries with e-mail addresses and long numbers.")
     ] = False,

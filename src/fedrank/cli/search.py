@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedrank.cli.shared import new_console, note, progress, say
+from fedrank.cli.shared import LONGEST_WAIT, new_console, note, progress, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -227,7 +227,7 @@ def search_aggregate(
     epsilon: Annotated[float, typer.Option(help="That all rounds together cost each person, at most.")] = 8.0,
     name: Annotated[str, typer.Option(help="Of the run.")] = "searches",
     patience: Annotated[
-        float, typer.Option(min=1, help="Seconds to wait for somebody in a round, in a folder.")
+        float, typer.Option(min=1, max=LONGEST_WAIT, help="Seconds to wait for somebody in a round, in a folder.")
     ] = 86_400,
 ) -> None:
     """The coordinator's part: ten rounds with everybody who joined; run again to go on.

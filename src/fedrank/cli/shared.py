@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedrank.run.writer import Task
     from fedrank.spec.grid import Grid
 
+LARGEST = 1_000_000_000  # of options that count something, as in a spec
+LONGEST_WAIT = 366 * 86_400  # seconds
 FAILED = 1  # how a command ends whose runs failed
 AS_WIDE_AS_IT_TAKES = 100_000  # columns: nothing is wrapped that goes into a file or another program
 SECONDS_BETWEEN_LINES = 10.0  # where progress is plain lines
@@ -58,7 +60,9 @@ AnswerFile = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs side by side; one per core if not given, and elsewhere all that are taken."),
+    typer.Option(
+        min=1, max=10_000, help="Runs side by side; one per core if not given, and elsewhere all that are taken."
+    ),
 ]
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
 SpentIn = Annotated[

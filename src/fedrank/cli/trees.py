@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrank.cli.shared import Changes, Workers, answer, do_experiment, new_console, note
+from fedrank.cli.shared import LARGEST, Changes, Workers, answer, do_experiment, new_console, note
 
 trees_app = typer.Typer(
     help="Tree models: LambdaMART and its relatives through LightGBM, split data, merged models.", no_args_is_help=True
@@ -27,13 +27,15 @@ def trees_train(
         str, typer.Option(help="lambdamart, selgb, sgb, negsgb, goss, bagging, shortlist: see fedrank methods booster.")
     ] = "lambdamart",
     keep: Annotated[float | None, typer.Option(help="Share of negatives, or of rows, that a tree is grown on.")] = None,
-    every: Annotated[int | None, typer.Option(min=1, help="Trees between two selections.")] = None,
-    trees: Annotated[int | None, typer.Option(min=1, help="At most so many trees.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, max=100_000, help="Trees between two selections.")] = None,
+    trees: Annotated[int | None, typer.Option(min=1, max=100_000, help="At most so many trees.")] = None,
     validation: Annotated[Path | None, typer.Option(help="LETOR file by which training stops.")] = None,
     test: Annotated[
         Path | None, typer.Option(help="LETOR file to measure on; the validation file if not given.")
     ] = None,
-    tune: Annotated[int, typer.Option(min=0, help="Settings to try on the validation queries, with Optuna.")] = 0,
+    tune: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Settings to try on the validation queries, with Optuna.")
+    ] = 0,
     fold: Annotated[int, typer.Option(min=1, help="Of a set with folds.")] = 1,
     seed: Seed = 1,
     set_: Changes = None,
@@ -82,7 +84,7 @@ def trees_split(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the clients' files and their merge sets.")],
     rule: Annotated[str, typer.Option(help="tie-breaking, no-ties or exclusive.")] = "tie-breaking",
-    clients: Annotated[int, typer.Option(min=2, help="How many.")] = 2,
+    clients: Annotated[int, typer.Option(min=2, max=10_000, help="How many.")] = 2,
     category: Annotated[
         list[str] | None, typer.Option(help="Category of the first client, the second ..; may be repeated.")
     ] = None,
@@ -90,7 +92,9 @@ def trees_split(
         str, typer.Option(help="Which other queries the last client keeps: all, no-relevant, no-document or none.")
     ] = "no-relevant",
     merge: Annotated[str, typer.Option(help="Where merge sets come from: remaining, or validation.")] = "remaining",
-    bins: Annotated[int, typer.Option(min=0, help="Of a feature: so many categories; 0: each value is one.")] = 0,
+    bins: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Of a feature: so many categories; 0: each value is one.")
+    ] = 0,
     validation: Annotated[Path | None, typer.Option(help="LETOR file, divided too; to stop and to merge by.")] = None,
     test: Annotated[Path | None, typer.Option(help="LETOR file, divided too; to measure on.")] = None,
     fold: Annotated[int, typer.Option(min=1, help="Of a set with folds.")] = 1,
@@ -135,10 +139,10 @@ def trees_merge(
 def trees_grow(
     silo: Annotated[list[Path], typer.Option(help="LETOR file of one organisation; repeat it for each.")],
     out: Annotated[Path, typer.Option(help="Folder for the forest; an unfinished one in it grows on.")],
-    trees: Annotated[int, typer.Option(min=1, help="At most so many.")] = 300,
-    leaves: Annotated[int, typer.Option(min=2, help="Of a tree, at most.")] = 64,
+    trees: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")] = 300,
+    leaves: Annotated[int, typer.Option(min=2, max=100_000, help="Of a tree, at most.")] = 64,
     rate: Annotated[float, typer.Option(help="What a tree's output is multiplied by.")] = 0.05,
-    least: Annotated[int, typer.Option(min=1, help="Rows of a leaf.")] = 20,
+    least: Annotated[int, typer.Option(min=1, max=LARGEST, help="Rows of a leaf.")] = 20,
     bins: Annotated[int, typer.Option(min=2, max=256, help="Of a feature; 63 make smaller messages than 255.")] = 255,
     edges: Annotated[
         Path | None, typer.Option(help="File of bin edges that all agreed on; a grid for all numbers if not given.")
@@ -156,7 +160,10 @@ def trees_grow(
     test: Annotated[list[Path] | None, typer.Option(help="LETOR file to measure on; may be repeated.")] = None,
     secure: Annotated[bool, typer.Option(help="The server sees the sum of histograms, no one's own.")] = False,
     vote: Annotated[
-        int, typer.Option(min=0, help="Features of a leaf that each votes for; twice as many are sent. 0: all are.")
+        int,
+        typer.Option(
+            min=0, max=1_000_000, help="Features of a leaf that each votes for; twice as many are sent. 0: all are."
+        ),
     ] = 0,
     seed: Seed = 1,
 ) -> None:

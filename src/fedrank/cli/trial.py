@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrank.cli.shared import answer, new_console, note, say
+from fedrank.cli.shared import LARGEST, answer, new_console, note, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,10 +39,12 @@ def trial_plan(
         float, typer.Option(help="Share of decided searches that a model worth having wins; smaller takes longer.")
     ] = 0.6,
     level: Annotated[float, typer.Option(help="Largest probability that a model is adopted that is no better.")] = 0.05,
-    per_client: Annotated[int, typer.Option(help="Decided searches that one client counts at most.")] = 5,
-    liars: Annotated[int, typer.Option(help="Clients without whom adoption must hold: those who did most for it.")] = 1,
+    per_client: Annotated[int, typer.Option(max=LARGEST, help="Decided searches that one client counts at most.")] = 5,
+    liars: Annotated[
+        int, typer.Option(max=LARGEST, help="Clients without whom adoption must hold: those who did most for it.")
+    ] = 1,
     wait: Annotated[float, typer.Option(help="Minutes for which clicks on a list are waited for.")] = 30.0,
-    places: Annotated[int, typer.Option(min=1, help="Places of a list.")] = 10,
+    places: Annotated[int, typer.Option(min=1, max=1_000, help="Places of a list.")] = 10,
     index: Annotated[str, typer.Option(help="Index or collection that people search.")] = "",
     url: Annotated[str, typer.Option(help="Where the engine is; this machine if not given.")] = "",
     feature_set: Annotated[str, typer.Option(help="Feature set, or store, of the models in the engine.")] = "engine-1",
