@@ -332,9 +332,10 @@ def clear() -> None:
     Path("witness").unlink(missing_ok=True)
 
 
-def settle(case: Case) -> None:
-    """Give the command again, and look whether it did what it was to do."""
-    done(case.words)
+def settle(case: Case, code: int) -> None:
+    """Give the command again, unless it had succeeded, and look whether it did what it was to do."""
+    if code:
+        done(case.words)
     (case.check or same)(Path("out"))
 
 
@@ -386,7 +387,7 @@ def disturbed(case: Case, found: Found, name: str, every: int, at_random: int, s
                     assert code == -signal.SIGKILL, f"it ended with {code}: {said()}"
                 elif code:
                     refused(code)
-                settle(case)
+                settle(case, code)
     sizes = sorted({(Path("whole") / path).stat().st_size for path in files(Path("whole"))})
     for kill in (True, False):
         for size in sorted({max(0, some - 1) for some in sizes} | {some // 2 for some in sizes}):
@@ -400,17 +401,17 @@ def disturbed(case: Case, found: Found, name: str, every: int, at_random: int, s
                     assert code in (0, -signal.SIGXFSZ), f"it ended with {code}: {said()}"
                 elif code:
                     refused(code)
-                settle(case)
+                settle(case, code)
     chance = random.Random(seed)
     for number in range(at_random):
         clear()
         child = in_child(case.words)
         time.sleep(chance.uniform(0, longest))
         os.kill(child, signal.SIGKILL)
-        ended(child)
+        code = ended(child)
         tried["at random"] += 1
         with found.about(f"{name}: killed at random, {number}"):
-            settle(case)
+            settle(case, code)
     return dict(tried)
 
 
