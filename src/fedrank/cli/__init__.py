@@ -545,7 +545,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for its runs.")] = Path("runs"),
     report: Annotated[Path, typer.Option(help="The story as a web page.")] = Path("demo.html"),
 ) -> None:
-    """Three minutes: a federation learns, is attacked, forgets, and its messages are read."""
+    """Two minutes: a federation learns, is attacked and forgets, and its messages are read."""
     from fedrank.papers.demo import DemoStopped, demo
 
     console = new_console()
