@@ -216,9 +216,7 @@ def test_two_histories_of_one_ledger_both_count(site, tmp_path):
 
 def test_ledgers_of_different_prices_both_count(site, tmp_path):
     backup(site, tmp_path / "b.tar")
-    (site / HERE / "participants.log").unlink()
-    (site / HERE / "changes.log").unlink()
-    terms(5.0).write(site / HERE)
+    shutil.rmtree(site / HERE)
     charge(site, range(1, 2), noise=5.0)
     restore(tmp_path / "b.tar", site)
     assert sorted(account.rounds for account in Population.read(site / "people").accounts()) == [1, 3]

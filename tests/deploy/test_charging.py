@@ -7,6 +7,7 @@ import pytest
 
 from fedrank.deploy.charging import Charging
 from fedrank.protect.accounting import GaussianEvent, epsilon
+from fedrank.protect.ledger import LedgerError
 from fedrank.protect.promises import Promise
 from fedrank.wire import Refused
 
@@ -51,3 +52,18 @@ def test_prices_of_different_units_are_not_added_up(tmp_path):
     with pytest.raises(Refused, match="do not add up"):
         second.charge(1, ALL)
     second.close()
+
+
+@pytest.mark.parametrize("name", ["a/ledger/participants.log", "a/ledger/terms.json", "people.json"])
+def test_a_site_of_whose_ledgers_a_file_is_missing_charges_nobody(tmp_path, name):
+    first, second = charging(tmp_path, "a", 50.0), charging(tmp_path, "b", 50.0)
+    first.charge(1, ALL)
+    first.close()
+    (tmp_path / "people" / name).unlink()
+    if name != "people.json":  # which is read when a run is opened
+        with pytest.raises(LedgerError, match=r"is missing.*[Rr]estore"):
+            second.charge(1, ALL)
+        assert second.ledger.rounds() == 0
+    second.close()
+    with pytest.raises(LedgerError, match=r"is missing.*[Rr]estore"):
+        charging(tmp_path, "c", 1000.0 if name == "people.json" else 50.0).charge(1, ALL)

@@ -302,11 +302,120 @@ def test_a_pipe_in_place_of_a_file_of_a_ledger_is_not_waited_for(tmp_path):
         os.mkfifo(tmp_path / name)
         with pytest.raises(ValueError, match="is a pipe"), open_ledger(tmp_path, terms()):
             pass
-        if name != "changes.log":  # which nobody reads who only looks
-            with pytest.raises(ValueError, match="is a pipe"):
-                Account.read(tmp_path)
+        with pytest.raises(ValueError, match="is a pipe"):
+            Account.read(tmp_path)
         (tmp_path / name).unlink()
         (tmp_path / name).write_bytes(content)
+
+
+# Files that are missing or shortened
+
+
+def charged_ledger(folder):
+    """A population with one ledger of six rounds, the changes of which are kept."""
+    spend(folder, "a", 6, 100.0)
+    return folder / "a" / "ledger"
+
+
+@pytest.mark.parametrize("name", ["participants.log", "terms.json"])
+def test_a_ledger_without_one_of_its_files_is_an_error(tmp_path, name):
+    ledger = charged_ledger(tmp_path / "town")
+    (ledger / name).unlink()
+    message = rf"{name} is missing.* [Rr]estore it from a copy"
+    assert ledgers_below(tmp_path) == [ledger]
+    with pytest.raises(LedgerError, match=message):
+        Account.read(ledger)
+    with pytest.raises(LedgerError, match=message):
+        Population.read(tmp_path / "town").accounts()
+    with pytest.raises(LedgerError, match=message), open_ledger(ledger, terms()):
+        pass
+    with pytest.raises(LedgerError, match=message):
+        spend(tmp_path / "town", "b", 6, 100.0)
+    assert not (ledger / name).exists()
+
+
+def test_a_ledger_of_which_only_the_changes_are_left_is_an_error(tmp_path):
+    ledger = charged_ledger(tmp_path / "town")
+    for name in ("participants.log", "terms.json"):
+        (ledger / name).unlink()
+    with pytest.raises(LedgerError, match=r"terms.json is missing"):
+        Population.read(tmp_path / "town").accounts()
+
+
+@pytest.mark.parametrize("size", [0, 10, 32, 60, 100, 104, 200])
+def test_a_log_that_is_shorter_than_the_changes_beside_it_show_is_an_error(tmp_path, size):
+    ledger = charged_ledger(tmp_path / "town")
+    log = ledger / "participants.log"
+    assert log.stat().st_size > size
+    os.truncate(log, size)
+    with pytest.raises(LedgerError, match=r"participants.log .* [Rr]estore it from a copy"):
+        Account.read(ledger)
+    with pytest.raises(LedgerError, match=r"participants.log"), open_ledger(ledger, terms()):
+        pass
+    assert log.stat().st_size == size, "what is left is evidence"
+
+
+@pytest.mark.parametrize("half", [1, 20, 32, 35])
+def test_a_record_whose_writing_was_cut_short_is_no_error(tmp_path, half):
+    """As `kill -9` leaves it: a reservation that had not ended, so that nothing was sent."""
+    ledger = charged_ledger(tmp_path / "town")
+    whole = (ledger / "participants.log").read_bytes()
+    with Ledger.open(ledger, 4) as opened:
+        opened.reserve({7: ALL})
+    more = (ledger / "participants.log").read_bytes()[len(whole) :]
+    assert half < len(more)
+    (ledger / "participants.log").write_bytes(whole + more[:half])
+    assert Account.read(ledger).rounds == 6
+    with open_ledger(ledger, terms()) as opened:
+        assert opened.rounds() == 6
+        assert opened.kept(6) is not None
+
+
+@pytest.mark.parametrize("at", ["nothing", "lock", "logs"])
+def test_a_ledger_whose_beginning_was_interrupted_is_begun(tmp_path, at):
+    """Logs are created before terms.json, so that what is missing then was never there."""
+    folder = tmp_path / "ledger"
+    folder.mkdir()
+    if at == "lock":
+        (folder / "lock").touch()
+    if at == "logs":
+        Ledger.open(folder, 4).close()
+    assert Account.read(folder) is None
+    with open_ledger(folder, terms()) as ledger:
+        ledger.reserve({1: ALL})
+    assert Account.read(folder).rounds == 1
+
+
+def test_changes_that_are_missing_cost_nothing_but_themselves(tmp_path):
+    ledger = charged_ledger(tmp_path / "town")
+    (ledger / "changes.log").unlink()
+    assert Account.read(ledger).rounds == 6
+    with open_ledger(ledger, terms()) as opened:
+        assert opened.rounds() == 6
+
+
+@pytest.mark.parametrize("left", ["ledgers", "the record of what was forgotten"])
+def test_people_who_were_charged_are_not_promised_anything_new(tmp_path, left):
+    charged_ledger(tmp_path / "town")
+    if left != "ledgers":
+        forget_ledgers(tmp_path / "town", "a test")
+    (tmp_path / "town" / "people.json").unlink()
+    for look in (lambda: Population.find(tmp_path / "town"), lambda: spend(tmp_path / "town", "b", 1, 1000.0)):
+        with pytest.raises(LedgerError, match=r"people.json is missing.*restore the file from a copy"):
+            look()
+    assert not (tmp_path / "town" / "people.json").exists()
+
+
+def test_a_population_that_was_not_begun_is_none(tmp_path):
+    assert Population.find(tmp_path / "town") is None
+
+
+def test_a_forgotten_ledger_goes_at_once(tmp_path, monkeypatch):
+    """One of which only some files are gone would be an error to all others."""
+    charged_ledger(tmp_path / "town")
+    monkeypatch.setattr("shutil.rmtree", lambda path: None)  # killed before the first file is deleted
+    forget_ledgers(tmp_path / "town", "a test")
+    assert Population.read(tmp_path / "town").accounts() == []
 
 
 def test_a_place_that_no_file_has_is_not_given_back(tmp_path):

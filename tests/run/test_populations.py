@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 
@@ -12,7 +13,8 @@ import pytest
 
 from fedrank.cli import main
 from fedrank.files import is_locked
-from fedrank.protect.ledger import Ledger
+from fedrank.protect.ledger import Ledger, LedgerError
+from fedrank.protect.noise import SecureSource
 from fedrank.protect.population import LOCK, Population, forget_ledgers, forgotten, open_ledger, spent_together
 from fedrank.protect.promises import down, up
 from fedrank.protect.spending import Spending
@@ -147,6 +149,28 @@ def test_a_run_without_a_ledger_is_cleaned_away(tmp_path):
     if load_runs(tmp_path)[0].status == "interrupted":
         clean(load_runs(tmp_path))
         assert not task.folder.exists()
+
+
+# Resuming
+
+
+def test_a_run_that_was_killed_and_resumed_has_the_same_card_byte_for_byte(tmp_path, monkeypatch):
+    cards = []
+    # Noise that is the same in every round, so that both runs come to the same model.
+    monkeypatch.setattr(
+        SecureSource, "words", lambda self, n: np.random.default_rng(n).integers(0, 2**64, n, np.uint64)
+    )
+    for name in ("whole", "killed"):
+        moments = iter(f"2030-01-01T00:00:{second:02}+00:00" for second in range(60))
+        for module in ("run.writer", "run.cards"):
+            monkeypatch.setattr(f"fedrank.{module}.now", lambda moments=moments: next(moments))
+        [task] = plan(grid(population="town", privacy={"budget": 50.0}), "test", tmp_path / name)
+        if name == "killed":
+            killed_after(monkeypatch, task, 5)
+        assert perform(task) == "finished"
+        cards.append((task.folder / "privacy.json").read_bytes())
+        assert facts(task)["ended"].startswith("2030")
+    assert cards[0] == cards[1]
 
 
 # Forgetting
@@ -286,6 +310,106 @@ def test_a_ledger_that_was_forgotten_stands_on_every_later_card(tmp_path):
     assert card["population"]["forgotten"][0]["rounds"] == ROUNDS
     assert "a ledger that was deleted" in card["summary"]
     assert "a mistake" in card["summary"]
+
+
+# Ledgers that say less than the run folders beside them
+
+
+def spent_run(tmp_path):
+    """A finished run on a town, its spec, and its ledger."""
+    spec = grid(population="town", privacy={"budget": 50.0})
+    [task] = plan(spec, "test", tmp_path)
+    assert perform(task) == "finished"
+    return spec, task, tmp_path / "populations" / "town" / task.folder.relative_to(tmp_path) / "ledger"
+
+
+def cut(ledger, rounds):
+    """Cut the log at the end of a record, and drop what else in the ledger would tell."""
+    (ledger / "changes.log").unlink()
+    log = ledger / "participants.log"
+    begin = 32
+    os.truncate(log, begin + (log.stat().st_size - begin) // ROUNDS * rounds)
+
+
+def refused(tmp_path, fedrank, spec, message):
+    """Everybody who asks what the town has spent is told what is wrong."""
+    code, said = fedrank("ledger", "show", tmp_path)
+    assert (code, message in said) == (2, True), said
+    with pytest.raises(LedgerError, match=message):
+        prospect(spec.base, tmp_path)
+    [(_, reason)] = run_experiment(spec, "other", tmp_path).failed
+    assert message in reason
+
+
+@pytest.mark.parametrize("words", [("privacy", "spec.toml"), ("impact", "spec.toml", "--out", "impact.md")])
+def test_a_mistyped_folder_of_runs_does_not_read_like_nothing_spent(tmp_path, fedrank, words):
+    (tmp_path / "spec.toml").write_text(to_toml(grid(population="town", privacy={"budget": 50.0}).base))
+    code, said = fedrank(*words, "--runs", "nowhere")
+    assert (code, "no folder nowhere" in said) == (2, True), said
+
+
+def test_a_ledger_that_was_cut_at_the_end_of_a_record_is_noticed_by_the_run_folder(tmp_path, fedrank):
+    spec, _, ledger = spent_run(tmp_path)
+    cut(ledger, 5)
+    refused(tmp_path, fedrank, spec, "records 12 rounds that population 'town' was charged for, and the ledgers in")
+
+
+@pytest.mark.parametrize("what", ["people.json", "test", "."])
+def test_a_population_of_which_a_part_is_missing_is_not_begun_again(tmp_path, fedrank, what):
+    spec, _, _ = spent_run(tmp_path)
+    town = tmp_path / "populations" / "town"
+    if what == "people.json":
+        (town / what).unlink()
+        refused(tmp_path, fedrank, spec, "people.json is missing")
+        return
+    shutil.rmtree(town / what)
+    if what == "test":
+        refused(tmp_path, fedrank, spec, "say 0: a ledger is missing")
+    [(_, reason)] = run_experiment(spec, "another", tmp_path).failed
+    assert "say 0: a ledger is missing or was shortened. Restore" in reason
+    assert what != "." or not (town / "people.json").exists()
+
+
+def test_an_interrupted_run_is_a_record_too(tmp_path, monkeypatch):
+    spec, task, _ = spent_run(tmp_path)
+    [other] = plan(spec, "other", tmp_path)
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", 0.0)
+    killed_after(monkeypatch, other, 6)
+    shutil.rmtree(task.folder)
+    shutil.rmtree(tmp_path / "populations" / "town" / "test")
+    own = tmp_path / "populations" / "town" / other.folder.relative_to(tmp_path) / "ledger"
+    (own / "changes.log").unlink()
+    os.truncate(own / "participants.log", 32)
+    with pytest.raises(LedgerError, match=r"records \d+ rounds .* say 0"):
+        prospect(spec.base, tmp_path)
+
+
+def test_a_run_folder_that_was_moved_is_known_by_its_spec(tmp_path, fedrank):
+    spec, _, ledger = spent_run(tmp_path)
+    (tmp_path / "test").rename(tmp_path / "moved")
+    assert fedrank("ledger", "show", tmp_path)[0] == 0
+    assert prospect(spec.base, tmp_path).runs == 1
+    cut(ledger, 5)
+    assert fedrank("ledger", "show", tmp_path)[0] == 2
+
+
+def test_unlearned_runs_count_what_they_were_unlearned_from(tmp_path, fedrank):
+    task, town = trained(tmp_path, 3 * ROUNDS)
+    [done] = unlearn_runs([task.folder], [2], FineTune(rounds=3), tmp_path / "runs")
+    assert fedrank("ledger", "show", town.folder)[0] == 0
+    place = town.folder / done.folder.relative_to(tmp_path / "runs") / "ledger"
+    shutil.rmtree(place)
+    code, said = fedrank("ledger", "show", town.folder)
+    assert (code, f"records {ROUNDS + 3} rounds" in said) == (2, True), said
+
+
+def test_the_ledger_of_a_forest_is_named_without_a_price(tmp_path, fedrank):
+    """It has no terms.json: what its charges cost is on the card of the run."""
+    with Ledger.open(tmp_path / "forest" / "ledger", 2) as ledger:
+        ledger.reserve({1: np.arange(2)})
+    code, said = fedrank("ledger", "show", tmp_path)
+    assert (code, "forest/ledger has no terms.json" in said.replace("\n", "")) == (0, True), said
 
 
 # Unlearning

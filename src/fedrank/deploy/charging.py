@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from fedrank.protect.ledger import PARTICIPANTS
 from fedrank.protect.population import (
     LEDGER,
-    PEOPLE,
     Account,
     LedgerTerms,
     Population,
-    ledgers_below,
+    ledger_folders,
     open_ledger,
     spent_together,
 )
@@ -34,9 +33,9 @@ UNLIMITED = 1e6  # ε of a site that sets no limit: charges are kept all the sam
 
 def _check_promised(folder: Path, delta: float, limit: float) -> None:
     """Refuse a policy that takes back what people were promised before."""
-    if not (folder / PEOPLE).exists():
+    known = Population.find(folder)
+    if known is None:
         return
-    known = Population.read(folder)
     if limit > known.limit:
         now = "no limit" if limit == UNLIMITED else f"{limit:g}"
         raise Refused(
@@ -97,7 +96,7 @@ class Charging:
         """
         counts = self.ledger.participations()
         most = self.ledger.rounds() + 1
-        others = tuple((str(one), (one / PARTICIPANTS).stat().st_size) for one in self._other_ledgers())
+        others = tuple((str(one), _size(one / PARTICIPANTS)) for one in self._other_ledgers())
         if others != self._others:
             self._others, self._checked = others, 0
             self._accounts = self.population.accounts(but=self.place)
@@ -115,5 +114,8 @@ class Charging:
             ahead //= 2
 
     def _other_ledgers(self) -> list[Path]:
-        found = (one for one in ledgers_below(self.population.folder) if one != self.place)
-        return [one for one in found if (one / PARTICIPANTS).exists()]
+        return [one for one in ledger_folders(self.population.folder) if one != self.place]
+
+
+def _size(log: Path) -> int | None:
+    return log.stat().st_size if log.exists() else None

@@ -33,7 +33,7 @@ from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, rea
 from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.files import is_locked, told
 from fedrank.protect.ledger import LedgerError
-from fedrank.protect.population import PEOPLE, Population, spent_together
+from fedrank.protect.population import Population, spent_together
 from fedrank.protect.promises import up
 from fedrank.report.sections import Cell, Section, Table
 from fedrank.report.tables import amount
@@ -363,13 +363,10 @@ def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
 
 def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
     place, policy = folder / LEDGERS, settings.policy
-    if not (place / PEOPLE).exists():
-        if place.exists() and any(place.iterdir()):
-            remedy = "restore it from a backup; without it nobody knows what was promised"
-            return CheckLine("ledger", "wrong", f"{place / PEOPLE} is missing, and runs were charged", remedy)
-        return CheckLine("ledger", "fine", "nothing has been charged yet")
     try:
-        known = Population.read(place)
+        known = Population.find(place)
+        if known is None:
+            return CheckLine("ledger", "fine", "nothing has been charged yet")
         accounts = known.accounts()
         spent = spent_together(accounts, known.delta)
     except (LedgerError, ValueError, OSError) as problem:

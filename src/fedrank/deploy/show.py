@@ -30,7 +30,7 @@ from fedrank.files import told
 from fedrank.protect.accounting import GaussianEvent
 from fedrank.protect.ledger import LedgerError
 from fedrank.protect.mechanisms import SecureSum
-from fedrank.protect.population import LEDGER, PEOPLE, Account, LedgerTerms, Population, spent_together
+from fedrank.protect.population import LEDGER, Account, LedgerTerms, Population, spent_together
 from fedrank.protect.promises import Promise, up
 from fedrank.protect.secure_sum import message_bytes, threshold_for
 from fedrank.report.answers import about_prices
@@ -616,9 +616,8 @@ def _bytes_down(plan: Plan) -> int:
 def _accounts(folder: Path, plan: Plan) -> list[Account]:
     """What all other runs have charged the people of a site."""
     place = folder / LEDGERS
-    if not (place / PEOPLE).exists():
-        return []
-    return Population.read(place).accounts(but=(place / plan.digest[:32] / LEDGER).absolute())
+    known = Population.find(place)
+    return [] if known is None else known.accounts(but=(place / plan.digest[:32] / LEDGER).absolute())
 
 
 def _spending(

@@ -22,7 +22,7 @@ from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, 
 from fedrank.deploy.show import LEDGERS
 from fedrank.files import is_locked, parse_json
 from fedrank.protect.ledger import LedgerError
-from fedrank.protect.population import PEOPLE, Population, spent_together
+from fedrank.protect.population import Population, spent_together
 from fedrank.protect.promises import up
 from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
 from fedrank.report.tables import duration
@@ -203,8 +203,7 @@ def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
     spent: Mapping[str, float] | None = None
     problem = ""
     try:
-        if (folder / LEDGERS / PEOPLE).exists():
-            known = Population.read(folder / LEDGERS)
+        if (known := Population.find(folder / LEDGERS)) is not None:
             spent = spent_together(known.accounts(), known.delta)
     except (LedgerError, ValueError, OSError) as trouble:
         problem = str(trouble)

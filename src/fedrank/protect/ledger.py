@@ -46,6 +46,7 @@ COHORTS, CHANGES, CHARGES = b"fedrank cohorts\n", b"fedrank changes\n", b"fedran
 SLACK = 4 << 20  # bytes: changes.log is not rewritten to save less than this
 CHUNK = 1 << 20  # bytes
 PARTICIPANTS, CHANGED, CHARGED = "participants.log", "changes.log", "charges.log"
+_WITHOUT_PAYLOAD = HEAD.size + CRC.size + CRC.size  # bytes of a record
 
 
 class LedgerError(ValueError):
@@ -69,7 +70,7 @@ class _Record:
 
     @property
     def end(self) -> int:
-        return self.at + HEAD.size + CRC.size + len(self.payload) + CRC.size
+        return self.at + _WITHOUT_PAYLOAD + len(self.payload)
 
 
 class _Log:
@@ -83,14 +84,14 @@ class _Log:
         found = _read(self.file, len(self.begin))
         if found != self.begin:
             # Creating the file had not ended, so it holds nothing yet: a beginning of ours, or space never written to.
-            if self.size > len(found) or (found != self.begin[: len(found)] and any(found)):
+            # A log that is only read was created long ago, and has lost its records if it is shorter than that.
+            if not write or self.size > len(found) or (found != self.begin[: len(found)] and any(found)):
                 self.file.close()
                 raise LedgerError(_unfit(path, found, name, clients))
-            if write:
-                self.file.seek(0)
-                _write(self.file, self.begin)
-                self.file.truncate(len(self.begin))
-                self.sync()
+            self.file.seek(0)
+            _write(self.file, self.begin)
+            self.file.truncate(len(self.begin))
+            self.sync()
             self.size = len(self.begin)
         self.end = len(self.begin)  # of what is known to be whole
 
@@ -102,6 +103,15 @@ class _Log:
 
     def read(self, at: int) -> _Record | None:
         """One record; None where there is no whole one."""
+        head = self.head(at)
+        if head is None:
+            return None
+        kind, round, place, length = head
+        payload = _unchecked(_read(self.file, length + CRC.size))
+        return None if payload is None else _Record(at, kind, round, place, payload)
+
+    def head(self, at: int) -> tuple[bytes, int, int, int] | None:
+        """Kind, round, place and length of the record at an offset; None where the file does not hold all of it."""
         if at > self.size:  # a place that somebody made up, and that no file can have
             return None
         self.file.seek(at)
@@ -109,10 +119,7 @@ class _Log:
         if head is None or len(head) < HEAD.size:
             return None
         kind, round, place, length = HEAD.unpack(head)
-        if at + HEAD.size + CRC.size + length + CRC.size > self.size:
-            return None
-        payload = _unchecked(_read(self.file, length + CRC.size))
-        return None if payload is None else _Record(at, kind, round, place, payload)
+        return (kind, round, place, length) if at + _WITHOUT_PAYLOAD + length <= self.size else None
 
     def torn(self) -> bool:
         """Whether what lies behind `end` is a record whose writing was cut short, and nothing else.
@@ -146,7 +153,7 @@ class _Log:
             parts = [b"".join(parts)]
         for part in parts:
             _write(self.file, part)
-        self.end = self.size = at + HEAD.size + CRC.size + length + CRC.size
+        self.end = self.size = at + _WITHOUT_PAYLOAD + length
         return at
 
     def sync(self) -> None:
@@ -186,17 +193,24 @@ class Charges:
 
     @classmethod
     def read(cls, folder: Path, clients: int) -> Charges:
-        """What a ledger says that others may be writing to at this moment; nothing is changed."""
+        """What a ledger says that others may be writing to at this moment; nothing is changed.
+
+        A log that is missing, or shorter than `changes.log` shows that it was, is an error.
+        """
         path = Path(folder) / PARTICIPANTS
-        if not path.exists():
-            return cls(None, clients)  # nobody was asked for anything yet
-        log = _Log(path, COHORTS, clients, write=False)
+        changes = _reserved_by_changes(Path(folder) / CHANGED, clients)  # first: it is written after the reservation
+        try:
+            log = _Log(path, COHORTS, clients, write=False)
+        except FileNotFoundError:
+            raise _untrusted(path, "is missing") from None
         with log.file:
             charges = cls(log, clients)
             for record in log.records():
                 charges.take(record)
+                changes.pop(record.at, None)
             if log.end < log.size and not log.torn():
                 raise charges.untrusted(f"is damaged at byte {log.end}")
+            charges.check_all_found(changes)
         return charges
 
     @property
@@ -248,13 +262,16 @@ class Charges:
         if not self.by_round[round]:
             del self.by_round[round]
 
+    def check_all_found(self, changes: Mapping[int, int]) -> None:
+        """Raise where a change has no reservation in the log; `changes`: place of the reservation -> round."""
+        for place, round in changes.items():
+            raise self.untrusted(
+                f"does not hold the reservation of round {round}, which {CHANGED} places at byte {place}: it was "
+                "shortened or exchanged"
+            )
+
     def untrusted(self, what: str) -> LedgerError:
-        where = "the ledger" if self._log is None else self._log.path
-        return LedgerError(
-            f"{where} {what}. It is the only record of what was spent, and can no longer tell. "
-            "Restore it from a copy made after the last round; without one, treat the privacy of all its clients "
-            "as spent, keep the file, and start a new run in another folder"
-        )
+        return _untrusted("the ledger" if self._log is None else self._log.path, what)
 
 
 class Ledger:
@@ -461,11 +478,7 @@ class Ledger:
             if not self._participants.torn():
                 raise self._charges.untrusted(f"is damaged at byte {self._participants.end}")
             self._participants.cut()
-        if changes:
-            round, at, _ = next(iter(changes.values()))
-            raise self._charges.untrusted(
-                f"does not hold the reservation of round {round}, whose change stands in changes.log at byte {at}"
-            )
+        self._charges.check_all_found({place: round for place, (round, _, _) in changes.items()})
         # What a process that was killed left in the system's memory, and is counted now, must not vanish later.
         self._participants.sync()
 
@@ -520,6 +533,38 @@ class Ledger:
         if round in self._kept:
             return f"round {round} is kept already; use kept({round}) instead of running it again"
         return f"round {round} is not reserved, so its clients are not charged; call reserve before anything is sent"
+
+
+def is_charged(folder: Path) -> bool:
+    """Whether a log in this folder holds records, of whatever kind."""
+    logs = (Path(folder) / name for name in (PARTICIPANTS, CHANGED, CHARGED))
+    return any(log.exists() and log.stat().st_size > BEGIN.size + CRC.size for log in logs)
+
+
+def _reserved_by_changes(path: Path, clients: int) -> dict[int, int]:
+    """Place in `participants.log` -> round, for every change in this file, up to one that is not whole.
+
+    Changes may be lost, since their rounds are then charged again; so a file that is missing or damaged says nothing.
+    """
+    try:
+        log = _Log(path, CHANGES, clients, write=False)
+    except (FileNotFoundError, LedgerError):
+        return {}
+    found = {}
+    with log.file:
+        while (head := log.head(log.end)) is not None:
+            _, round, place, length = head
+            found[place] = round
+            log.end += _WITHOUT_PAYLOAD + length
+    return found
+
+
+def _untrusted(where: str | Path, what: str) -> LedgerError:
+    return LedgerError(
+        f"{where} {what}. It is the only record of what was spent. "
+        "Restore it from a copy made after the last round; without one, treat the privacy of all its clients "
+        "as spent, keep the files, and start a new run in another folder"
+    )
 
 
 def begin_charges(folder: Path) -> None:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import Locked, is_locked, locked, parse_json, private_folder, read_text, write_whole
+from fedrank.files import UNFINISHED, Locked, is_locked, locked, parse_json, private_folder, read_text, write_whole
 from fedrank.protect.accounting import (
     ConcentratedEvent,
     Event,
@@ -42,11 +42,13 @@ from fedrank.protect.accounting import (
 from fedrank.protect.ledger import (
     CHANGED,
     CHARGED,
+    PARTICIPANTS,
     Charges,
     Ledger,
     LedgerError,
     add_charge,
     begin_charges,
+    is_charged,
     read_charges,
 )
 from fedrank.protect.promises import OBSERVERS, Promise, cost_together, up
@@ -90,13 +92,18 @@ class LedgerTerms:
 
     @classmethod
     def read(cls, folder: Path) -> LedgerTerms | None:
-        """What a ledger's charges cost; None where it does not say."""
+        """What a ledger's charges cost; None where nothing has been charged yet, and the file is not written."""
         try:
             found = parse_json(read_text(folder / TERMS))
             promises = tuple(_promise(dict(one)) for one in found["promises"])
             return cls(found["people"], found["delta"], promises, _of(str, found["spec"]))
         except FileNotFoundError:
-            return None
+            if not is_charged(folder):
+                return None
+            raise LedgerError(
+                f"{folder / TERMS} is missing, and it says what the charges beside it cost; restore it from a copy, or "
+                "treat the privacy of its people as spent"
+            ) from None
         except _NOT_OURS as problem:
             raise LedgerError(
                 f"{folder / TERMS} cannot be read ({_why(problem)}), so that nobody knows what its charges cost; "
@@ -187,7 +194,7 @@ class Charge:
     @classmethod
     def read_all(cls, folder: Path) -> list[Charge]:
         """All charges of a ledger, while somebody else may be writing to it; none where it was not begun."""
-        if not (folder / TERMS).exists():
+        if LedgerTerms.read(folder) is None:
             return []
         if not (folder / CHARGED).exists():
             raise LedgerError(
@@ -224,7 +231,7 @@ class Account:
 
     @classmethod
     def read(cls, folder: Path) -> Account | None:
-        """Of a ledger that somebody else may be writing to; None where nothing says what its charges cost."""
+        """Of a ledger that somebody else may be writing to; None where nothing has been charged yet."""
         terms = LedgerTerms.read(folder)
         if terms is None:
             return None
@@ -335,7 +342,7 @@ class Population:
         private_folder(folder)
         asked = cls(folder, people, delta, limit)
         with asked.deciding():
-            if not (folder / PEOPLE).exists():
+            if cls.find(folder) is None:
                 content = {"format": 1, "people": people, "delta": delta, "limit": limit}
                 write_whole(folder / PEOPLE, json.dumps(content, indent=1) + "\n", private=True)
         known = cls.read(folder)
@@ -351,6 +358,20 @@ class Population:
                 f"spec has privacy.budget = {limit:g}; use {known.limit:g} or less"
             )
         return asked
+
+    @classmethod
+    def find(cls, folder: Path) -> Population | None:
+        """The population of a folder; None where nobody was charged. Ledgers without `people.json` are an error."""
+        folder = Path(folder)
+        if (folder / PEOPLE).exists():
+            return cls.read(folder)
+        if ledger_folders(folder) or (folder / FORGOTTEN).exists():
+            raise LedgerError(
+                f"{folder / PEOPLE} is missing, and people were charged: the ε that they were promised is not known; "
+                "restore the file from a copy. Without one, treat their privacy as spent; other people need another "
+                "population"
+            )
+        return None
 
     @classmethod
     def read(cls, folder: Path) -> Population:
@@ -372,7 +393,7 @@ class Population:
 
     def accounts(self, but: Path | None = None) -> list[Account]:
         """What every run, but one, has charged."""
-        found = (Account.read(ledger) for ledger in ledgers_below(self.folder) if ledger != but)
+        found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger != but)
         return [account for account in found if account is not None]
 
     def refusal(self, spent: Mapping[str, float]) -> str | None:
@@ -423,9 +444,27 @@ def begin_ledger(folder: Path, people: int, delta: float) -> None:
         terms.write(folder)
 
 
+def ledger_folders(folder: Path) -> list[Path]:
+    """Every folder at or below this one that holds a file of a ledger, even if others of its files are missing."""
+    files = {TERMS, PARTICIPANTS, CHANGED, CHARGED}
+    return sorted({file.parent for file in Path(folder).rglob(f"{LEDGER}*/*") if file.name in files})
+
+
 def ledgers_below(folder: Path) -> list[Path]:
-    """Every ledger at or below a folder."""
-    return sorted(file.parent for file in Path(folder).rglob(f"{LEDGER}*/{TERMS}"))
+    """Every ledger at or below a folder that has, or should have, a price.
+
+    A run of trees keeps its ledger in its own folder without `terms.json`: its price is on its card alone.
+    """
+    return [one for one in ledger_folders(folder) if (one / TERMS).exists() or home_of(one) is not None]
+
+
+def home_of(ledger: Path) -> Path | None:
+    """The folder of the population that a ledger belongs to; None where it belongs to a run alone."""
+    ledger = Path(ledger).absolute()
+    for above in ledger.parents:
+        if (above / PEOPLE).exists() or (above.parent.name == FOLDER and not (ledger.parent / "run.json").exists()):
+            return above
+    return None
 
 
 @contextmanager
@@ -440,6 +479,8 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
         private_folder(folder.parent)  # of a run's own, in a population
     private_folder(folder)
     before = LedgerTerms.read(folder)
+    if before is not None:
+        Account.read(folder)  # refuses a ledger of which a file is missing or was shortened
     if before is not None and not before.costs_like(terms):
         number = 1
         while (aside := folder.with_name(f"{LEDGER}-{number}")).exists():
@@ -449,9 +490,10 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
     with locked(folder / LOCK, str(folder)):
         if before is not None and before.spec != terms.spec:
             (folder / CHANGED).unlink(missing_ok=True)
-        if LedgerTerms.read(folder) != terms:
-            terms.write(folder)
         with Ledger.open(folder, terms.people) as ledger:
+            # Written last: where this file is, the logs have been there.
+            if LedgerTerms.read(folder) != terms:
+                terms.write(folder)
             yield ledger
 
 
@@ -484,8 +526,15 @@ def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
         old = read_text(place / FORGOTTEN) if (place / FORGOTTEN).exists() else ""
         write_whole(place / FORGOTTEN, old + line, private=True)
     for ledger in found:
-        shutil.rmtree(ledger)
+        delete_ledger(ledger)
     return records[folder]
+
+
+def delete_ledger(ledger: Path) -> None:
+    """Delete a ledger at once: one that lacks some of its files is an error to everybody who adds up charges."""
+    gone = ledger.with_name(f".{ledger.name}.{os.getpid()}{UNFINISHED}")
+    os.rename(ledger, gone)
+    shutil.rmtree(gone)
 
 
 def totals(accounts: Sequence[Account]) -> dict[str, Any]:
@@ -513,7 +562,8 @@ def forgotten(folder: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = dict(parse_json(line))
-            records.append(record | {key: _of(str, record[key]) for key in ("forgotten", "because")})
+            said = {key: _of(str, record[key]) for key in ("forgotten", "because")}
+            records.append(record | said | {"ledgers": [_of(str, one) for one in record.get("ledgers", [])]})
         except _NOT_OURS as problem:
             raise LedgerError(
                 f"{file}: line {number} cannot be read ({_why(problem)}), so that nobody knows what was forgotten; "

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedrank.progress import Progress, quiet
-from fedrank.protect.population import Account, forgotten, ledgers_below, spent_together
+from fedrank.protect.population import (
+    FOLDER,
+    LEDGER,
+    PEOPLE,
+    Account,
+    Population,
+    forgotten,
+    home_of,
+    ledger_folders,
+    ledgers_below,
+    spent_together,
+)
 from fedrank.protect.promises import down, up
 from fedrank.rank.measures import average, measure
 from fedrank.rank.propensity import IN_THE_CLEAR, SHARED
@@ -32,6 +43,7 @@ from fedrank.run.privacy import (
     planned,
     prospect,
 )
+from fedrank.run.recorded import check_recorded
 from fedrank.run.runs import Run, Runs
 from fedrank.spec.families import describe
 from fedrank.spec.federated import FederatedExperiment
@@ -254,6 +266,7 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
     """What the ledgers below some folders say, and what they come to together."""
     rows, accounts, parts = [], [], []
     for folder in folders:
+        _check_populations(folder)
         for ledger in ledgers_below(folder):
             account = Account.read(ledger)
             if account is None:
@@ -269,6 +282,10 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
             say(f"{folder}: forgotten on {one['forgotten'][:10]}, because {one['because']}", tone="warn")
             for one in forgotten(folder)
         ]
+        parts += [
+            say(f"{ledger} has no terms.json, which would say what its charges cost: see privacy.json of its run")
+            for ledger in sorted({*ledger_folders(folder)} - {*ledgers_below(folder)})
+        ]
     if not rows:
         return [Section("", (say("No ledgers here."), *parts))]
     table = Table(["ledger of", "people", "rounds", "most often", "ε of this run"], rows)
@@ -278,6 +295,16 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
         spent = spent_together(accounts, delta)
         parts.append(say(f"If all of these are the same people: {_dearest(spent)} at δ = {delta:g}."))
     return [Section("", (table, *parts))]
+
+
+def _check_populations(folder: Path) -> None:
+    """Raise where a population at or below a folder, or one that a ledger there belongs to, lacks what was spent."""
+    folder = folder.absolute()
+    around = {home for ledger in (*ledger_folders(folder), folder / LEDGER) if (home := home_of(ledger)) is not None}
+    for people in sorted({file.parent for file in folder.rglob(PEOPLE)} | around):
+        Population.find(people)
+        if people.parent.name == FOLDER:
+            check_recorded(people.parent.parent, people.name)
 
 
 def _dearest(spent: Mapping[str, float]) -> str:

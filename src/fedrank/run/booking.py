@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from fedrank.protect.population import (
     BudgetSpentError,
     LedgerTerms,
     Population,
+    delete_ledger,
     ledgers_below,
     open_ledger,
     spent_together,
@@ -30,6 +30,7 @@ from fedrank.protect.population import (
 from fedrank.protect.spending import SharedSpending
 from fedrank.run.folder import Paid
 from fedrank.run.privacy import Price, setting_of
+from fedrank.run.recorded import below, check_recorded
 from fedrank.spec.experiment import to_toml
 from fedrank.spec.federated import FederatedExperiment
 from fedrank.types import Change, Crowd
@@ -71,12 +72,13 @@ class Booked:
         setting = replace(setting_of(spec, staying.data.features.shape[1]), clients=len(staying))
         known = hashlib.sha256((to_toml(spec) + json.dumps(request, sort_keys=True)).encode()).hexdigest()
         terms = LedgerTerms(population.people, population.delta, tuple(spec.mechanism.promises(setting)), known)
-        places = [population.folder / _below(home, path) for path in (folder.resolve(), *parents)]
+        places = [population.folder / below(home, path) for path in (folder.resolve(), *parents)]
         place = places[0] / LEDGER
         new = not place.exists()
         try:
             with ExitStack() as opened:
                 with population.deciding():
+                    check_recorded(home, population.name)
                     ledger = opened.enter_context(open_ledger(place, terms))
                 try:
                     booked = cls(ledger, terms, population, places)
@@ -158,18 +160,13 @@ class _Journal:
         self._spending.keep(self._number[round], change)
 
 
-def _below(home: Path, run: Path) -> Path:
-    """Where the ledger of a run lies in a population; runs elsewhere are known by experiment, variant and repeat."""
-    return run.relative_to(home) if run.is_relative_to(home) else Path(*run.parts[-3:])
-
-
 def _remove_unused(ledger: Path, population: Population) -> None:
     """A ledger that charged nobody goes again, with the folders that were made for it."""
     with population.deciding():
         account = Account.read(ledger)
         if account is None or account.rounds:
             return
-        shutil.rmtree(ledger)
+        delete_ledger(ledger)
         for folder in ledger.parents:
             if folder == population.folder or any(folder.iterdir()):
                 break

@@ -38,6 +38,7 @@ from fedrank.rank.given import GIVEN
 from fedrank.rank.propensity import IN_THE_CLEAR, SHARED
 from fedrank.run.data import clients_of, load_fold
 from fedrank.run.folder import Card, Paid, paid_for
+from fedrank.run.recorded import check_recorded
 from fedrank.run.runs import Run, kept_ledgers
 from fedrank.run.writer import Stopped, Task
 from fedrank.spec.experiment import to_toml
@@ -160,7 +161,8 @@ def prospect(experiment: FederatedExperiment, home: Path) -> Prospect | None:
     if experiment.population == SIMULATED or budget is None:
         return None
     people = Population(folder, experiment.clients.count, delta, budget)
-    if (folder / PEOPLE).exists():  # looking must not begin it
+    check_recorded(home.absolute(), experiment.population)
+    if Population.find(folder) is not None:  # looking must not begin it
         people = Population.open(folder, people.people, delta, budget)
     others = people.accounts()
     terms = LedgerTerms(people.people, delta, tuple(promises_of(experiment)))
@@ -239,11 +241,15 @@ class Spent:
         else:
             assert privacy.budget is not None
             folder = task.home / FOLDER / experiment.population
+            if Population.find(folder) is None:  # a population that is missing is not begun again
+                check_recorded(task.home, experiment.population)
             population = Population.open(folder, terms.people, privacy.delta, privacy.budget)
             place = folder / task.folder.absolute().relative_to(task.home) / LEDGER
         with ExitStack() as opened:
             # A ledger that is set aside moves, and whoever adds up all charges at that moment would miss it.
             with nullcontext() if population is None else population.deciding():
+                if population is not None:
+                    check_recorded(task.home, population.name)
                 ledger = opened.enter_context(open_ledger(place, terms))
             if population is None:
                 journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget)

@@ -21,16 +21,16 @@ from pathlib import Path
 
 from fedrank.files import opened, parse_json, private_folder, write_whole
 from fedrank.protect.accounting import GaussianEvent, PureEvent
-from fedrank.protect.ledger import LedgerError
+from fedrank.protect.ledger import LedgerError, is_charged
 from fedrank.protect.population import (
     ANYBODY,
     LEDGER,
-    TERMS,
     Account,
     Charge,
     LedgerTerms,
     begin_ledger,
     deciding,
+    ledger_folders,
     spent_against,
 )
 from fedrank.protect.promises import Promise, up
@@ -77,7 +77,12 @@ class SiloLedger:
         with deciding(self.path, str(self.path)):
             if (self.path / LIMITS).exists():
                 self._read_limits()
-            elif is_ledger(self.path):
+                if not ledger_folders(self.path):
+                    raise LedgerError(
+                        f"{self._ledger} is missing, and with it what was spent; restore it from a copy, and answer "
+                        "nothing until then"
+                    )
+            elif is_charged(self._ledger):
                 raise LedgerError(f"{self.path / LIMITS} is gone, and nobody knows the limits; restore it from a copy")
             if owner and self.owner and owner != self.owner:
                 raise LedgerError(
@@ -210,16 +215,16 @@ class SiloLedger:
             ) from None
 
     def _write_limits(self) -> None:
+        begin_ledger(self._ledger, 0, self.limits.delta)  # first: where limits are, the ledger has been
         text = json.dumps({"owner": self.owner} | asdict(self.limits), ensure_ascii=False) + "\n"
         path = self.path / LIMITS
         if not path.exists() or path.read_bytes() != text.encode():
             write_whole(path, text, private=True)
-        begin_ledger(self._ledger, 0, self.limits.delta)
 
 
 def is_ledger(path: Path) -> bool:
     """Whether a ledger, also one of an older fedrank, lies here."""
-    return path.is_file() or (path / LEDGER / TERMS).exists()
+    return path.is_file() or (path / LIMITS).exists() or bool(ledger_folders(path))
 
 
 def _against(querier: str) -> str:
