@@ -52,14 +52,16 @@ SHORT = {
     "grow": Short("--size 30 60 20 --repeats 1"),
     "grow_bytes": Short("--data synthetic-mq2007 --repeats 1 --queries 8 --trees 1"),
     "grow_quality": Short("--trees 2"),
-    "grow_table": Short("--data synthetic-mq2007 --splits chance --repeats 1 --queries 8 --trees 1 --leaves 4"),
+    "grow_table": Short(
+        "--data synthetic-mq2007 --splits chance --repeats 1 --queries 16 --trees 1 --leaves 4", needs="xgboost"
+    ),
     "grow_xgboost": Short("--data synthetic-mq2007 --trees 2", needs="xgboost"),
     "letor": Short("1"),
     "live_constants": Short(constants={"COLLECTIONS": ("cranfield",), "QUERIES": 5}, needs="cranfield"),
     "live_gate": Short("--clients 5"),
     "live_quality": Short("--splits 1 --only confirm", needs="cranfield"),
     "live_search": Short("--documents 300 --queries 5"),
-    "log_features": Short("--documents 300 --pairs 200"),
+    "log_features": Short("--documents 300 --pairs 2000"),
     "many_runs": Short("--runs 8"),
     "merge": Short("--repeats 1"),
     "noise": Short("1000"),
