@@ -154,6 +154,7 @@ def test_a_mistake_is_one_clear_line_and_changes_nothing(fedrank, arguments, mes
     assert snapshot() == before
 
 
+@pytest.mark.long
 def test_a_typo_in_a_command_or_an_option(fedrank):
     for arguments in (
         ["rnu"],
@@ -283,6 +284,7 @@ def test_reports(fedrank, results, name):
 # Using a model.
 
 
+@pytest.mark.long
 def test_scores_and_measures_agree_with_each_other_and_with_an_independent_computation(fedrank, results):
     code, out, err = fedrank("score", MODEL, "synthetic-mq2007")
     assert (code, err) == (0, "")
@@ -547,6 +549,7 @@ def test_a_shell_completes_commands_and_specs(fedrank):
     assert "complete" in fedrank("--help")[1]
 
 
+@pytest.mark.long
 def test_new_writes_a_spec_that_runs(fedrank):
     code, out, err = fedrank("new", "mine.toml")
     assert (code, err) == (0, "")
@@ -586,6 +589,7 @@ def test_the_size_of_recorded_updates_is_told_beforehand(fedrank):
     assert 0 < kept <= float(told[1]) * 1000 + 50
 
 
+@pytest.mark.long
 def test_clients_shows_who_holds_what(fedrank):
     code, out, err = fedrank("clients", "small.toml", "--out", "clients.png")
     assert (code, err) == (0, "")
@@ -596,6 +600,7 @@ def test_clients_shows_who_holds_what(fedrank):
     assert 'did you mean "quickstart"' in err
 
 
+@pytest.mark.long
 def test_tune_chooses_and_writes_a_spec(fedrank):
     code, out, err = fedrank("tune", "small.toml", "--over", "learner.rate=[0.05,0.1]", "--workers", "1")
     assert (code, err) == (0, "")

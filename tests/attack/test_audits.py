@@ -48,6 +48,7 @@ def test_clicks_are_read_from_plain_messages_alone(changes):
     assert "plain PDGD with a linear ranker" in clicks.sentence
 
 
+@pytest.mark.long
 def test_steps_that_are_pulled_back_are_replayed_to_the_last_bit():
     made, start, bend = audit(local=FedProx(strength=2.0)), np.linspace(-0.1, 0.1, 20), Bend(pull=2.0)
     updates = Pdgd()(start, made.crowd, Chance(2, 7), bend).updates

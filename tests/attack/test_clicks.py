@@ -263,6 +263,7 @@ def test_an_audit_says_what_it_cannot_do():
         click_audit(Pdgd(), start, clients, lambda arrived: arrived, 1, 5)
 
 
+@pytest.mark.long
 @needs.data
 def test_published_noise_lets_clicks_of_real_queries_be_read():
     from fedrank.data.catalog import load

@@ -34,6 +34,7 @@ def test_words_that_fit_best_share_the_guess():
     assert identify_by_cells(np.array([0, 0, 0]), dictionary).tolist() == [1 / 4] * 4
 
 
+@pytest.mark.long
 def test_a_few_real_rows_give_the_word_away():
     one, three, all_rows = hidden_hashes((1, 3, 30), words=2000, cases=60)
     # With one real row of 30, about 30 / 200 of the other words fit some row as well.
@@ -60,6 +61,7 @@ def test_the_first_word_is_the_most_frequent_and_all_differ():
     assert len(set(made_up_words(50))) == 50
 
 
+@pytest.mark.long
 def test_neighbours_differ_in_one_word(neighbours):
     away = neighbours.second - neighbours.first
     # One word leaves and another comes: one unit each in every row, and nothing (or two) where they meet.
@@ -99,6 +101,7 @@ def test_lookups_stay_below_their_promise_and_tell_more_with_every_question(neig
     assert often.right <= often.bound
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_the_figure_is_drawn(neighbours, tmp_path, suffix):
     told = {noise: tell_apart(neighbours, noise, (1, 2)) for noise in ("paper", "lookup", "sketch")}

@@ -78,6 +78,7 @@ def test_verdicts():
     assert Membership(*common, good, good).verdict == "NO POWER"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", [Gaussian, Laplace])
 def test_what_holds_is_not_broken_and_its_control_is(kind, place):
@@ -87,6 +88,7 @@ def test_what_holds_is_not_broken_and_its_control_is(kind, place):
     assert result.largest > result.shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", [Gaussian, Laplace])
 def test_a_quarter_less_noise_than_claimed_is_violated(kind, place):
@@ -109,6 +111,7 @@ def test_noise_that_hides_everything_leaves_no_power():
     assert result.verdict == "NO POWER"
 
 
+@pytest.mark.long
 def test_more_noise_takes_more_rounds_until_the_control_is_caught():
     result = audit_mechanism(Gaussian(1.0, 8.0, AtServer()), setting(), source(), repeats=10_000)
     assert result.rounds > 1
@@ -127,6 +130,7 @@ def test_a_mechanism_that_does_not_shorten_updates_is_violated(kind, place, monk
     assert audit_mechanism(kind(1.0, 2.0, place), setting(), source(), repeats=10_000).verdict == "VIOLATED"
 
 
+@pytest.mark.long
 def test_laplace_noise_on_updates_of_bounded_l2_is_violated(monkeypatch):
     right = mechanisms.contributions
     monkeypatch.setattr(mechanisms, "contributions", lambda u, w, clip, norm, step: right(u, w, clip, 2, step))
@@ -148,6 +152,7 @@ def test_one_message_of_the_paper_breaks_what_the_paper_states(cohort):
     assert result.shown > 1.2
 
 
+@pytest.mark.long
 def test_randomised_response_keeps_its_promise_and_lies_that_are_missing_are_seen(monkeypatch):
     learner = Evolution(truth=0.6)
     asked = setting(learner=learner, interactions=2)
@@ -182,6 +187,7 @@ def test_rounds_of_secret_cohorts_keep_what_is_promised_to_the_public():
     assert result.verdict == "NOT SHOWN"
 
 
+@pytest.mark.long
 def test_a_round_that_forgets_the_noise_of_its_sum_is_violated(monkeypatch):
     monkeypatch.setattr(
         mechanisms._NoisySum, "whole", lambda self, total: total.astype(np.float64) * (self.step / self.cohort)
@@ -190,6 +196,7 @@ def test_a_round_that_forgets_the_noise_of_its_sum_is_violated(monkeypatch):
     assert result.verdict == "VIOLATED"
 
 
+@pytest.mark.long
 def test_much_noise_is_replaced_by_less_for_rounds_and_said_so():
     mechanism = Laplace(1.0, 50.0, AtServer())
     result = audit_round(mechanism, setting(), clients(), source(), runs=100, level=1e-3)

@@ -364,6 +364,7 @@ def test_the_push_is_as_long_as_the_halving_of_the_paper_finds(kind, allowed, pe
     assert not np.allclose(crafted[0], np.mean(rows, axis=0), atol=1e-2)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

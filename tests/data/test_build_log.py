@@ -236,6 +236,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("when", "published"), [("before", False), ("after", True)])
 def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypatch, when, published):
     monkeypatch.setattr(module, "QUERIES", 1)
@@ -419,6 +420,7 @@ def test_fedranks_own_features_are_those_of_every_list(tmp_path, monkeypatch, pu
         assert log.features[pairs].tolist() == expected.tolist()
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(
     entries=st.lists(

@@ -365,6 +365,7 @@ def test_real_sets_have_the_published_counts(name: str) -> None:
     assert fold.train.grades.max() == fold.train.top_grade
 
 
+@pytest.mark.long
 @needs.data
 @pytest.mark.usefixtures("real")
 def test_real_intents() -> None:

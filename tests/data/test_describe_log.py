@@ -214,6 +214,7 @@ def test_only_clicked_documents_are_compared(tmp_path):
     assert {name for name, _ in found.features} == {"f", "g", "h"}
 
 
+@pytest.mark.long
 def test_one_user_is_compared_with_nobody(tmp_path):
     found = describe_log(made_up_log(tmp_path, counts=(12,)))
     assert found.distances.tolist() == [[0]]

@@ -181,6 +181,7 @@ def test_as_the_oracle_says(documents, query, left_out):
     assert found.max() <= 1
 
 
+@pytest.mark.long
 def test_long_documents_as_the_oracle_says():
     rng = np.random.default_rng(3)
     words = [f"w{i}" for i in range(400)]

@@ -117,6 +117,7 @@ def test_halves_of_every_searcher():
     assert "4 searchers" in fold.notes[0]
 
 
+@pytest.mark.long
 def test_doing_nothing_is_the_engines_order():
     test = collection_fold(SYNTHETIC, 2, 1).test
     evaluator = Evaluator(test, ["ndcg@10"])
@@ -156,6 +157,7 @@ def test_engine_features_of_a_collection_are_those_of_its_index():
     assert {tuple(row) for row in raw.features} <= {tuple(row) for row in expected}
 
 
+@pytest.mark.long
 def test_another_stemmer_is_another_set():
     live, other = (collection_fold(SYNTHETIC, 2, 1, features).test for features in ("live-1", "live-1-none"))
     assert live.feature_names == other.feature_names

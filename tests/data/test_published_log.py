@@ -182,6 +182,7 @@ def test_what_is_not_a_number_counts_as_0(tmp_path, monkeypatch, block):
     assert log.facts["left_out"] == {reason: {"rows": 6, "lines": [6, 6, 42, 42, 80]}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypatch, when):
     monkeypatch.setattr(letor_stream, "BLOCK", 70_000)  # two queries and a bit
@@ -348,6 +349,7 @@ def test_metadata_is_put_in_order_of_time(tmp_path):
     assert read.clicks.out_of_order == 1
 
 
+@pytest.mark.long
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)

@@ -18,6 +18,7 @@ def made_up(tmp_path_factory):
     return read_clicks(log, documents), documents
 
 
+@pytest.mark.long
 def test_it_is_a_sound_log(made_up):
     clicks, documents = made_up
     assert len(documents) == 600

@@ -231,6 +231,7 @@ def test_show_before_and_accept_after(fedrank):
     assert out == "No plan waits for this site's word.\n"
 
 
+@pytest.mark.long
 def test_what_the_policy_forbids_cannot_be_accepted(fedrank):
     folder = site(most_rounds="3")
     code, out, _ = fedrank("show", "my.toml", "--home", folder)
@@ -244,6 +245,7 @@ def test_what_the_policy_forbids_cannot_be_accepted(fedrank):
     assert code == 0
 
 
+@pytest.mark.long
 def test_check_ends_with_its_verdict(fedrank, monkeypatch):
     lines = [CheckLine("chain", "fine", "all is well"), CheckLine("port", "wrong", "nobody there", "start the server")]
     monkeypatch.setattr("fedrank.deploy.check.check", lambda home, plan: lines)
@@ -267,6 +269,7 @@ def test_init_names_the_line(fedrank):
     assert not Path("f").exists()
 
 
+@pytest.mark.long
 def test_approve_shows_and_asks_before_it_signs(fedrank, monkeypatch):
     signed = []
     applicant = SimpleNamespace(name="clinic-a", id=0, organisation="A", fingerprint="SHA256:ab", renewal=False)
@@ -282,6 +285,7 @@ def test_approve_shows_and_asks_before_it_signs(fedrank, monkeypatch):
     assert fedrank("approve", "a.zip", "--yes")[0] == 0
 
 
+@pytest.mark.long
 def test_expel_and_leave_ask_first_and_leave_a_record(fedrank, monkeypatch):
     done = []
 
@@ -319,6 +323,7 @@ def test_invite_checks_names_like_init(fedrank, monkeypatch):
     assert (invited[0].name, invited[0].id) == ("clinic-d", 3)
 
 
+@pytest.mark.long
 def test_start_serves_and_prints_a_unit(fedrank, monkeypatch):
     folder = site()
     served = []
@@ -413,6 +418,7 @@ def test_local_calls_the_trial(fedrank, monkeypatch):
     assert "fedrank report runs/my" in out
 
 
+@pytest.mark.long
 def test_readmit(fedrank):
     run = Path("run")
     run.mkdir()

@@ -219,6 +219,7 @@ def test_an_answered_round_is_not_answered_for_another_call(trial, site):
     assert trial.paid("clinic-a") == 1
 
 
+@pytest.mark.long
 def test_requests_at_random_crash_nothing_and_change_nothing(trial, site):
     answers = {request: site.answer(request) for request in trial.asked}
     rng = np.random.default_rng(5)

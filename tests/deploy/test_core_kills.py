@@ -323,6 +323,7 @@ def test_a_disk_that_takes_nothing_lets_nothing_leave(tmp_path, fate, error, wor
     assert refusals > 10
 
 
+@pytest.mark.long
 def test_a_damaged_ledger_lets_nothing_leave(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
     requests = recorded(trial, "clinic-b")
@@ -339,6 +340,7 @@ def test_a_damaged_ledger_lets_nothing_leave(tmp_path):
     assert "participants.log" in (trial.folders["clinic-b"] / "site.log").read_text()
 
 
+@pytest.mark.long
 def test_a_damaged_outbox_is_named_and_not_replaced(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
     requests = recorded(trial, "clinic-b")
@@ -355,6 +357,7 @@ def test_a_damaged_outbox_is_named_and_not_replaced(tmp_path):
     assert path.name in (trial.folders["clinic-b"] / "site.log").read_text()
 
 
+@pytest.mark.long
 def test_a_lost_outbox_is_no_way_to_a_second_noise(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=3)
     requests = recorded(trial, "clinic-b")
@@ -367,6 +370,7 @@ def test_a_lost_outbox_is_no_way_to_a_second_noise(tmp_path):
     assert trial.paid("clinic-b") == 3
 
 
+@pytest.mark.long
 def test_a_second_site_is_told_who_holds_the_lock(tmp_path):
     trial = RealTrial(tmp_path)
     with (
@@ -376,6 +380,7 @@ def test_a_second_site_is_told_who_holds_the_lock(tmp_path):
         Site.open(trial.folders["clinic-a"])
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     write_data(tmp_path)
     trial = Trial(tmp_path, spec_of(tmp_path, LINEAR, rounds=3))
@@ -386,6 +391,7 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     check_equal(trial.task.folder, simulated)
 
 
+@pytest.mark.long
 def test_torn_books_of_a_coordinator_are_mended(tmp_path):
     write_data(tmp_path)
     trial = Trial(tmp_path, spec_of(tmp_path, LINEAR, rounds=4))
@@ -397,6 +403,7 @@ def test_torn_books_of_a_coordinator_are_mended(tmp_path):
     assert all(line.count(",") == 5 for line in path.read_text().splitlines())
 
 
+@pytest.mark.long
 def test_attempts_that_cannot_be_read_are_named(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + SUM, rounds=2)
     trial.task.folder.mkdir(parents=True)
@@ -405,6 +412,7 @@ def test_attempts_that_cannot_be_read_are_named(tmp_path):
     assert "attempts.json" in (trial.task.folder / "run.json").read_text()
 
 
+@pytest.mark.long
 def test_an_outbox_reads_what_it_wrote(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
     assert trial.run() == "finished"

@@ -158,6 +158,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 SMALL = '[merge.booster]\nname = "lambdamart"\ntrees = 3\nleaves = 3\nmin_data_in_leaf = 2\n'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("merge", ['[merge]\nname = "linear"\n', f'[merge]\nname = "stacking"\n{SMALL}'])
 def test_a_trial_is_equal_to_the_simulation(tmp_path, merge):
     made = Federation(tmp_path, spec_of(tmp_path, '[split]\nname = "dealt"\nclients = 3\n', merge))
@@ -171,6 +172,7 @@ def test_a_trial_is_equal_to_the_simulation(tmp_path, merge):
     assert all(cards[0][key] == cards[1][key] for key in ("what", "who_sees_what", "not_covered", "files", "clients"))
 
 
+@pytest.mark.long
 def test_organisations_get_the_model_that_their_forests_make(tmp_path):
     made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n'), sites=3, simulated=False)
     assert made.run() == "finished", made.reason()

@@ -234,6 +234,7 @@ def leaf_weights(made: Federation) -> list[list[float]]:
     return [[float(value) for value in tree["leaf_weight"].split()] for tree in lines]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("secure", [False, True])
 def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
     made = noised(tmp_path, secure)
@@ -274,6 +275,7 @@ def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
             np.testing.assert_allclose(weights, total.reshape(4, 2)[:, 1] / 2**20)
 
 
+@pytest.mark.long
 def test_lines_that_break_and_restarts_cost_nobody_twice(tmp_path):
     """Without masks the same noise is sent again; each site is asked anew after a stop of the coordinator."""
     made = noised(tmp_path, secure=False)
@@ -291,6 +293,7 @@ def test_lines_that_break_and_restarts_cost_nobody_twice(tmp_path):
     assert charged(made) == dict.fromkeys(made.folders, RELEASES)
 
 
+@pytest.mark.long
 def test_under_a_secure_sum_a_new_attempt_is_paid_for(tmp_path):
     made = noised(tmp_path, secure=True)
     asked = []
@@ -308,6 +311,7 @@ def test_under_a_secure_sum_a_new_attempt_is_paid_for(tmp_path):
     assert max(paid.values()) == paid["site-1"]
 
 
+@pytest.mark.long
 def test_a_site_that_was_killed_between_outbox_and_ledger_pays_once(tmp_path, monkeypatch):
     made = noised(tmp_path, secure=False)
     reserve, killed = Ledger.reserve, []
@@ -354,6 +358,7 @@ def test_persons_must_be_named(tmp_path):
     assert "do not say who asked" in made.reason()
 
 
+@pytest.mark.long
 def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
     made = noised(tmp_path, secure=False)
     Restored("2026-01-02", "2026-01-01", True).write(made.folders["site-2"])

@@ -168,6 +168,7 @@ def test_turns_are_those_of_silo_train(done, tmp_path):
     assert [turn["party"] for turn in found.notes["silo"]["turns"]] == [turn.party for turn in model.turns]
 
 
+@pytest.mark.long
 def test_on_fixed_ranges_everybody_gets_a_model_that_can_be_exported(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "SPEC", SPEC.replace("batch = 16", 'batch = 16\nnormalise = "fixed"'))
     made = Hospitals(tmp_path, sites=2)
@@ -265,6 +266,7 @@ def test_another_request_for_the_same_step_is_refused(done):
         assert b"this run trains through sketches" in site.answer(letters.request("round", made.plan.run, 1))
 
 
+@pytest.mark.long
 def test_a_coordinator_that_is_stopped_goes_on(tmp_path):
     made, asked = Hospitals(tmp_path, sites=2), []
 
@@ -325,6 +327,7 @@ def test_a_policy_decides(tmp_path):
     assert "a sketch costs ε = 6." in said(epsilon="5.0")
 
 
+@pytest.mark.long
 def test_a_budget_that_is_spent_pays_for_no_second_sketch(tmp_path):
     made = Hospitals(tmp_path, sites=2, epsilon="8.0")
     assert made.run() == "finished", made.reason()

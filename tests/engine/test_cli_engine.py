@@ -57,6 +57,7 @@ def test_mistakes_cost_a_line(fedrank, tmp_path, arguments, says):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_read_log(fedrank, files, tmp_path):
     log, queries, events, _ = files
     code, out, err = fedrank("read-log", log, "--clicks", events, "--out", "train.txt")

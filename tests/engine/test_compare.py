@@ -141,6 +141,7 @@ def test_documents_as_engines_take_them():
     assert json.loads(next(documents_for(EngineSetup("solr"), documents))) == {"id": "a", "title": "t", "body": "x"}
 
 
+@pytest.mark.long
 def test_the_command(shop, monkeypatch, capsys):
     docs, queries, model, log, _ = shop
 

@@ -81,6 +81,7 @@ class TestLabels:
             [("a", [1, 2]), ("b", [5])],
         ]
 
+    @pytest.mark.long
     @settings(deadline=None, max_examples=25)
     @given(levels=st.sampled_from([2, 3, 5]), each=st.integers(1, 2), times=st.integers(1, 2), seed=st.integers(0, 99))
     def test_every_document_is_handed_out_once_and_evenly(self, levels, each, times, seed):

@@ -202,6 +202,7 @@ def test_a_quick_form_takes_the_real_data_where_they_are_here_and_says_so(tmp_pa
     assert ask(name, [], False, tmp_path)[0].title == read_spec(name).title
 
 
+@pytest.mark.long
 def test_what_was_run_stands_first(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "papers.html"
     write_papers_report(runs, out)
@@ -529,6 +530,7 @@ def test_what_failed_is_told_from_what_was_not_run(tmp_path: Path) -> None:
         assert "not run" in text
 
 
+@pytest.mark.long
 def test_the_report_says_what_came_out(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "papers.html"
     told = write_papers_report(runs, out)

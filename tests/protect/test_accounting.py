@@ -166,6 +166,7 @@ def test_rounds_of_the_published_fpdgd():
     assert epsilon(PureEvent(1.2), 1000, DELTA) == pytest.approx(exact, rel=1e-7) == pytest.approx(776, abs=0.5)
 
 
+@pytest.mark.long
 def test_laplace_noise_is_cheaper_than_its_pure_price_says():
     pytest.importorskip("dp_accounting")
     assert epsilon(LaplaceEvent(1 / 1.2), 1000, DELTA) == pytest.approx(623, abs=0.5)
@@ -182,6 +183,7 @@ def test_randomised_response_equals_looking_at_every_answer(truth, values, answe
         assert delta_of(event, 1, log(Fraction(ratio))) == pytest.approx(exact, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.long
 def test_randomised_response_equals_dp_accounting():
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     # Its parameter is the chance to answer at random, the truth included.
@@ -293,6 +295,7 @@ def test_more_noise_costs_less(multiplier, factor, times):
     assert epsilon(GaussianEvent(multiplier * factor), times, DELTA) <= epsilon(GaussianEvent(multiplier), times, DELTA)
 
 
+@pytest.mark.long
 def test_sampling_less_often_costs_less():
     pytest.importorskip("dp_accounting")
     for kind in (GaussianEvent, LaplaceEvent):

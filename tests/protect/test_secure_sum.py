@@ -926,6 +926,7 @@ def value_at(at: int, known: dict[int, int]) -> int:
     return total % shamir.PRIME
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_liars_are_those_that_a_search_finds(data):

@@ -133,6 +133,7 @@ def splits_of(rng: np.random.Generator, splits: int) -> NDArray[np.float64]:
     return np.array([tested[order[:100]].mean() + 0.5 * trained[order[100:]].mean() for order in orders])
 
 
+@pytest.mark.long
 def test_no_effect_over_random_splits() -> None:
     rng = np.random.default_rng(6)
     drawn = [splits_of(rng, 10) for _ in range(400)]

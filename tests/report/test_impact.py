@@ -88,6 +88,7 @@ def test_it_knows_how_many_were_forgotten(spec, tmp_path):
     assert "that the data set has carried out: 1." in markdown(impact(read_assessed(path)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["quickstart", "hospitals"])
 def test_every_kind_of_spec(name):
     text = markdown(impact(read_assessed(name)))

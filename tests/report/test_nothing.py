@@ -105,6 +105,7 @@ def test_many_models_below_it_are_counted(tmp_path: Path) -> None:
     assert "and 3 more" in said(tmp_path)
 
 
+@pytest.mark.long
 def test_it_is_a_level_line_in_every_curve(two: Path) -> None:
     page = write_report(load_runs(two), two / "report.html").read_text()
     assert page.count("do nothing: BM25 of whole") >= 2  # one for each measure
@@ -114,6 +115,7 @@ def test_it_is_a_level_line_in_every_curve(two: Path) -> None:
     assert "| do nothing |" in markdown
 
 
+@pytest.mark.long
 def test_claims_and_the_baseline_can_speak_of_it(two: Path) -> None:
     [claim] = findings(two).claims
     assert claim.verdict == "does not hold"
@@ -162,6 +164,7 @@ def test_the_line_lies_within_the_picture(two: Path) -> None:
     assert np.isfinite([low, high]).all()
 
 
+@pytest.mark.long
 def test_a_column_that_doing_nothing_does_not_have_is_drawn_without_a_level(tmp_path: Path) -> None:
     """Rewards of evolution strategies: a page with their curves can be written."""
     tables = {

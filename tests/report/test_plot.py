@@ -96,6 +96,7 @@ def test_experiments_on_the_same_queries_share_a_picture(runs, tmp_path):
     assert any("median" in label for label in labels)
 
 
+@pytest.mark.long
 def test_a_notebook_and_a_paper_get_the_same_figure(runs, tmp_path):
     figure = fr.plot.curves(runs)
     assert figure._repr_png_().startswith(b"\x89PNG")

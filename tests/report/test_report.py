@@ -73,6 +73,7 @@ def two_variants(out: Path, **rest: object) -> Runs:
     )
 
 
+@pytest.mark.long
 def test_the_page_stands_alone_and_holds_every_part(tmp_path: Path) -> None:
     file = write_report(two_variants(tmp_path / "runs"), tmp_path / "report.html")
     text = file.read_text()
@@ -178,6 +179,7 @@ def test_the_baseline_is_named_or_told(tmp_path: Path) -> None:
         find(runs, baseline="kurm")
 
 
+@pytest.mark.long
 def test_unfinished_runs_are_listed_and_not_counted(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     two_variants(out)
@@ -233,6 +235,7 @@ def test_text_from_files_stays_text(tmp_path: Path, suffix: str) -> None:
     assert "_a$b$" in text
 
 
+@pytest.mark.long
 def test_one_variant_one_repeat(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", named=False, rounds=1, every=1)
     text = write_report(load_runs(tmp_path / "runs"), tmp_path / "report.html").read_text()

@@ -367,6 +367,7 @@ def test_the_table_by_hand(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_the_table_is_not_shown_when_nobody_attacks(tmp_path):
     write_experiment(tmp_path)
     attacked(tmp_path, "mean", 0.5, attack=FLIP)
@@ -394,6 +395,7 @@ def test_runs_from_before_attacks_have_no_table(tmp_path):
     assert table_of(tmp_path) is None
 
 
+@pytest.mark.long
 def test_without_a_run_without_attack_cells_stay_empty(tmp_path):
     write_experiment(tmp_path)
     attacked(tmp_path, "krum", 0.4, "krum", FLIP, 1)
@@ -501,6 +503,7 @@ def test_named_variants_that_differ_elsewhere_are_told_apart(tmp_path):
     assert sorted((row[0], row[-1]) for row in rows) == [("fast", "0.5000"), ("slow", "0.1000")]
 
 
+@pytest.mark.long
 def test_the_page_markdown_and_the_terminal_show_the_table_and_explain_it(tmp_path):
     write_experiment(tmp_path)
     attacked(tmp_path, "quiet", 0.5, attack=FLIP)

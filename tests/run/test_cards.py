@@ -186,6 +186,7 @@ def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(
     assert "what redacted queries found" in said
 
 
+@pytest.mark.long
 def test_the_command_writes_the_card_of_a_log(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     clicks, documents = synthetic_log(tmp_path, 30, 1, documents=150, topics=4, days=20)

@@ -35,6 +35,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
+@pytest.mark.long
 def test_an_answer_with_a_picture(files, tmp_path):
     done = run("estimate", files / "model.json", "--log", files / "log", "--out", tmp_path / "estimate.png")
     assert done.exit_code == 0, done.output
@@ -57,6 +58,7 @@ def test_all_numbers_as_json(files):
     assert rows["doubly robust"]["model"]["value"] == same.rows[1].model.value
 
 
+@pytest.mark.long
 def test_entries_that_a_model_learned_from_do_not_count(files):
     told = []
     found = estimate_model(files / "learned.json", files / "log", tell=told.append)
@@ -69,6 +71,7 @@ def test_entries_that_a_model_learned_from_do_not_count(files):
         estimate_model(files / "model.json", files / "log", latest=2.0)
 
 
+@pytest.mark.long
 def test_why_it_cannot_be_told(files, tmp_path):
     done = run("estimate", files / "model.json", "--log", files / "static")
     assert done.exit_code == 1
@@ -95,6 +98,7 @@ def test_why_it_cannot_be_told(files, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_places_and_their_file(files, tmp_path):
     done = run("logs", "places", files / "log", "--out", tmp_path / "places.json")
     assert done.exit_code == 0, done.output

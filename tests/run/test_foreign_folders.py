@@ -135,6 +135,7 @@ def test_wherever_it_is_named(theirs, change):
     assert not Path("was-imported").exists()
 
 
+@pytest.mark.long
 def test_a_model_without_a_checksum_is_used_with_a_note(theirs, monkeypatch, capsys):
     evaluate = ("evaluate", RUN, "synthetic-mq2007")
     assert call(monkeypatch, *evaluate) == 0

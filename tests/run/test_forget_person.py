@@ -237,6 +237,7 @@ def fedrank(monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.mark.long
 def test_the_command(log, fedrank):
     run(log, "all", more="record_every = 1")
     code, out, _ = fedrank("forget-person", "user1", "--data", log, "--plan")

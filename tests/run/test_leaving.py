@@ -96,6 +96,7 @@ def test_a_client_that_learns_alone_is_not_said_to_send_anything():
     assert "Nothing leaves" not in said(read_tables(tables))
 
 
+@pytest.mark.long
 def test_numbers_for_a_file_know_no_infinity():
     mechanism = {"name": "gaussian", "clip": 0.1, "noise": 2.0}
     tables = {"rounds": 5, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 4}, "learner": "pdgd"}

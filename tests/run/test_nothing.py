@@ -90,6 +90,7 @@ def test_a_log_is_compared_with_the_logged_order(tmp_path: Path) -> None:
     same(done(tmp_path / "runs", tables), "logged order", 1 / (1 + clicked), "mrr")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["local", "global", {"name": "cross-silo", "width": 64, "depth": 5, "k": 5}])
 def test_silos_are_compared_with_their_own_bm25_whatever_the_method(method: Any, tmp_path: Path) -> None:
     tables = {

@@ -92,6 +92,7 @@ def test_three_runs_of_the_hospitals_on_the_same_people_cost_no_more_than_4():
         assert 3.9 < public.total <= 4
 
 
+@pytest.mark.long
 def test_an_audit_looks_for_one_person():
     found = audit_experiment(
         read_tables(tables(mechanism=PERSON | {"noise": 0.7})),

@@ -221,6 +221,7 @@ def test_trust_is_corrected_where_it_is_asked_for(tmp_path):
     assert np.all(unclicked > 0.05), "of what is not trusted, a click less says less"
 
 
+@pytest.mark.long
 def test_shared_propensities_are_named_as_not_covered(log):
     noise = {"name": "gaussian", "clip": 1.0, "noise": 5.0}
     shared, own = (read_tables(tables(log, {"propensities": source}, mechanism=noise)) for source in ("shared", "own"))

@@ -572,6 +572,7 @@ def asked(fedrank, tmp_path, spec, *more):
     return fedrank("privacy", "spec.toml", "--runs", "runs", *more)
 
 
+@pytest.mark.long
 def test_what_a_run_would_cost_people_next_to_what_they_spent(tmp_path, fedrank):
     spec = grid(population="town", privacy={"budget": budget_for(30)}, seeds=[1])
     promise = promises_of(spec.base)[-1]
@@ -596,6 +597,7 @@ def test_what_a_run_would_cost_people_next_to_what_they_spent(tmp_path, fedrank)
     assert variant["population"]["after"]["public"] == pytest.approx(both)
 
 
+@pytest.mark.long
 def test_what_is_left_says_how_far_the_next_run_comes(tmp_path, fedrank):
     """And it comes as far."""
     spec = grid(population="town", privacy={"budget": budget_for(20)}, seeds=[1])

@@ -308,6 +308,7 @@ def test_who_always_takes_part_pays_for_every_round():
     assert {row.times for row in planned(experiment(mechanism=LOCAL, rounds=1000))} == {1000}
 
 
+@pytest.mark.long
 def test_noise_needed_keeps_its_target():
     asked = experiment(rounds=1000, clients={"count": 1000})
     [(whom, values)] = noise_needed(asked, [8.0, 4.0, 1.0]).items()

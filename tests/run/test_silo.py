@@ -295,6 +295,7 @@ def test_a_budget_that_does_not_pay_is_refused(noise: float, says: str, collecti
     assert says in json.loads((done.folder / "run.json").read_text())["error"]["message"]
 
 
+@pytest.mark.long
 def test_methods_can_be_compared_in_a_report(collection: Path, tmp_path: Path) -> None:
     variants = {"local": {"method": "local"}, "exact": {"method": {"name": "cross-silo", "counts": "exact", "k": 6}}}
     asked = spec(collection, "local", seeds=[1, 2], variants=variants)

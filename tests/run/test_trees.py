@@ -76,6 +76,7 @@ def columns(path: Path) -> dict[str, list[str]]:
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(rows[0])}
 
 
+@pytest.mark.long
 def test_forests_of_fixed_sizes_are_judged_next_to_the_best_one(tmp_path, files):
     sizes = {"sizes": [2, 7, 20], "booster": {"patience": 0}}
     task, usual = (
@@ -378,6 +379,7 @@ def test_who_grows_a_forest_together_has_no_settings_of_its_own(tmp_path, files)
         merging(tmp_path, files, tune=1, merge={"name": "cyclic"})
 
 
+@pytest.mark.long
 def test_a_report_speaks_of_trees(tmp_path, files):
     data = {key: files[key] for key in ("train", "test")}
     run_experiment(task_of(tmp_path, data, evaluate_every=1).experiment, "grown", tmp_path)

@@ -400,6 +400,7 @@ def test_methods_are_built_like_all_others():
     assert build(Unlearner, {"name": "fed-eraser", "steps": 2}, "method") == replace(FedEraser(), steps=2)
 
 
+@pytest.mark.long
 def test_the_command(parent, fedrank):
     code, out, err = fedrank("unlearn", "runs", "--client", 0, "--set", "steps=2", "--verify")
     assert (code, err) == (0, "")
@@ -433,6 +434,7 @@ def test_mistakes_cost_one_line(parent, fedrank, arguments, message):
     assert content(Path()) == before
 
 
+@pytest.mark.long
 def test_purging_asks_first(parent, fedrank, monkeypatch):
     monkeypatch.setattr("typer.confirm", _refuse)
     before = content(Path())

@@ -155,6 +155,7 @@ def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: s
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_folder_keeps_its_language(fedrank: Command) -> None:
     assert fedrank("index", "notes", "--language", "german")[0] == 0
     assert json.loads(fedrank("status", "--json")[1])["feature_set"] == "live-1-german"
@@ -163,6 +164,7 @@ def test_a_folder_keeps_its_language(fedrank: Command) -> None:
     assert "began with the language german" in said
 
 
+@pytest.mark.long
 def test_nothing_is_deleted_without_a_yes(fedrank: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     fedrank("index", "notes")
     with monkeypatch.context() as answers:
@@ -356,6 +358,7 @@ def share_at_the_top(weeks: tuple[object, ...]) -> float:
     return sum(week.first for week in weeks) / sum(week.searches for week in weeks)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_the_demo_is_the_same_for_everybody(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_documents(tmp_path / name, NOW)

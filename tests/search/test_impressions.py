@@ -198,6 +198,7 @@ def test_page_two_is_drawn_from_the_rest_once_in_the_same_impression(client):
         client.shown(found.impression, 5)
 
 
+@pytest.mark.long
 def test_two_pages_are_one_list_drawn_without_replacement():
     """Lists of two pages come as often as one Plackett-Luce list of both; the first place is kept on page 1 alone."""
     scores = np.array([0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.3, 0.15], np.float32)

@@ -134,6 +134,7 @@ def test_looked_up_cells_are_those_of_the_sketches(silo: Silo) -> None:
             np.testing.assert_array_equal(partner.values(name, each), whole[:, np.arange(DEPTH), each])
 
 
+@pytest.mark.long
 def test_looked_up_counts_are_medians_with_noise_of_the_promised_size(silo: Silo) -> None:
     sketcher = Sketcher(width=512, depth=DEPTH)
     term = max(silo.fields["body"].vocabulary, key=lambda t: silo.fields["body"].held([t]).sum())

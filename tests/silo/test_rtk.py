@@ -87,6 +87,7 @@ def test_with_room_for_all_it_is_naive(seed, n):
     assert whole.holes == whole.short_cells == 0
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["ends", "largest", "magnitude"]),

@@ -199,6 +199,7 @@ def test_found_documents_are_graded_as_often_as_own_ones_of_the_same_standing(si
         assert np.mean(shares) < 0.9
 
 
+@pytest.mark.long
 def test_found_documents_do_not_outweigh_what_people_judged() -> None:
     """Of vaswani, cross-silo had .25 where every document's BM25 has .38: one relevant in thirty, 150 guessed."""
     made = synthetic_collection(600, 60, seed=1, topics=12, length=30)

@@ -561,6 +561,7 @@ def test_two_organisations_train_from_documents_to_a_model(tmp_path, monkeypatch
             assert not any(text.encode() in path.read_bytes() for text in texts)
 
 
+@pytest.mark.long
 def test_a_sketch_that_is_not_ones_own_is_refused(three, tmp_path, monkeypatch, capsys) -> None:
     a, b = three[:2]
     desk = Desk(tmp_path, monkeypatch, capsys)

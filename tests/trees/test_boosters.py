@@ -155,6 +155,7 @@ def test_selgb_is_lightgbm_on_the_hardest_negatives_slowly(keep, every, least):
     np.testing.assert_allclose(booster(TRAIN, seed=1).score(TRAIN), scores, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 def test_a_tree_on_few_rows_is_that_of_lightgbm_on_them():
     """LightGBM goes by columns there, which changes nothing but the time."""
     data, booster = synthetic("istella-x", 12), Selgb(trees=2, leaves=8)

@@ -83,6 +83,7 @@ def test_a_file_is_split_into_queries_to_learn_from_and_to_merge_by(tmp_path):
     assert {int(q) % 3 for q in made.portions[1].merge.query_ids} == {2}
 
 
+@pytest.mark.long
 def test_every_client_gets_a_model_that_scores_by_itself(split, tmp_path):
     files = [save_linear(tmp_path / f"{i}.json", *(np.arange(29) == i).astype(float)) for i in (0, 10)]
     made = merge_models(files, split.folder, "linear", tmp_path / "merged")

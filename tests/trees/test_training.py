@@ -113,6 +113,7 @@ def test_what_is_no_sum_of_trees_is_no_forest():
     assert LinearMix((local[1], averaged), (0.5, 0.5)).as_forest() is None
 
 
+@pytest.mark.long
 def test_a_shared_forest_stops_by_all_validation_queries():
     portions = parts()
     patient = replace(SMALL, trees=25, patience=3)
@@ -168,6 +169,7 @@ def test_quality_by_client_is_the_mean_over_its_own_queries():
         assert found["map all before"][client] == pytest.approx(np.nanmean(done.before[0, client]))
 
 
+@pytest.mark.long
 def test_merging_helps_where_clients_know_different_things():
     fold = load("synthetic-categories")
     booster = Lambdamart(trees=30, leaves=8, rate=0.2, patience=0)

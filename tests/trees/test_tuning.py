@@ -91,6 +91,7 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
         tune(BOOSTER, TRAIN, VALIDATION, 1, tmp_path / "study.db", 1)
 
 
+@pytest.mark.long
 def test_a_forest_that_cannot_be_grown_takes_a_study_like_any_other(tmp_path):
     studies = Studies(1, tmp_path)
     with pytest.raises(NothingToSplit):

@@ -131,6 +131,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.long
 def test_a_crash_at_any_step_on_the_disk_loses_nothing_that_was_kept(tmp_path, monkeypatch):
     """Chunks of three rounds; the process dies before or after each of its steps on the disk."""
     monkeypatch.setattr(module, "ROUNDS_IN_CHUNK", 3)

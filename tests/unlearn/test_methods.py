@@ -342,6 +342,7 @@ def poisoned(tmp_path_factory):
     return case, lambda weights: float(evaluator(weights[None], Linear())[0, 0])
 
 
+@pytest.mark.long
 def test_a_poisoned_client_is_forgotten(poisoned):
     case, quality = poisoned
     bad, good = quality(case.final.weights), quality(Retrain()(case).weights)

@@ -135,6 +135,7 @@ def test_pages(site: WatchedPage) -> None:
         assert "&lt;script&gt;alert(1)" in shown
 
 
+@pytest.mark.long
 def test_a_report_opens_and_has_a_policy_of_its_own(site: WatchedPage) -> None:
     with site.browser() as browser:
         ids = re.findall(r'name="e" value="(\w+)"', browser.get("/").text)
