@@ -59,8 +59,9 @@ def fedrank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "words", [("status",), ("forget", "--query", "x"), ("learn", "off"), ("export", "--ubi", "out"), ("leave",)]
 )
-def test_a_mistyped_folder_is_an_error_and_is_not_made(fedrank, tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistyped_folder_is_an_error_and_is_not_made(
+    fedrank: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     code, out, err = fedrank(*words, "--folder", "nowhere")
     assert (code, out) == (2, "")
     assert "no folder nowhere" in err
@@ -148,6 +149,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     ],
 )
 def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: str) -> None:
+    Path("store").mkdir()
     code, _, said = fedrank(*words)
     assert code == 2
     assert told in said

@@ -30,7 +30,6 @@ from fedrank.cli.shared import (
     Name,
     RunsFolders,
     Spec,
-    SpentIn,
     Trust,
     Variants,
     Workers,
@@ -44,7 +43,6 @@ from fedrank.cli.shared import (
     progress,
     say,
     say_failures,
-    spent_in,
 )
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
@@ -242,7 +240,9 @@ def privacy(
     ] = None,
     variant: Variants = None,
     out: AnswerFile = None,
-    runs: SpentIn = None,
+    runs: Annotated[
+        Path, typer.Option(help="The folder that runs go to: ledgers of a population lie in RUNS/populations.")
+    ] = Path("runs"),
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
@@ -253,7 +253,6 @@ def privacy(
     from fedrank.run.privacy import TARGETS
     from fedrank.spec.source import read_spec
 
-    home = spent_in(runs)
     for value in target or []:
         if not value > 0:
             raise ValueError(f"--target {value:g} cannot be reached with any noise; use a positive ε")
@@ -262,12 +261,12 @@ def privacy(
     if as_json:
         if files:
             raise ValueError("--json prints what --out would write; leave out one of them")
-        print_json(as_facts(grid, target or TARGETS, home))
+        print_json(as_facts(grid, target or TARGETS, runs))
         return
     with progress(console) as tell:
-        sections = about_privacy(grid, target or TARGETS, tell, home)
+        sections = about_privacy(grid, target or TARGETS, tell, runs)
     answer(sections, console)
-    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, home))
+    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs))
     for file in files:
         say(console, f"Written: {file}")
 

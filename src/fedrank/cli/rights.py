@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrank.cli.shared import SpentIn, Trust, new_console, say, spent_in
+from fedrank.cli.shared import Trust, new_console, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +80,9 @@ def _say_commands(runs: tuple[AffectedRun, ...], console: Console, before: bool)
 def impact(
     source: Annotated[str, typer.Argument(metavar="SPEC_OR_RUNS", help="A spec, or a folder of finished runs.")],
     out: Annotated[Path, typer.Option(help="Markdown file to write; one that is there is never replaced.")],
-    runs: SpentIn = None,
+    runs: Annotated[
+        Path, typer.Option(help="The folder that runs go to: ledgers of a population lie in RUNS/populations.")
+    ] = Path("runs"),
     trust: Trust = False,
 ) -> None:
     """Begin a data protection impact assessment: what files say is filled in, what people must say is marked."""
@@ -93,7 +95,7 @@ def impact(
         raise ValueError(f"--out {out}: the assessment is Markdown; let its name end in .md")
     if out.exists():
         raise FileExistsError(f"{out} is there already, and somebody may have filled it in; name another file")
-    text = markdown(assess(read_assessed(source, trust), spent_in(runs)))
+    text = markdown(assess(read_assessed(source, trust), runs))
     with writing(out, replace=False) as file:
         file.write(text.encode())
     console = new_console()

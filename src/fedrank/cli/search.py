@@ -188,7 +188,7 @@ def search_join(
             f"--name, --fingerprint and --epsilon are for file:FOLDER: {meeting.folder / 'site.toml'} says them, and "
             "policy.largest_epsilon there is the limit; nothing was sent"
         )
-    with _client(folder) as client:
+    with _client(folder, begin=True) as client:
         if joining.state_of(client, meeting):
             _go_on(client, meeting, once, yes, console)
         elif meeting.network:

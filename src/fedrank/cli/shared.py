@@ -65,12 +65,6 @@ Workers = Annotated[
     ),
 ]
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
-SpentIn = Annotated[
-    Path | None,
-    typer.Option(
-        help="The folder that runs go to: ledgers of a population lie in RUNS/populations. [default: runs]",
-    ),
-]
 ModelFile = Annotated[
     Path, typer.Argument(help="model.json, or the folder of a finished run (of its experiment, if it has one run).")
 ]
@@ -225,15 +219,6 @@ def say_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
             say(console, f"    {line}", style="dim")
         if cause.file is not None:
             say(console, f"    All of it: {cause.file}")
-
-
-def spent_in(runs: Path | None) -> Path:
-    """The folder in which to look for what people have spent; a mistyped one would read like nothing spent."""
-    if runs is not None and not runs.is_dir():
-        raise FileNotFoundError(
-            f"no folder {runs}; give the folder that runs go to, or leave out --runs before the first"
-        )
-    return runs or Path("runs")
 
 
 def do_experiment(

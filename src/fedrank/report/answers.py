@@ -184,6 +184,9 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, r
         yield say(f"Not covered: {IN_THE_CLEAR}.", tone="warn")
     yield from about_prices(prices)
     if people := prospect(spec, home):
+        if not home.is_dir():
+            elsewhere = "if runs went elsewhere, name their folder with --runs"
+            yield say(f"There is no folder {home}, so that no run is counted; {elsewhere}.", tone="warn")
         yield from _of_people(people, runs)
     else:
         yield from (say(line, tone="warn") for line in budget_lines(prices, spec.privacy.budget))
