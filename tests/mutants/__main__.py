@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
@@ -46,6 +46,8 @@ UNCOMPILED_LIMIT = 5.0
 BUDGET = 60.0  # seconds of tests for one mutant, as measured in the first run
 SLOWER = 10.0  # times as long as in the first run: the mutant does not end
 LEAST = 20.0  # seconds that every test has
+TOO_SLOW = -signal.SIGPROF
+CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL, -signal.SIGXFSZ)
 
 ROOT = Path(__file__).parents[2]
 RUNNING: set[subprocess.Popen[str]] = set()
@@ -117,37 +119,44 @@ def pytest_process(work: Path, task: dict[str, Any], arguments: Iterable[str]) -
             )
         RUNNING.add(process)
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(task.get("patience"))
+            code = process.wait(task.get("patience"))
+        except subprocess.TimeoutExpired:
+            code = TOO_SLOW
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            (folder / "code").write_text(str(process.wait()))
+                os.killpg(process.pid, signal.SIGKILL)  # also what it started
+            process.wait()
             RUNNING.discard(process)
+        (folder / "code").write_text(str(code))
         yield folder
 
 
 def find_tests(work: Path, mutants: dict[int, Mutant], uncompiled: bool, files: Sequence[str]) -> list[dict[str, Any]]:
     """Run the tests once, in two processes, and return what each of them met."""
+    out = work / f"{'uncompiled' if uncompiled else 'compiled'}.jsonl"
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
     with tempfile.TemporaryDirectory(dir=work, prefix="claims-") as claims:
         task = {
             "mutants": {str(key): asdict(mutant) for key, mutant in mutants.items()},
             "uncompiled": uncompiled,
             "limit": UNCOMPILED_LIMIT if uncompiled else LIMIT,
             "claims": claims,
+            "out": str(out),
+            "known": [line["test"] for line in lines()],
         }
 
-        def part(number: int) -> list[dict[str, Any]]:
+        def part(_: int) -> None:
             with pytest_process(work, task, ["--continue-on-collection-errors", *files]) as folder:
-                output = (folder / "output").read_text(errors="replace")
                 if (folder / "code").read_text() not in ("0", "1", "5"):
+                    output = (folder / "output").read_text(errors="replace")
                     raise SystemExit(f"the tests ended early, before any mutant:\n{output[-3000:]}")
-                write_whole(work / f"first-run-{'uncompiled-' * uncompiled}{number}.txt", output)
-                lines = (folder / "out").read_text().splitlines() if (folder / "out").exists() else []
-                return [json.loads(line) for line in lines]
 
         with workers() as pool:
-            return [line for lines in pool.map(part, range(WORKERS)) for line in lines]
+            list(pool.map(part, range(WORKERS)))
+    return lines()
 
 
 def covering(mutants: dict[int, Mutant], met: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
@@ -156,23 +165,20 @@ def covering(mutants: dict[int, Mutant], met: Sequence[dict[str, Any]]) -> dict[
     for key, mutant in mutants.items():
         at_level: list[dict[str, float]] = [{}, {}, {}]
         for line in met:
-            for level in {level for hit, level in line["hits"] if hit == key and line["passed"]}:
-                at_level[level][line["test"]] = line["seconds"]
+            for hit, level in line["hits"]:
+                if hit == key and line["passed"]:
+                    at_level[level][line["test"]] = line["seconds"]
         tests = next((level for level in at_level if level), {})
-        files: Counter[str] = Counter()
+        files: defaultdict[str, float] = defaultdict(float)
         for name, seconds in tests.items():
-            files[name.partition("::")[0]] += seconds  # type: ignore[assignment]
-
-        def order(name: str, mutant: Mutant = mutant, files: Counter[str] = files) -> tuple[bool, float, str]:
-            file = name.partition("::")[0]
-            return package(file) != package(mutant.file.removeprefix("src/")), files[file], file
-
-        spent = 0.0
+            files[name.partition("::")[0]] += seconds
+        order = sorted(files, key=lambda file: (package(file) != package(mutant.file), files[file], file))
+        left = BUDGET
         found[key] = {}
-        for name in sorted(tests, key=order):
-            if spent + tests[name] <= BUDGET or not found[key]:
+        for name in sorted(tests, key=lambda name: order.index(name.partition("::")[0])):
+            if tests[name] <= left or not found[key]:
                 found[key][name] = tests[name]
-                spent += tests[name]
+                left -= tests[name]
     return found
 
 
@@ -197,15 +203,15 @@ def judge(work: Path, mutant: Mutant, tests: dict[str, float]) -> tuple[str, str
     with pytest_process(work, task, ["-x", *files]) as folder:
         code = int((folder / "code").read_text())
         test = (folder / "out").read_text() if (folder / "out").exists() else "import"
-        if code == 0:
+        if code in (0, 5):  # 5: the change took the names of all these tests away
             return "survived", f"{len(tests)} tests run it"
-        if code in (1, 2):
+        if code > 0:
             return "caught", test
-        if code in (-signal.SIGPROF, -signal.SIGKILL):
+        if code == TOO_SLOW:
             return "caught", f"{test} (it did not end)"
-        if code < 0:
-            return "caught", f"{test} (signal {-code})"
-        raise RuntimeError(f"{mutant.name}: pytest ended with {code}:\n{(folder / 'output').read_text()[-3000:]}")
+        if code in CRASHES:
+            return "caught", f"{test} ({signal.Signals(-code).name})"
+        raise SystemExit(f"a process was stopped from outside, by signal {-code}; run the same command to continue")
 
 
 def main() -> None:
@@ -216,7 +222,7 @@ def main() -> None:
     options.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="only tests in these paths")
     options.add_argument("--out", type=Path, help="write the result as JSON to this file")
     chosen = options.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that processes end with this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by a signal"))  # so that processes end with this one
     work = cache_folder().resolve() / "mutants"
     with locked(work / "lock", "another `python -m tests.mutants` is running"):
         result = run(work, chosen.count, chosen.seed, sorted(chosen.packages), sorted(chosen.tests))
@@ -237,9 +243,14 @@ def run(work: Path, count: int, seed: int, packages: Sequence[str], tests: Seque
     settings = {"tree": digest, "count": count, "seed": seed, "packages": list(packages), "tests": list(tests)}
     mutants = dict(enumerate(sample(work / "tree", packages, count, seed)))
     state: dict[str, Any] = {"settings": settings, "covering": {}, "ended": {}}
+    kept = None
     with contextlib.suppress(FileNotFoundError):
         kept = json.loads((work / "state.json").read_text())
         state = kept if kept["settings"] == settings else state
+    if state is not kept:
+        for file in work.glob("*.jsonl"):
+            file.unlink()
+        write_whole(work / "state.json", json.dumps(state))
     if not state["covering"]:
         for uncompiled in (False, True):
             chosen = {key: one for key, one in mutants.items() if (package(one.file) == "kernels") == uncompiled}

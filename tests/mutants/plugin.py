@@ -146,7 +146,8 @@ class Mapper:
         numba.core.event.register("numba:compile", self.compiling)  # type: ignore[no-untyped-call]
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = (item for item in session.items if self.claim(item.path))
+        known = {*TASK["known"]}
+        items = (item for item in session.items if item.nodeid not in known and self.claim(item.path))
         item = next(items, None)
         while item is not None:
             following = next(items, None)
@@ -177,8 +178,8 @@ class Mapper:
             signal.setitimer(signal.ITIMER_PROF, 0)
             seconds = round(time.process_time() - self.compiling.seconds - began, 3)
             line = {"test": item.nodeid, "passed": self.passed, "seconds": seconds, "hits": sorted(HITS)}
-            with open(TASK["out"], "a") as file:
-                file.write(json.dumps(line) + "\n")
+            with open(TASK["out"], "ab", buffering=0) as file:
+                file.write(json.dumps(line).encode() + b"\n")  # at once: the other process writes here, too
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.passed = self.passed and not report.failed
