@@ -46,8 +46,9 @@ def expected_max_rr(scores: NDArray[np.float32], data: RankingData, click: tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="the runs of thesis/mq2008-foltr-es")
+    folder = parser.parse_args().folder
     found = defaultdict(list)
-    for run in load_runs(parser.parse_args().folder):
+    for run in load_runs(folder):
         user, ranker, chance = (setting.partition("=")[2] for setting in run.variant.split(","))
         model, fold = load_weights(run.path), load("mq2008", run.fold)
         click = USERS[user][3].click
@@ -57,6 +58,8 @@ def main() -> None:
                 for part in (fold.train, fold.test)
             ]
         )
+    if not found:
+        raise SystemExit(f"no runs in {folder}; run fedrank papers run thesis/mq2008-foltr-es first")
     print("user, ranker, streams: models; training and test queries; as printed")
     for (user, ranker, chance), values in sorted(found.items()):
         train, test = np.mean(values, axis=0)

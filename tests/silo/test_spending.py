@@ -18,7 +18,7 @@ from fedrank.protect.ledger import LedgerError
 from fedrank.protect.population import Account, ledgers_below, spent_together
 from fedrank.protect.promises import up
 from fedrank.report.answers import about_ledgers
-from fedrank.silo.spending import Limits, SiloLedger
+from fedrank.silo.spending import LARGEST_BUDGET, Limits, SiloLedger
 
 DELTA = 1e-5
 
@@ -320,3 +320,11 @@ def test_senseless_limits_are_refused():
         Limits(querier=0)
     with pytest.raises(ValueError, match="delta = 0"):
         Limits(delta=0)
+
+
+@pytest.mark.parametrize("budget", [float("inf"), 1e308])
+@pytest.mark.parametrize("name", ["querier", "total"])
+def test_a_budget_without_an_end_is_refused(name, budget):
+    assert Limits(**{name: LARGEST_BUDGET})
+    with pytest.raises(ValueError, match="limits nothing; use at most 1e\\+09"):
+        Limits(**{name: budget})

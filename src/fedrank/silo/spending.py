@@ -38,6 +38,7 @@ from fedrank.silo.sketch import SLACK
 
 SUFFIX = ".spending"  # of the ledger that lies beside a sketch
 LIMITS = "limits.json"
+LARGEST_BUDGET = 1e9  # ε
 TOGETHER = "all queriers together"
 QUERIER = "querier "  # and its name
 
@@ -54,6 +55,10 @@ class Limits:
         for name, value in (("querier", self.querier), ("total", self.total)):
             if value is not None and not value > 0:
                 raise ValueError(f"a budget of ε = {value} ({name}) allows no answer at all; use a number above 0")
+            if value is not None and value > LARGEST_BUDGET:
+                raise ValueError(
+                    f"a budget of ε = {value} ({name}) limits nothing; use at most {LARGEST_BUDGET:g}, or none"
+                )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta} is no chance of failure; use a small number, such as 1e-5")
 
