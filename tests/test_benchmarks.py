@@ -45,7 +45,6 @@ SHORT = {
     "clients": Short("--clients 500"),
     "clients_for_privacy": Short("--out {} --data synthetic-mq2007 --device cpu --most 10 --rounds 2 --seeds 2"),
     "compilation": Short(),
-    "deploy": Short("--rounds 8"),
     "evaluate": Short("--repeats 1"),
     "evolution": Short(constants={"CLIENTS": 20, "ROUNDS": 1}),
     "fpdgd": Short(constants={"SHAPES": FEW_QUERIES}),
@@ -80,6 +79,8 @@ SHORT = {
     "trees": Short("--size 30 60 20 --repeats 1"),
     "trial_errors": Short("--organisations 3"),
 }
+# Sites as processes, whose timeouts a busy machine breaks; tests/deploy/ runs such a federation.
+DEPLOYED = ("deploy",)
 GPU = ("gpu", "gpu_learners", "gpu_tuning")
 OF_RUNS = ("foltr_es",)  # reads the results of a paper's experiment, which takes hours
 
@@ -128,7 +129,7 @@ def test_files_that_are_named_are_there() -> None:
 
 
 def test_every_benchmark_has_a_short_form() -> None:
-    assert sorted([*SHORT, *GPU, *OF_RUNS]) == NAMES
+    assert sorted([*SHORT, *GPU, *OF_RUNS, *DEPLOYED]) == NAMES
 
 
 def run(name: str, options: list[str], constants: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
