@@ -120,7 +120,7 @@ def grow_files(
     write_whole(
         folder / FINISHED, json.dumps({"format": FORMAT, "version": 1, "of": origin, "trees": len(trees)}) + "\n"
     )
-    (folder / UNFINISHED).unlink(missing_ok=True)  # the last: who is killed before comes back and does the rest
+    (folder / UNFINISHED).unlink(missing_ok=True)  # the last step; a killed process does it when it is given again
     return GrownFile(
         folder / "model.json",
         forest,
@@ -153,6 +153,7 @@ def _finished(folder: Path, origin: str, silos: dict[str, RankingData], tests: d
     forest = load_model(folder / "model.json")
     if not isinstance(forest, Forest):
         raise ValueError(f"{folder / 'model.json'} is not the forest that was grown there; name another folder")
+    (folder / UNFINISHED).unlink(missing_ok=True)  # left by a process that was killed just before its end
     tested = _tested(forest, tests)
     return GrownFile(folder / "model.json", forest, silos, tested, trees, trees, 0, 0, finished_before=True)
 
