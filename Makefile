@@ -18,7 +18,7 @@ demo: $(DEMO)  ## two minutes: a federation learns, is attacked and forgets; wri
 	$(BIN)/fedrank demo --out runs --report demo.html
 	@echo "Search on your own device, to try in a browser: $(BIN)/fedrank search demo"
 
-test: $(READY)  ## five minutes: every test that needs no other process, browser or build
+test: $(READY)  ## a few minutes: every test that needs no other process, browser or build
 	$(PYTEST) -m 'not ($(REST) or smoke)'
 
 test-rest: $(READY)  ## the tests that make test leaves out
