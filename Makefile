@@ -6,6 +6,8 @@ READY  := $(VENV)/.ready
 DEMO   := $(VENV)/.demo
 # What `make test` leaves out: the markers of pyproject.toml. `make test-rest` runs it.
 REST   := process or browser or build or long
+# Tests import the same modules in many processes: each module is compiled once, even where the environment says not to.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help

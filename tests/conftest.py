@@ -6,19 +6,29 @@ FEDRANK_EXPLORE=1 to look for new ones.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
+import importlib
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import settings
 
 from tests.needs import REMEDIES
 
 settings.register_profile("steady", derandomize=not os.environ.get("FEDRANK_EXPLORE"))
 settings.load_profile("steady")
+
+# Building the commands takes a fifth of a second, and most tests of the command line need nothing else.
+typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
 
 # A minute and more each: they begin first, so no worker is left with one of them at the end.
 LONGEST = (
@@ -59,6 +69,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not any(name in item.nodeid for name in LONGEST))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Share out the compilation of test modules, which every worker imports: each begins with its own part of them."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    tests = Path(__file__).parent
+    names = [
+        ".".join(path.relative_to(tests.parent).with_suffix("").parts) for path in sorted(tests.rglob("test_*.py"))
+    ]
+    for name in names[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports it
+            importlib.import_module(name)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # ten thousand tests are not searched for garbage again and again
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     return (yield from _without_processes(item))
@@ -75,6 +104,19 @@ def _without_processes(item: pytest.Item) -> Iterator[None]:
     yield
     if _started and not any(item.get_closest_marker(name) for name in STARTING):
         pytest.fail(f"this test started a process ({_started[0]}); mark it with @pytest.mark.process", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here survives a power cut; tests of what is synced, and when, replace `os.fsync` themselves."""
+    if not any(request.node.get_closest_marker(name) for name in STARTING):
+        monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that hold a lock themselves, so waiting for it is of no use."""
+    monkeypatch.setattr("fedrank.files.PATIENCE", 0.0)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -79,6 +79,7 @@ def _blocks(page: Path, text: str | None = None) -> Iterator[Block]:
         yield Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2])
 
 
+@cache
 def _prose(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
@@ -135,6 +136,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(path), f"[{text}]({target}): {path.name} has no such heading"
 
 
+@cache
 def _anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

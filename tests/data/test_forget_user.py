@@ -181,6 +181,7 @@ def test_killed_at_any_moment_it_is_the_old_or_the_new_folder(tmp_path, monkeypa
     assert bool(seen["mended"]) == (not atomic)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_folder_that_is_being_worked_on_is_left_alone(tmp_path):
     from fedrank.data.log_folder import working_on
 

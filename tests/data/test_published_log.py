@@ -330,6 +330,7 @@ def test_a_changed_file_does_not_mix(tmp_path):
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.usefixtures("impatient")
 def test_one_process_at_a_time(tmp_path):
     files = write_files(tmp_path)
     with (

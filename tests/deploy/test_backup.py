@@ -283,6 +283,7 @@ def test_somebody_elses_backup_is_refused(site, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lock", "start.lock", "run.lock", "folder.lock"])
+@pytest.mark.usefixtures("impatient")
 def test_a_folder_somebody_works_in_is_not_restored(site, tmp_path, name):
     backup(site, tmp_path / "b.tar")
     with files.locked(site / name, "the site"), pytest.raises(files.Locked, match=f"process {os.getpid()}"):

@@ -63,7 +63,7 @@ def check(trial: RealTrial, attempts: int) -> None:
         assert trial.paid(name) == (0 if one is None else len(list(trial.outbox(name).folder.glob("0*-0*")))), name
 
 
-@pytest.mark.parametrize("n", [3, 4, 6])
+@pytest.mark.parametrize("n", [3, 4, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_site_that_vanishes_in_a_phase(tmp_path, phase, answered, n):

@@ -351,6 +351,7 @@ def test_a_cancelled_request_is_withdrawn(two):
         assert two.requests("a") == []
 
 
+@pytest.mark.usefixtures("impatient")
 def test_one_coordinator_at_a_time(two):
     with two.send(), pytest.raises(files.Locked, match=f"process {os.getpid()}"):
         two.send()

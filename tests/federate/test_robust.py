@@ -135,8 +135,10 @@ class TestAgainstTheOracle:
                 assert found == pytest.approx(expected, rel=1e-12, abs=1e-12 * float(np.abs(updates).max()))
         assert Median()(arrivals(updates)).tolist() == oracle.median(updates.tolist())
 
-    @pytest.mark.parametrize("kind", ["random", "far from zero", "outliers", "mixed", "zero"])
-    @pytest.mark.parametrize("n", SIZES)
+    @pytest.mark.parametrize(
+        ("kind", "n"),
+        [*((kind, 11) for kind in ("random", "far from zero", "outliers", "mixed", "zero")), ("mixed", 60)],
+    )
     @pytest.mark.parametrize("share", [0.0, 0.1, 0.18])
     def test_bulyan(self, kind, n, share):
         updates = inputs(n)[kind]

@@ -421,6 +421,7 @@ def test_a_damaged_checkpoint_begins_again(tmp_path, monkeypatch):
     assert content(whole.folder) == content(damaged.folder)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_folder_is_worked_on_by_one_process_at_a_time(tmp_path):
     task = one_task(tmp_path, rounds=3)
     task.folder.mkdir(parents=True)

@@ -131,6 +131,7 @@ def test_a_folder_of_other_things_is_left_as_it_is(tmp_path):
     SearchClient.open(folder).close()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_two_cannot_serve_one_folder(tmp_path):
     with SearchClient.open(tmp_path / "store", serve=True):
         with pytest.raises(Locked, match="being worked on by process"):

@@ -147,6 +147,7 @@ def test_frequencies_count_removed_documents_still_and_describe_says_so(tmp_path
     assert remove_documents(left.path, ["d0"]).removed == 3
 
 
+@pytest.mark.usefixtures("impatient")
 def test_two_processes_cannot_change_a_sketch_at_once(tmp_path):
     made(tmp_path, NOISED)
     before = (tmp_path / "a.sketch").read_bytes()
