@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.deploy.flare_hardening import outdated_classes
 from fedrank.files import parse_json
 
 if TYPE_CHECKING:
@@ -144,6 +145,11 @@ def kit_problems(
     if end is not None and facts.not_after < end:
         found.append(KitFinding(f"{path} ends on {facts.not_after:%Y-%m-%d}, before {end:%Y-%m-%d}", _renewal(path)))
     found += _key(path, certificate)
+    if outdated := outdated_classes(kit):
+        says = (
+            f"{kit} was made by another version of fedrank: it allows {outdated[0][:100]}, which is not there any more"
+        )
+        found.append(KitFinding(says, "run `fedrank deploy renew` in its folder"))
     if name and facts.subject != name:
         found.append(KitFinding(f"{path} is the certificate of {facts.subject!r}, not of {name!r}", "use your own kit"))
     if facts.role == "server" and facts.host != facts.subject:

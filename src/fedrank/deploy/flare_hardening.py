@@ -50,6 +50,23 @@ def harden(kit: Path, executor: str = EXECUTOR, controller: str = CONTROLLER) ->
     strip(kit)
 
 
+def outdated_classes(kit: Path) -> list[str]:
+    """Classes of another version of fedrank that a kit allows, and nobody has any more."""
+    try:
+        allowed = parse_json((kit / "local" / "resources.json").read_bytes())["class_allow_list"]
+    except (FileNotFoundError, KeyError):  # of an administrator, or not hardened yet
+        return []
+    return [name for name in allowed if name.startswith("fedrank.") and name not in (EXECUTOR, CONTROLLER)]
+
+
+def rename_classes(kit: Path) -> None:
+    """Let a kit that another version of fedrank made allow the class of this one."""
+    if outdated_classes(kit):
+        path = kit / "local" / "resources.json"
+        server = (kit / "startup" / "fed_server.json").exists()
+        _write(path, parse_json(path.read_bytes()) | {"class_allow_list": [CONTROLLER if server else EXECUTOR]})
+
+
 def strip(kit: Path) -> None:
     """Remove the engine's own scripts: they go into the background, and look at nothing before."""
     for path in (kit / "startup").iterdir():

@@ -34,7 +34,7 @@ from fedrank.deploy.flare_certificates import (
     same_certificate,
 )
 from fedrank.deploy.flare_commands import engine_commands, nvflare
-from fedrank.deploy.flare_hardening import harden, strip
+from fedrank.deploy.flare_hardening import harden, rename_classes, strip
 from fedrank.deploy.identity import IDENTITY, fingerprint, new_identity, read_identity, verify
 from fedrank.deploy.settings import FEDERATION, SITE, FederationFile, SiteEntry, site_template
 from fedrank.files import for_owner, locked, opened, parse_json, private_folder, write_whole
@@ -182,8 +182,10 @@ def renew(folder: Path) -> Path:
     """Ask for a new certificate for a site that has joined, with a new key; it is approved and joined as the first.
 
     In a coordinator's home: makes the certificates of the server and of the coordinator anew, and returns the home.
+    A kit of an earlier version of fedrank names classes as this version does from now on.
     """
     folder = Path(folder).absolute()
+    rename_classes(folder / KIT)
     if (folder / CA).exists():
         return _renew_own(folder)
     invited = Invitation.read(folder / INVITATION)

@@ -39,7 +39,7 @@ from fedrank.trees.splits import Sites
 from fedrank.types import Weights, has
 from fedrank.wire import Refused
 
-PROTOCOL = 1  # raise it whenever two sides of different versions would misunderstand each other
+PROTOCOL = 2  # raise it whenever two sides of different versions would misunderstand each other
 LARGEST = 1 << 20  # bytes of a plan
 IDS = 1 << 31  # ids of clients lie below it
 MOST_NUMBERS = 1 << 23  # of a model: more would fill the memory of a site

@@ -64,9 +64,15 @@ MOST_KINDS_OF_PEOPLE = 64  # priced one by one; more are priced as somebody who 
 PATIENCE = 600.0  # seconds to wait while others decide
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # raised by what somebody else wrote
 ANYBODY = "anybody"  # against whom something is promised that everybody sees
+# As `terms.json` names them: never rename a key, whatever the classes are called.
 _EVENTS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (GaussianEvent, LaplaceEvent, ConcentratedEvent, PureEvent, ResponseEvent)
+    "GaussianEvent": GaussianEvent,
+    "LaplaceEvent": LaplaceEvent,
+    "ConcentratedEvent": ConcentratedEvent,
+    "PureEvent": PureEvent,
+    "ResponseEvent": ResponseEvent,
 }
+_EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
 
 
 class BudgetSpentError(Exception):
@@ -126,7 +132,7 @@ def _promises(text: str) -> tuple[Promise, ...]:
 
 def _written(promise: Promise) -> dict[str, Any]:
     event = promise.event
-    return asdict(promise) | {"event": None if event is None else {"name": type(event).__name__} | asdict(event)}
+    return asdict(promise) | {"event": None if event is None else {"name": _EVENT_NAMES[type(event)]} | asdict(event)}
 
 
 def _promise(described: dict[str, Any]) -> Promise:

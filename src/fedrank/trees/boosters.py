@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,6 +198,8 @@ class Lambdamart:
 class _Sampling(Lambdamart):
     """What those have in common that grow trees on some of the rows."""
 
+    purpose: ClassVar[str]  # of the random numbers that choose rows: part of every result, so it never changes
+
     every: int = 1  # trees between two choices of rows; the first so many trees see all rows
 
     def __post_init__(self) -> None:
@@ -209,7 +211,7 @@ class _Sampling(Lambdamart):
         """At every `every`-th tree but the first."""
         if number == 0 or number % self.every:
             return None
-        return self.chosen(train, scores, rng_for(seed, type(self).__name__.lower(), number))
+        return self.chosen(train, scores, rng_for(seed, self.purpose, number))
 
     def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
         """The rows to grow trees on."""
@@ -229,6 +231,8 @@ class Selgb(_Sampling):
 
     Lucchese et al., SIGIR 2018.
     """
+
+    purpose: ClassVar[str] = "selgb"
 
     keep: float = 0.01  # p: share of a query's irrelevant documents that is kept
     least: int = 1  # irrelevant documents that a query keeps in any case; a share of a short list would be none
@@ -254,6 +258,8 @@ class Negsgb(_Sampling):
     Lucchese et al., SIGIR 2018.
     """
 
+    purpose: ClassVar[str] = "negsgb"
+
     keep: float = 0.25  # share of a query's irrelevant documents that is kept
     least: int = 1  # irrelevant documents that a query keeps in any case
 
@@ -272,6 +278,8 @@ class Negsgb(_Sampling):
 class Sgb(_Sampling):
     """Trees on a random share of all documents, whatever their grade or query (stochastic boosting; Friedman, 2002)."""
 
+    purpose: ClassVar[str] = "sgb"
+
     keep: float = 0.25  # share of the documents
 
     def __post_init__(self) -> None:
@@ -285,6 +293,8 @@ class Sgb(_Sampling):
 @dataclass(frozen=True)
 class Bagging(_Sampling):
     """Trees on all documents of a random share of the queries."""
+
+    purpose: ClassVar[str] = "bagging"
 
     keep: float = 0.5  # share of the queries
 

@@ -32,7 +32,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.protect.secure_sum import Identity
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges
-from fedrank.trees.boosters import Grower, Past
+from fedrank.trees.boosters import Grower, Past, SelectiveGrower
 from fedrank.trees.cuts import LeafCut, Reals
 from fedrank.trees.drawing import drawn_features
 from fedrank.trees.forest import Forest, transplanted
@@ -49,6 +49,7 @@ MOST_TEXT = 2**31  # bytes of a forest
 ADVERTISEMENT, ROSTER = 1024, 2**26  # bytes at most
 NUMBER = Part("<i8", 1)
 HALF = 22  # bits in the lower half of a quality, which as a whole is too wide for narrow secure sums
+_RULES = {Grower: "Grower", SelectiveGrower: "SelectiveGrower"}  # in the name of a run: never rename a text
 Read = TypeVar("Read")
 Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> answers of those who answered
 
@@ -86,7 +87,7 @@ class GrowPlan:
     @property
     def run(self) -> bytes:
         """16 bytes that name what was agreed on, so that nothing of another agreement fits."""
-        agreed = asdict(self.rules) | {"rules": type(self.rules).__name__, "seed": self.seed, "version": VERSION}
+        agreed = asdict(self.rules) | {"rules": _RULES[type(self.rules)], "seed": self.seed, "version": VERSION}
         agreed |= {"clients": self.clients, "secure": self.secure, "bits": self.bits, "dropouts": self.dropouts}
         agreed |= {"vote": self.vote}
         content = json.dumps(agreed, sort_keys=True).encode() + self.edges.digest

@@ -1,0 +1,149 @@
+"""What fedrank 0.1 wrote is read, or refused with the reason.
+
+`tests/fixtures/version-0.1.tar.xz` holds folders that fedrank 0.1.0 wrote: runs of several kinds with their population,
+one of them stopped, a forest, an index, a trial, three clinics that finished a run through a shared folder, and the kits
+of a federation on NVFLARE. It is never written again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedrank.cli import main
+from fedrank.rank.model import load_weights
+from fedrank.run.folder import round_kept
+from fedrank.run.runs import load_runs
+from fedrank.trees.model_files import load_model
+
+ARCHIVE = Path(__file__).parent / "fixtures" / "version-0.1.tar.xz"
+RUN = Path("shared-folder/coordinator/runs/first/only/fold-1-seed-1")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("version-0.1")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def written(unpacked, monkeypatch):
+    """The folders, to be looked at."""
+    monkeypatch.chdir(unpacked)
+    return unpacked
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The folders, to be changed."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["fedrank", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+def test_ledgers_count_the_same(written, monkeypatch, capsys):
+    assert call(monkeypatch, "ledger", "show", "runs/populations/town") == 0
+    assert "If all of these are the same people: 4.4 against server" in capsys.readouterr().out
+    assert call(monkeypatch, "ledger", "show", "shared-folder/clinic-a/people") == 0
+    assert "If all of these are the same people: 0.93 against server" in capsys.readouterr().out
+
+
+def test_finished_runs_are_read(written):
+    found = {run.experiment: run for run in load_runs("runs")}
+    assert {name: run.status for name, run in found.items()} == {
+        "killed": "interrupted",
+        "merge": "finished",
+        "neural": "finished",
+        "private": "finished",
+    }
+    assert all(run.version == "0.1.0" for run in found.values())
+    [deployed] = load_runs(RUN)
+    assert (deployed.status, deployed.round) == ("finished", 5)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("private", "0.4329"), ("neural", "0.2420")])
+def test_models_score_as_they_did(written, monkeypatch, capsys, name, expected):
+    """The expected values are those that fedrank 0.1.0 printed."""
+    assert call(monkeypatch, "evaluate", f"runs/{name}/only/fold-1-seed-1", "synthetic-mq2007") == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ndcg@10")]
+    assert line.split()[1] == expected
+
+
+def test_a_report_is_made(written, monkeypatch, tmp_path):
+    assert call(monkeypatch, "report", "runs/private", "runs/neural", "runs/merge", "--out", tmp_path / "r.md") == 0
+    text = (tmp_path / "r.md").read_text()
+    assert "private" in text
+    assert "merge" in text
+
+
+def test_a_stopped_run_goes_on(written):
+    """Of a simulation; between organisations both sides must have the same version."""
+    round = round_kept(Path("runs/killed/only/fold-1-seed-1"))
+    assert round is not None
+    assert round > 0
+
+
+def test_models_of_sites_and_forests_are_read(written):
+    model = load_weights("shared-folder/clinic-a/models/ae1a7abfdab2a9b4/model.json")
+    assert model.features == 46
+    assert np.isfinite(model.weights).all()
+    assert len(load_model("forest/only/fold-1-seed-1/model.json").trees) == 3
+
+
+def test_an_index_is_searched(written, monkeypatch, capsys):
+    pytest.importorskip("tantivy", reason="search needs the extra fedrank[search]")
+    assert call(monkeypatch, "search", "status", "--folder", "index") == 0
+    assert "Documents  6 (6 file)" in capsys.readouterr().out
+
+
+def test_a_trial_is_shown(written, monkeypatch, capsys):
+    assert call(monkeypatch, "trial", "show", "trial") == 0
+    assert "12" in capsys.readouterr().out
+
+
+def test_the_home_of_a_site_is_opened(written, monkeypatch, capsys):
+    assert call(monkeypatch, "deploy", "show", "--home", "shared-folder/clinic-a") == 0
+    assert "No plan waits" in capsys.readouterr().out
+
+
+def test_an_unfinished_run_between_organisations_is_refused(own, monkeypatch, capsys):
+    facts = json.loads((RUN / "run.json").read_text())
+    (RUN / "run.json").write_text(json.dumps(facts | {"status": "interrupted"}))
+    monkeypatch.chdir("shared-folder")
+    assert call(monkeypatch, "deploy", "folder", "run", "shared", "first.toml", "--home", "coordinator") == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "its version is 0.1.0" in told
+    assert "finish the run with the version it began with, or begin a new one under another --name" in told
+
+
+def test_kits_name_the_classes_of_this_version(own, monkeypatch):
+    """`deploy renew` lets them; before, the remedy is named."""
+    pytest.importorskip("nvflare", reason="kits need the extra fedrank[deploy]")
+    from fedrank.deploy.flare_certificates import kit_problems
+    from fedrank.deploy.flare_hardening import CONTROLLER, EXECUTOR, rename_classes
+
+    for name, kind in (("coordinator", CONTROLLER), ("clinic-a", EXECUTOR)):
+        kit = own / "network" / name / "kit"
+        path = kit / "local" / "resources.json"
+        before = json.loads(path.read_text())
+        path.write_text(json.dumps(before | {"class_allow_list": ["fedrank.deploy.earlier.Class"]}))
+        [problem] = [one for one in kit_problems(kit) if "another version of fedrank" in one.what]
+        assert "fedrank deploy renew" in problem.remedy
+        rename_classes(kit)
+        assert json.loads(path.read_text()) == before | {"class_allow_list": [kind]}
+        assert not [one for one in kit_problems(kit) if "another version" in one.what]
