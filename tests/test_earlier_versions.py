@@ -1,8 +1,8 @@
 """What fedrank 0.1 wrote is read, or refused with the reason.
 
 `tests/fixtures/version-0.1.tar.xz` holds folders that fedrank 0.1.0 wrote: runs of several kinds with their population,
-one of them stopped, a forest, an index, a trial, three clinics that finished a run through a shared folder, and the kits
-of a federation on NVFLARE. It is never written again.
+one of them stopped, a forest, an index, a trial, three clinics that finished a run through a shared folder, and kits of
+a federation on NVFLARE. It is never written again.
 """
 
 from __future__ import annotations

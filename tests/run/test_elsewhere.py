@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import fedrank.run.writer as writer
+from fedrank import __version__
 from fedrank.files import locked
 from fedrank.run import elsewhere, engines, errand
 from fedrank.run.elsewhere import send
@@ -206,7 +207,7 @@ def test_another_version_of_fedrank_is_refused(tmp_path):
     told = json.loads(one_errand(tmp_path).text())
     status, reason = do_errand(json.dumps(told | {"fedrank": "9.9.9", "new key": 1}))
     assert status == "refused"
-    assert "has fedrank 0.1.0, and these runs were sent by fedrank 9.9.9" in reason
+    assert f"has fedrank {__version__}, and these runs were sent by fedrank 9.9.9" in reason
     assert not list(tmp_path.rglob("run.json"))
 
 
@@ -270,7 +271,7 @@ def test_data_that_a_worker_does_not_find_or_has_otherwise_are_refused(tmp_path)
 
 def test_a_worker_that_cannot_is_told_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(errand, "__version__", "0.0.9")  # of the worker; texts below are of this one
-    monkeypatch.setattr(errand.Errand, "text", lambda self: json.dumps({"fedrank": "0.1.0"} | vars(self)))
+    monkeypatch.setattr(errand.Errand, "text", lambda self: json.dumps({"fedrank": __version__} | vars(self)))
     results = run_experiment(asked(), "test", tmp_path, executor=Here())
     assert [reason.partition(" has ")[2][:13] for _, reason in results.failed] == ["fedrank 0.0.9"] * 2
 
