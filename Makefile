@@ -55,7 +55,7 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 	$(BIN)/python -m tests.fuzz --count 5000
 	$(BIN)/python -m tests.fuzz.specs --share 0.05
 	$(BIN)/python -m tests.fuzz.options
-	$(BIN)/python -m tests.run.kills
+	$(BIN)/python -m tests.experiments.runner.kills
 	$(BIN)/python -m tests.search.kills --count 50
 	$(BIN)/python -m tests.trees.grow_kills --count 200
 	$(BIN)/python -m tests.deploy.chaos --kills 50

@@ -20,11 +20,11 @@ import time
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federate.arrival import FedAsync, FedBuff, Sync, schedule
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.partition import Users
-from fedrank.federate.round import simulate_arrivals
+from fedrank.federated.arrival import FedAsync, FedBuff, Sync, schedule
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.partition import Users
+from fedrank.federated.round import simulate_arrivals
 
 DOCUMENTS, FEATURES, USERS, BATCH, ENTRIES = 20, 103, 100, 4, 60_000
 TARGET = 30_000  # interactions a second

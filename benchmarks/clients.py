@@ -18,9 +18,9 @@ import time
 import numpy as np
 
 from fedrank.data.synthetic import synthetic
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.round import federated_round, first_state
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.round import federated_round, first_state
 
 INTERACTIONS = 4
 

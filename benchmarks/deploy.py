@@ -19,8 +19,8 @@ from pathlib import Path
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import local_federation
 from fedrank.deploy.local import FEDERATION, prepare, site_name, trial_plan
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.spec.source import read_spec
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.spec.source import read_spec
 
 SITES = 3
 SPEC = """

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.rankers import Linear
 
 QUERIES, DOCUMENTS, FEATURES = 2_000, 120, 136
 TARGET = 2.5

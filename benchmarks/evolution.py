@@ -19,14 +19,14 @@ import time
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.round import federated_round, first_state
-from fedrank.federate.steps import Adam
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.round import federated_round, first_state
+from fedrank.federated.steps import Adam
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.rankers import score
-from fedrank.rank.evolution import Evolution
-from fedrank.rank.rankers import Linear, Relu
+from fedrank.ranking.evolution import Evolution
+from fedrank.ranking.rankers import Linear, Relu
 
 FEATURES, DOCUMENTS, QUERIES = 46, 41, 1000
 CLIENTS, INTERACTIONS, ROUNDS = 2000, 4, 3

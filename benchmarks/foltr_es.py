@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from fedrank.data.catalog import load
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import ranking
-from fedrank.rank.model import load_weights
-from fedrank.rank.users import USERS
-from fedrank.run.runs import load_runs
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.ranking.measures import ranking
+from fedrank.ranking.model import load_weights
+from fedrank.ranking.users import USERS
 
 PRINTED = {  # (user, ranker): on training queries, on test queries
     ("perfect", "linear"): (0.4154, 0.4006),

@@ -22,14 +22,14 @@ import numpy as np
 
 import fedrank as fr
 from fedrank.data.ranking import RankingData
-from fedrank.federate.ahead import Ahead
-from fedrank.federate.robust_there import change_there
-from fedrank.federate.round import first_state, simulate
-from fedrank.gpu.machines import DeviceError, GraphicsCard, Machine
-from fedrank.gpu.measures import EvaluatorThere
-from fedrank.gpu.pdgd import PdgdThere
-from fedrank.gpu.twins import Twin
-from fedrank.rank.measures import Evaluator
+from fedrank.federated.ahead import Ahead
+from fedrank.federated.robust_there import change_there
+from fedrank.federated.round import first_state, simulate
+from fedrank.kernels.devices import DeviceError, GraphicsCard, Machine
+from fedrank.ranking.cuda.choice import Twin
+from fedrank.ranking.cuda.measures import EvaluatorThere
+from fedrank.ranking.cuda.pdgd import PdgdThere
+from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import Chance
 from fedrank.types import Messages
 

@@ -20,9 +20,10 @@ import numpy as np
 
 import fedrank as fr
 from benchmarks.gpu import made_up, seconds, the_card
-from fedrank.gpu import machines, neural
-from fedrank.gpu.machines import GraphicsCard, Machine
-from fedrank.gpu.twins import there
+from fedrank.kernels import devices
+from fedrank.kernels.devices import GraphicsCard, Machine
+from fedrank.ranking.cuda import neural
+from fedrank.ranking.cuda.choice import there
 from fedrank.seeds import Chance
 from fedrank.types import Learner
 
@@ -99,7 +100,7 @@ def with_only(text: str, kernels: tuple[str, ...]) -> str:
 
 def tune() -> None:
     """Speeds with other sizes."""
-    original, text = machines.source, machines.source()
+    original, text = devices.source, devices.source()
     small, large = ((1000, 41, 46), (6000, 120, 136))
     sizes = neural.TILE, neural.CREWS
     try:
@@ -123,11 +124,11 @@ def tune() -> None:
             )
             report_variant(f"FOLtR-ES: {short} blocks, {long} for long lists", changed, ES, (small, large), 100_000)
     finally:
-        machines.source = original
+        devices.source = original
 
 
 def report_variant(name: str, text: str, learner: Learner, shapes: Any, clients: int) -> None:
-    machines.source = lambda: text  # type: ignore[assignment]
+    devices.source = lambda: text  # type: ignore[assignment]
     card, found = the_card(), []
     for shape in shapes:
         crowd = fr.make_clients(made_up(*shape), count=clients, user="informational", interactions=5)

@@ -15,8 +15,8 @@ import numpy as np
 
 import fedrank as fr
 from benchmarks.gpu import SHAPES, bandwidth, made_up, seconds, the_card
-from fedrank.gpu import machines
-from fedrank.gpu.pdgd import PdgdThere
+from fedrank.kernels import devices
+from fedrank.ranking.cuda.pdgd import PdgdThere
 from fedrank.seeds import Chance
 
 # (features, groups that are fetched together, blocks of a multiprocessor)
@@ -28,10 +28,10 @@ def named(kind: str, groups: int, blocks: int) -> str:
     return f"tuned_{kind.lower()}_{groups}_{blocks}"
 
 
-def card_with_variants() -> machines.GraphicsCard:
-    text = machines.source()
+def card_with_variants() -> devices.GraphicsCard:
+    text = devices.source()
     lines = [f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]})" for each in dict.fromkeys(LONG + SHORT)]
-    machines.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
+    devices.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
     return the_card()
 
 

@@ -20,8 +20,8 @@ from rich.table import Table
 from benchmarks.grow_table import MEASURE
 from fedrank.data.catalog import Fold, load
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator
-from fedrank.report.contrast import by_queries
+from fedrank.experiments.report.contrast import by_queries
+from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import rng_for
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Grower

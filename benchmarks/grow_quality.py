@@ -16,9 +16,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedrank.attack.histograms import by_size
+from fedrank.attacks.histograms import by_size
 from fedrank.data.catalog import Fold, load
-from fedrank.rank.measures import evaluate
+from fedrank.ranking.measures import evaluate
 from fedrank.seeds import rng_for
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Grower

@@ -3,8 +3,8 @@
     python -m benchmarks.grow_table --keep /tmp/table.jsonl
 
 Every repeat draws other training queries and splits them anew; a way is compared with ours on the same test queries
-of the same repeats, by bootstrap over queries and repeats (`report/contrast.py`), and Holm's correction over all
-comparisons of a data set. With `--keep`, what is done is not done again.
+of the same repeats, by bootstrap over queries and repeats (`experiments/report/contrast.py`), and Holm's correction
+over all comparisons of a data set. With `--keep`, what is done is not done again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from benchmarks.grow_quality import CLIENTS, XgboostForest, portions_of
 from fedrank.data.catalog import Fold, load
 from fedrank.data.ranking import RankingData
 from fedrank.data.synthetic import synthetic
-from fedrank.rank.measures import Evaluator, evaluate
-from fedrank.report.contrast import Contrast, by_queries
-from fedrank.report.statistics import holm
+from fedrank.experiments.report.contrast import Contrast, by_queries
+from fedrank.experiments.report.statistics import holm
+from fedrank.ranking.measures import Evaluator, evaluate
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Grower, Lambdamart, Shortlist, shortened
 from fedrank.trees.histograms import Histograms

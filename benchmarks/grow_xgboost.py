@@ -27,7 +27,7 @@ from rich.table import Table
 
 from fedrank.data.catalog import load
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import evaluate
+from fedrank.ranking.measures import evaluate
 from fedrank.trees.binning import grid_edges, quantile_edges
 from fedrank.trees.boosters import Grower
 from fedrank.trees.forest import transplanted

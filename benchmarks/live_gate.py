@@ -20,9 +20,9 @@ import math
 
 import numpy as np
 
-from fedrank.protect.accounting import GaussianEvent
-from fedrank.protect.promises import Promise, noise_for
-from fedrank.rank.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
+from fedrank.privacy.accounting import GaussianEvent
+from fedrank.privacy.promises import Promise, noise_for
+from fedrank.ranking.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
 from fedrank.types import Impression
 
 # wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused

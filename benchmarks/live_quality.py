@@ -30,15 +30,15 @@ from fedrank.data.collection import Collection, load_collection
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.live_ranking import collection_fold, forward_rows, live_ranking, owners, topics
 from fedrank.data.ranking import RankingData
-from fedrank.federate.aggregate import Apart, Mean
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.partition import Users
-from fedrank.federate.round import simulate
-from fedrank.rank.learners import Pdgd
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.rankers import Linear
-from fedrank.rank.users import User
+from fedrank.federated.aggregate import Apart, Mean
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.partition import Users
+from fedrank.federated.round import simulate
+from fedrank.ranking.learners import Pdgd
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.rankers import Linear
+from fedrank.ranking.users import User
 from fedrank.types import Weights
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")

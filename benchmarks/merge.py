@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator, average
+from fedrank.ranking.measures import Evaluator, average
 from fedrank.trees.weight_search import best_weights
 
 QUERIES, DOCUMENTS = 400, 100

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedrank.protect.noise import (
+from fedrank.privacy.noise import (
     SecureSource,
     discrete_gaussian,
     polya_difference,

@@ -19,12 +19,12 @@ from collections.abc import Callable
 
 from benchmarks.fpdgd import CLIENTS, INTERACTIONS, made_up
 from fedrank.data.ranking import RankingData
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.local import FedPer, FedProx, Scaffold
-from fedrank.federate.round import federated_round, first_state
-from fedrank.rank.learners import Pdgd
-from fedrank.rank.rankers import Linear, Mlp
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.local import FedPer, FedProx, Scaffold
+from fedrank.federated.round import federated_round, first_state
+from fedrank.ranking.learners import Pdgd
+from fedrank.ranking.rankers import Linear, Mlp
 
 CASES = {  # shape, learner, local step, rounds a turn, largest ratio allowed
     "FedProx, linear": ("46 x 41", Pdgd(ranker=Linear()), FedProx(0.1), 100, 1.15),

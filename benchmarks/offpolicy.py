@@ -35,15 +35,15 @@ from fedrank.data.synthetic_shown import (
     made_up_queries,
     simulate_shown,
 )
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.partition import Users
-from fedrank.federate.round import simulate
-from fedrank.protect.mechanisms import Gaussian
-from fedrank.rank.estimate import CannotTell, estimate_clicks
-from fedrank.rank.learners import LoggedClicks, Pdgd
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.propensity import (
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.partition import Users
+from fedrank.federated.round import simulate
+from fedrank.privacy.mechanisms import Gaussian
+from fedrank.ranking.estimate import CannotTell, estimate_clicks
+from fedrank.ranking.learners import LoggedClicks, Pdgd
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.propensity import (
     Bias,
     NotIdentifiable,
     Propensities,
@@ -52,7 +52,7 @@ from fedrank.rank.propensity import (
     given_propensities,
     propensities_of,
 )
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.rankers import Linear
 
 SEARCHES, PEOPLE, QUERIES, JUDGED = 20_000, 50, 1000, 500
 ROUNDS, INTERACTIONS = 30, 2000  # of all clients together in a round

@@ -20,11 +20,11 @@ from collections.abc import Callable
 
 from benchmarks.fpdgd import made_up
 from fedrank.data.ranking import RankingData
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.round import federated_round, first_state
-from fedrank.protect.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, SecureSum
-from fedrank.rank.learners import Pdgd
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.round import federated_round, first_state
+from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, SecureSum
+from fedrank.ranking.learners import Pdgd
 from fedrank.types import Mechanism
 
 CLIENTS, INTERACTIONS, TURNS = 1_000, 4, 21

@@ -20,11 +20,11 @@ from collections.abc import Callable
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federate.aggregate import AGGREGATORS
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.round import federated_round, first_state
-from fedrank.rank.learners import Pdgd
+from fedrank.federated.aggregate import AGGREGATORS
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.round import federated_round, first_state
+from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance
 from fedrank.types import Crowd, Messages, has
 

@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import fedrank.federate.round as round_module
+import fedrank.federated.round as round_module
 from benchmarks.fpdgd import CLIENTS, INTERACTIONS, SHAPES, made_up
 from fedrank.data.ranking import RankingData
-from fedrank.federate.clients import make_clients
-from fedrank.federate.federation import Federation
-from fedrank.federate.small_rounds import ENOUGH_ROUNDS
-from fedrank.run.schedule import run_experiment
-from fedrank.spec.source import read_spec
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.source import read_spec
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.small_rounds import ENOUGH_ROUNDS
 
 TARGETS = {"46 x 41": 500_000, "136 x 120": 200_000}  # interactions a second on a quiet core
 ROUNDS, ROUNDS_OF_A_RUN, QUERIES_OF_A_RUN, NEVER = 2_000, 20_000, 200, 1 << 60

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator
+from fedrank.ranking.measures import Evaluator
 from fedrank.trees.boosters import Lambdamart, Selgb
 from fedrank.trees.forest import lightgbm
 

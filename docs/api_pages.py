@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prose import cell, code, prose
 
 import fedrank
-from fedrank.spec.listing import comments_of
+from fedrank.experiments.spec.listing import comments_of
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -35,12 +35,15 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group("data", "Data", "What is ranked: files, logs, collections and made-up data.", ("data",)),
-    Group("ranking", "Ranking", "How one machine ranks: models, measures, users who click.", ("rank",)),
+    Group("ranking", "Ranking", "How one machine ranks: models, measures, users who click.", ("ranking",)),
     Group(
-        "federation", "Federation", "Many learn together: clients, rounds, and their two halves.", ("federate", "types")
+        "federation",
+        "Federation",
+        "Many learn together: clients, rounds, and their two halves.",
+        ("federated", "types"),
     ),
-    Group("attacks-and-unlearning", "Attacks and unlearning", "Who lies, and who leaves.", ("attack", "unlearn")),
-    Group("experiments", "Experiments", "Specs in, run folders and reports out.", ("spec", "run", "report")),
+    Group("attacks-and-unlearning", "Attacks and unlearning", "Who lies, and who leaves.", ("attacks", "unlearning")),
+    Group("experiments", "Experiments", "Specs in, run folders and reports out.", ("experiments",)),
     Group("organisations", "Organisations", "Forests, and documents that stay in their house.", ("trees", "silo")),
 )
 
@@ -57,8 +60,8 @@ def api_pages() -> dict[str, str]:
         pages[f"api/{group.page}.md"] = _page(group.title, group.what, "fedrank", told)
     overview += ["", "## Methods", "", "| Family | What it is | Names |", "|---|---|---|"]
     for family in families:
-        methods = vars(getattr(fedrank, family))
-        what = inspect.getdoc(type(getattr(fedrank, family))) or ""
+        methods = vars(fedrank._family(family))
+        what = inspect.getdoc(type(fedrank._family(family))) or ""
         overview.append(f"| [{family}]({family}.md) | {cell(what)} | {_links(family, list(methods))} |")
         pages[f"api/{family}.md"] = _page(f"fedrank.{family}", what, f"fedrank.{family}", methods)
     return {"api/index.md": "\n".join(overview) + "\n"} | pages

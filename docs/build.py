@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prose import cell, code, prose
 
-from fedrank.spec.families import FAMILIES
-from fedrank.spec.listing import ListedMethod, methods
+from fedrank.experiments.spec.families import FAMILIES
+from fedrank.experiments.spec.listing import ListedMethod, methods
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

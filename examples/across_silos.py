@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import Tokeniser
-from fedrank.rank.measures import evaluate
+from fedrank.ranking.measures import evaluate
 from fedrank.silo.silos import SilosRule, make_silos
 from fedrank.silo.training import CrossSilo, Global, Local, LocalPlus
 

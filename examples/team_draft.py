@@ -16,8 +16,8 @@ from fedrank.engine.judging import TrialRules
 from fedrank.engine.planning import plan_trial
 from fedrank.engine.team_draft import click_line, search_line, team_draft
 from fedrank.engine.trial import EngineTrial
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 
 
 def main(out: Path, searches: int) -> None:

@@ -27,21 +27,21 @@ from typing import Any, Literal
 import numpy as np
 
 import fedrank as fr
-from fedrank.attack.poison import ATTACKS
+from fedrank.attacks.poison import ATTACKS
 from fedrank.data.synthetic_log import synthetic_log
 from fedrank.data.synthetic_shown import Browsing, Showing, SimulatedShown, made_up_queries, simulate_shown
 from fedrank.data.synthetic_text import synthetic_collection, zipf_documents
 from fedrank.data.synthetic_ubi import synthetic_ubi
 from fedrank.data.text import Tokeniser
 from fedrank.engine.practice import Practice
-from fedrank.federate.aggregate import AGGREGATORS
-from fedrank.federate.steps import SERVER_STEPS
-from fedrank.protect.noise import SecureSource
-from fedrank.rank.propensity import Bias, ShownResults, propensities_of
-from fedrank.run.schedule import run_experiment
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.source import builtin_names, read_spec
+from fedrank.federated.aggregate import AGGREGATORS
+from fedrank.federated.steps import SERVER_STEPS
+from fedrank.privacy.noise import SecureSource
+from fedrank.ranking.propensity import Bias, ShownResults, propensities_of
 from fedrank.silo.silos import Silo, SilosRule, make_silos
 from fedrank.silo.training import CrossSilo, Global, Local, LocalPlus, SiloMethod
-from fedrank.spec.source import builtin_names, read_spec
 from fedrank.trees.binning import quantile_edges
 from fedrank.trees.boosters import Grower, SelectiveGrower
 from fedrank.trees.growth import Here, grow_forest
@@ -49,7 +49,7 @@ from fedrank.trees.holder import Holder
 from fedrank.trees.mergers import WeightedSum
 from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
 from fedrank.trees.splits import Topics
-from fedrank.unlearn.methods import UNLEARNERS
+from fedrank.unlearning.methods import UNLEARNERS
 from tests.made_up import made_up_log
 
 USERS = np.random.default_rng(7).integers(120, size=1500).tolist()  # of each entry of a made-up log

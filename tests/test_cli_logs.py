@@ -10,8 +10,8 @@ import pytest
 
 from fedrank.cli import main
 from fedrank.data.logs import load_log
-from fedrank.run.cards import read_card
-from fedrank.run.folder import Card
+from fedrank.experiments.runner.cards import read_card
+from fedrank.experiments.runner.folder import Card
 
 DOCS = ["--docs", "docs.jsonl", "--out", "data"]
 UBI = ["--ubi-queries", "q.ndjson", "--ubi-events", "e.ndjson", *DOCS]

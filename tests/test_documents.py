@@ -27,14 +27,14 @@ from fedrank.cli import app
 from fedrank.deploy.settings import read_federation, read_site
 from fedrank.engine.adoption import read_current
 from fedrank.engine.trial import EngineTrial
+from fedrank.experiments.spec.experiment import Experiment
+from fedrank.experiments.spec.grid import About
+from fedrank.experiments.spec.kinds import KINDS
+from fedrank.experiments.spec.listing import ListedMethod, methods, search
+from fedrank.experiments.spec.source import read_spec
+from fedrank.experiments.spec.toml import write_toml
 from fedrank.kernels.compile import same_bytes_here
 from fedrank.papers.items import named
-from fedrank.spec.experiment import Experiment
-from fedrank.spec.grid import About
-from fedrank.spec.kinds import KINDS
-from fedrank.spec.listing import ListedMethod, methods, search
-from fedrank.spec.source import read_spec
-from fedrank.spec.toml import write_toml
 from tests.documents import hook
 from tests.notebooks import forget_modules
 

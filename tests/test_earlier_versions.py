@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from fedrank.cli import main
-from fedrank.rank.model import load_weights
-from fedrank.run.folder import round_kept
-from fedrank.run.runs import load_runs
+from fedrank.experiments.runner.folder import round_kept
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.ranking.model import load_weights
 from fedrank.trees.model_files import load_model
 
 ARCHIVE = Path(__file__).parent / "fixtures" / "version-0.1.tar.xz"

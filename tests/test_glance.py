@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fedrank as fr
+from fedrank.experiments.runner.frames import Records
+from fedrank.experiments.runner.schedule import Results
 from fedrank.glance import as_rows
-from fedrank.run.frames import Records
-from fedrank.run.schedule import Results
-from tests.report.made_up_runs import write_run
+from tests.experiments.report.made_up_runs import write_run
 
 LONGEST = 400  # letters of a line at a prompt
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import fedrank as fr
-from fedrank.rank.learners import LEARNERS
+from fedrank.ranking.learners import LEARNERS
 from tests import digests, needs
 
 FILE = Path(__file__).parent / "golden" / "curves.json"

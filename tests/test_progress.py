@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fedrank import progress
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.grid import read_tables
 from fedrank.progress import NotebookBars, here, quiet
-from fedrank.run.schedule import run_experiment
-from fedrank.spec.grid import read_tables
-from tests.run.test_run import tables
+from tests.experiments.runner.test_run import tables
 
 
 class Display(ModuleType):

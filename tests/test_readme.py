@@ -121,7 +121,7 @@ def test_the_session_between_sites(tmp_path, monkeypatch):
     pytest.importorskip("nvflare", reason="pip install 'fedrank[deploy]'")
     if not same_bytes_here():
         needs.skip("system", f"on {platform.machine()} the last digits may differ")
-    from fedrank.run.perform import perform
+    from fedrank.experiments.runner.perform import perform
 
     @contextlib.contextmanager
     def local_federation(names, folder, prepare, federation, say, warm_up) -> Iterator[SimpleNamespace]:

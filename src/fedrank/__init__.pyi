@@ -3,7 +3,7 @@
 This is the only list of them: type checkers read it, and so does `__init__.py`.
 """
 
-from fedrank.attack.poison import promotion as promotion
+from fedrank.attacks.poison import promotion as promotion
 from fedrank.data.build_log import build_log as build_log
 from fedrank.data.catalog import Fold as Fold
 from fedrank.data.catalog import load as load
@@ -16,44 +16,44 @@ from fedrank.data.normalise import normalise as normalise
 from fedrank.data.published_log import convert_published as convert_published
 from fedrank.data.ranking import RankingData as RankingData
 from fedrank.data.synthetic import synthetic as synthetic
-from fedrank.federate.client import ClientTask as ClientTask
-from fedrank.federate.client import Simulated as Simulated
-from fedrank.federate.client import answer as answer
-from fedrank.federate.client import first_memory as first_memory
-from fedrank.federate.clients import make_clients as make_clients
-from fedrank.federate.differences import differences as differences
-from fedrank.federate.federation import Federation as Federation
-from fedrank.federate.messages import Call as Call
-from fedrank.federate.messages import ExpectedCall as ExpectedCall
-from fedrank.federate.messages import ExpectedMessage as ExpectedMessage
-from fedrank.federate.messages import Message as Message
-from fedrank.federate.quality import quality_by_client as quality_by_client
-from fedrank.federate.round import federated_round as federated_round
-from fedrank.federate.round import first_state as first_state
-from fedrank.federate.round import personal_models as personal_models
-from fedrank.federate.round import simulate as simulate
-from fedrank.federate.round import simulate_arrivals as simulate_arrivals
-from fedrank.federate.server import ServerTask as ServerTask
-from fedrank.federate.server import State as State
-from fedrank.federate.server import receive as receive
-from fedrank.federate.server import settle as settle
-from fedrank.rank.learners import fine_tune as fine_tune
-from fedrank.rank.measures import Evaluator as Evaluator
-from fedrank.rank.measures import evaluate as evaluate
-from fedrank.rank.measures import measure as measure
-from fedrank.rank.measures import per_query as per_query
-from fedrank.rank.model import Model as Model
-from fedrank.rank.model import save_model as save_model
-from fedrank.rank.users import User as User
-from fedrank.report import plot as plot
-from fedrank.report.write import write_report as write_report
-from fedrank.run.runs import load_runs as load_runs
-from fedrank.run.schedule import run_experiment as run_experiment
+from fedrank.experiments.report import plot as plot
+from fedrank.experiments.report.write import write_report as write_report
+from fedrank.experiments.runner.runs import load_runs as load_runs
+from fedrank.experiments.runner.schedule import run_experiment as run_experiment
+from fedrank.experiments.spec.source import read_experiment as read_experiment
+from fedrank.experiments.spec.source import read_spec as read_spec
+from fedrank.federated.client import ClientTask as ClientTask
+from fedrank.federated.client import Simulated as Simulated
+from fedrank.federated.client import answer as answer
+from fedrank.federated.client import first_memory as first_memory
+from fedrank.federated.clients import make_clients as make_clients
+from fedrank.federated.differences import differences as differences
+from fedrank.federated.federation import Federation as Federation
+from fedrank.federated.messages import Call as Call
+from fedrank.federated.messages import ExpectedCall as ExpectedCall
+from fedrank.federated.messages import ExpectedMessage as ExpectedMessage
+from fedrank.federated.messages import Message as Message
+from fedrank.federated.quality import quality_by_client as quality_by_client
+from fedrank.federated.round import federated_round as federated_round
+from fedrank.federated.round import first_state as first_state
+from fedrank.federated.round import personal_models as personal_models
+from fedrank.federated.round import simulate as simulate
+from fedrank.federated.round import simulate_arrivals as simulate_arrivals
+from fedrank.federated.server import ServerTask as ServerTask
+from fedrank.federated.server import State as State
+from fedrank.federated.server import receive as receive
+from fedrank.federated.server import settle as settle
+from fedrank.ranking.learners import fine_tune as fine_tune
+from fedrank.ranking.measures import Evaluator as Evaluator
+from fedrank.ranking.measures import evaluate as evaluate
+from fedrank.ranking.measures import measure as measure
+from fedrank.ranking.measures import per_query as per_query
+from fedrank.ranking.model import Model as Model
+from fedrank.ranking.model import save_model as save_model
+from fedrank.ranking.users import User as User
 from fedrank.silo.silos import SilosRule as SilosRule
 from fedrank.silo.silos import make_silos as make_silos
 from fedrank.silo.sketch import Sketcher as Sketcher
-from fedrank.spec.source import read_experiment as read_experiment
-from fedrank.spec.source import read_spec as read_spec
 from fedrank.trees.export import export as export
 from fedrank.trees.forest import Forest as Forest
 from fedrank.trees.model_files import load_model as load_model
@@ -62,112 +62,114 @@ from fedrank.types import Crowd as Crowd
 from fedrank.types import Holdings as Holdings
 from fedrank.types import Impression as Impression
 from fedrank.types import Messages as Messages
-from fedrank.unlearn.history import History as History
-from fedrank.unlearn.history import HistoryWriter as HistoryWriter
-from fedrank.unlearn.methods import Case as Case
+from fedrank.unlearning.history import History as History
+from fedrank.unlearning.history import HistoryWriter as HistoryWriter
+from fedrank.unlearning.methods import Case as Case
 
 __version__: str
+
+def _family(name: str) -> object: ...
 
 class learners:
     """What clients do with what they are shown."""
 
-    from fedrank.rank.evolution import Evolution as Evolution
-    from fedrank.rank.learners import LambdaRank as LambdaRank
-    from fedrank.rank.learners import LoggedClicks as LoggedClicks
-    from fedrank.rank.learners import Pdgd as Pdgd
+    from fedrank.ranking.evolution import Evolution as Evolution
+    from fedrank.ranking.learners import LambdaRank as LambdaRank
+    from fedrank.ranking.learners import LoggedClicks as LoggedClicks
+    from fedrank.ranking.learners import Pdgd as Pdgd
 
 class rankers:
     """Functions from features to a score."""
 
-    from fedrank.rank.rankers import Linear as Linear
-    from fedrank.rank.rankers import Mlp as Mlp
-    from fedrank.rank.rankers import Relu as Relu
+    from fedrank.ranking.rankers import Linear as Linear
+    from fedrank.ranking.rankers import Mlp as Mlp
+    from fedrank.ranking.rankers import Relu as Relu
 
 class local_steps:
     """How clients that differ keep their local steps together."""
 
-    from fedrank.federate.local import FedPer as FedPer
-    from fedrank.federate.local import FedProx as FedProx
-    from fedrank.federate.local import Scaffold as Scaffold
+    from fedrank.federated.local import FedPer as FedPer
+    from fedrank.federated.local import FedProx as FedProx
+    from fedrank.federated.local import Scaffold as Scaffold
 
 class aggregators:
     """How the server combines updates."""
 
-    from fedrank.federate.aggregate import Apart as Apart
-    from fedrank.federate.aggregate import Mean as Mean
-    from fedrank.federate.robust import Bulyan as Bulyan
-    from fedrank.federate.robust import GeometricMedian as GeometricMedian
-    from fedrank.federate.robust import Krum as Krum
-    from fedrank.federate.robust import Median as Median
-    from fedrank.federate.robust import MultiKrum as MultiKrum
-    from fedrank.federate.robust import NormBound as NormBound
-    from fedrank.federate.robust import Reputation as Reputation
-    from fedrank.federate.robust import TrimmedMean as TrimmedMean
-    from fedrank.federate.robust import Trust as Trust
+    from fedrank.federated.aggregate import Apart as Apart
+    from fedrank.federated.aggregate import Mean as Mean
+    from fedrank.federated.robust import Bulyan as Bulyan
+    from fedrank.federated.robust import GeometricMedian as GeometricMedian
+    from fedrank.federated.robust import Krum as Krum
+    from fedrank.federated.robust import Median as Median
+    from fedrank.federated.robust import MultiKrum as MultiKrum
+    from fedrank.federated.robust import NormBound as NormBound
+    from fedrank.federated.robust import Reputation as Reputation
+    from fedrank.federated.robust import TrimmedMean as TrimmedMean
+    from fedrank.federated.robust import Trust as Trust
 
 class server_steps:
     """How the server moves its model."""
 
-    from fedrank.federate.steps import Adam as Adam
-    from fedrank.federate.steps import Add as Add
-    from fedrank.federate.steps import Momentum as Momentum
+    from fedrank.federated.steps import Adam as Adam
+    from fedrank.federated.steps import Add as Add
+    from fedrank.federated.steps import Momentum as Momentum
 
 class arrivals:
     """What the server does with updates that arrive out of step."""
 
-    from fedrank.federate.arrival import FedAsync as FedAsync
-    from fedrank.federate.arrival import FedBuff as FedBuff
-    from fedrank.federate.arrival import Sync as Sync
+    from fedrank.federated.arrival import FedAsync as FedAsync
+    from fedrank.federated.arrival import FedBuff as FedBuff
+    from fedrank.federated.arrival import Sync as Sync
 
 class attacks:
     """What malicious clients do."""
 
-    from fedrank.attack.poison import Fang as Fang
-    from fedrank.attack.poison import InnerProduct as InnerProduct
-    from fedrank.attack.poison import Lie as Lie
-    from fedrank.attack.poison import MinMax as MinMax
-    from fedrank.attack.poison import MinSum as MinSum
-    from fedrank.attack.poison import Noise as Noise
-    from fedrank.attack.poison import Opposite as Opposite
-    from fedrank.attack.poison import PoisonedClicks as PoisonedClicks
-    from fedrank.attack.poison import Promote as Promote
-    from fedrank.attack.poison import SignFlip as SignFlip
+    from fedrank.attacks.poison import Fang as Fang
+    from fedrank.attacks.poison import InnerProduct as InnerProduct
+    from fedrank.attacks.poison import Lie as Lie
+    from fedrank.attacks.poison import MinMax as MinMax
+    from fedrank.attacks.poison import MinSum as MinSum
+    from fedrank.attacks.poison import Noise as Noise
+    from fedrank.attacks.poison import Opposite as Opposite
+    from fedrank.attacks.poison import PoisonedClicks as PoisonedClicks
+    from fedrank.attacks.poison import Promote as Promote
+    from fedrank.attacks.poison import SignFlip as SignFlip
 
 class mechanisms:
     """What protects updates."""
 
-    from fedrank.protect.mechanisms import EsRandomisedResponse as EsRandomisedResponse
-    from fedrank.protect.mechanisms import FpdgdPaper as FpdgdPaper
-    from fedrank.protect.mechanisms import Gaussian as Gaussian
-    from fedrank.protect.mechanisms import Laplace as Laplace
+    from fedrank.privacy.mechanisms import EsRandomisedResponse as EsRandomisedResponse
+    from fedrank.privacy.mechanisms import FpdgdPaper as FpdgdPaper
+    from fedrank.privacy.mechanisms import Gaussian as Gaussian
+    from fedrank.privacy.mechanisms import Laplace as Laplace
 
 class places:
     """Who adds the noise."""
 
-    from fedrank.protect.mechanisms import AtServer as AtServer
-    from fedrank.protect.mechanisms import OnClient as OnClient
-    from fedrank.protect.mechanisms import SecureSum as SecureSum
+    from fedrank.privacy.mechanisms import AtServer as AtServer
+    from fedrank.privacy.mechanisms import OnClient as OnClient
+    from fedrank.privacy.mechanisms import SecureSum as SecureSum
 
 class partitions:
     """Who holds which queries."""
 
-    from fedrank.federate.partition import Attribute as Attribute
-    from fedrank.federate.partition import Dirichlet as Dirichlet
-    from fedrank.federate.partition import Iid as Iid
-    from fedrank.federate.partition import Intents as Intents
-    from fedrank.federate.partition import Labels as Labels
-    from fedrank.federate.partition import Own as Own
-    from fedrank.federate.partition import Shared as Shared
-    from fedrank.federate.partition import Users as Users
+    from fedrank.federated.partition import Attribute as Attribute
+    from fedrank.federated.partition import Dirichlet as Dirichlet
+    from fedrank.federated.partition import Iid as Iid
+    from fedrank.federated.partition import Intents as Intents
+    from fedrank.federated.partition import Labels as Labels
+    from fedrank.federated.partition import Own as Own
+    from fedrank.federated.partition import Shared as Shared
+    from fedrank.federated.partition import Users as Users
 
 class unlearners:
     """How a client is forgotten."""
 
-    from fedrank.unlearn.methods import FedEraser as FedEraser
-    from fedrank.unlearn.methods import FedRemove as FedRemove
-    from fedrank.unlearn.methods import FineTune as FineTune
-    from fedrank.unlearn.methods import GradientAscent as GradientAscent
-    from fedrank.unlearn.methods import Retrain as Retrain
+    from fedrank.unlearning.methods import FedEraser as FedEraser
+    from fedrank.unlearning.methods import FedRemove as FedRemove
+    from fedrank.unlearning.methods import FineTune as FineTune
+    from fedrank.unlearning.methods import GradientAscent as GradientAscent
+    from fedrank.unlearning.methods import Retrain as Retrain
 
 class silo_methods:
     """How organisations learn that keep their documents."""

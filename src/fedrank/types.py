@@ -1,7 +1,7 @@
 """Array names with their shapes, the records that flow through a round, and the protocols of its parts.
 
 Protocols describe; nobody inherits from them. What a method can do, or needs, it declares as `traits`; what goes with
-what follows from these (`fedrank.federate.fitting`), so that a method from outside is treated like one of ours.
+what follows from these (`fedrank.federated.fitting`), so that a method from outside is treated like one of ours.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Observed(NamedTuple):
 
 
 class Bend(NamedTuple):
-    """What bends the local steps of clients besides their gradients; see `fedrank.federate.local`."""
+    """What bends the local steps of clients besides their gradients; see `fedrank.federated.local`."""
 
     pull: float = 0.0  # at every step, rate x pull of the way back to where the client started
     drifts: NDArray[np.float64] | None = None  # [clients, parameters]: added to every gradient
@@ -182,7 +182,7 @@ class Learned(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """How updates are shortened and weighed, and the grid that they are put on; see `fedrank.protect.clip`."""
+    """How updates are shortened and weighed, and the grid that they are put on; see `fedrank.privacy.clip`."""
 
     length: float
     norm: int
@@ -294,7 +294,7 @@ class Attack(Protocol):
 
 
 class Source(Protocol):
-    """Where noise that protects people comes from; `fedrank.protect.noise.SecureSource`, except in tests."""
+    """Where noise that protects people comes from; `fedrank.privacy.noise.SecureSource`, except in tests."""
 
     def words(self, count: int) -> NDArray[np.uint64]: ...
     def bernoulli(self, probability: float, count: int) -> NDArray[np.bool_]: ...

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from fedrank.data.check import FileCheck, check_files
-from fedrank.report.answers import about_checks
-from fedrank.report.terminal import show
+from fedrank.experiments.report.answers import about_checks
+from fedrank.experiments.report.terminal import show
 from tests import needs
 
 DATA = os.environ.get("FEDRANK_DATA")

@@ -27,9 +27,9 @@ from fedrank.data.live_ranking import (
     topics,
 )
 from fedrank.data.log_features import FEATURE_NAMES
-from fedrank.rank.given import given_order, given_weights
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.given import given_order, given_weights
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.rankers import Linear
 
 pytest.importorskip("bm25s")
 pytest.importorskip("Stemmer")

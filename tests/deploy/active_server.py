@@ -16,9 +16,9 @@ from fedrank import wire
 from fedrank.deploy import letters
 from fedrank.deploy.letters import ASKED, Answers
 from fedrank.deploy.site import Site, sum_terms
-from fedrank.federate.messages import Call
-from fedrank.protect import secure_sum
-from fedrank.protect.secure_sum import BOX, CLIENT, DEALER, EVERYBODY, OWN_MASK, PAIR_MASKS, PIECE, SIGNATURE, Terms
+from fedrank.federated.messages import Call
+from fedrank.privacy import secure_sum
+from fedrank.privacy.secure_sum import BOX, CLIENT, DEALER, EVERYBODY, OWN_MASK, PAIR_MASKS, PIECE, SIGNATURE, Terms
 from fedrank.wire import Label, Part
 
 KEYS = secure_sum.SIGNED_KEYS

@@ -24,11 +24,11 @@ from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import local_federation
 from fedrank.deploy.local import prepare, site_name, trial_plan
 from fedrank.deploy.outbox import Outbox
-from fedrank.protect.population import Account, ledgers_below
-from fedrank.run.folder import round_kept
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.run.schedule import run_experiment
-from fedrank.spec.source import read_spec
+from fedrank.experiments.runner.folder import round_kept
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.source import read_spec
+from fedrank.privacy.population import Account, ledgers_below
 from tests.deploy.trial import check_equal, weights, write_data
 
 SITES = 3

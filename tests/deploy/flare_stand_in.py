@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedrank.deploy.flare import HubController, SiteExecutor
 from fedrank.deploy.hub import Silent
+from fedrank.experiments.runner.writer import News
 from fedrank.files import locked, write_whole
-from fedrank.run.writer import News
 
 EXECUTOR, CONTROLLER = f"{__name__}.EchoExecutor", f"{__name__}.EchoController"
 

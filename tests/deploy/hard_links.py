@@ -26,11 +26,11 @@ from fedrank.deploy.local import prepare, run_local, site_name, trial_plan
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.settings import FEDERATION
 from fedrank.deploy.status import DeploymentStatus, status
+from fedrank.experiments.runner.schedule import is_finished, run_experiment
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.spec.source import read_spec
+from fedrank.experiments.spec.toml import write_toml
 from fedrank.files import write_whole
-from fedrank.run.schedule import is_finished, run_experiment
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.spec.source import read_spec
-from fedrank.spec.toml import write_toml
 from tests.deploy.chaos import kind_of, processes
 from tests.deploy.slow_link import Link, link
 from tests.deploy.trial import check_equal, write_data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedrank.data.letor import letor_lines
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.settings import Policy, SiteData, SiteSettings
-from fedrank.spec.grid import read_tables
+from fedrank.experiments.spec.grid import read_tables
 from tests.made_up import made_up_data
 
 NOISE = {"name": "gaussian", "clip": 1.0, "noise": 20.0}

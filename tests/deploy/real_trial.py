@@ -12,10 +12,10 @@ from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import PlannedSite, make_plan
 from fedrank.deploy.site import Site
-from fedrank.protect.population import Account
-from fedrank.run.data import load_fold
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.spec.source import read_spec
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.spec.source import read_spec
+from fedrank.privacy.population import Account
 from tests.deploy.plans import letor_file
 from tests.made_up import made_up_log
 

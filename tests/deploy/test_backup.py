@@ -24,10 +24,10 @@ from fedrank.deploy.backup import (
 )
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.outbox import Outbox, Sent
-from fedrank.protect.accounting import GaussianEvent
-from fedrank.protect.ledger import Charges
-from fedrank.protect.population import LedgerTerms, Population, open_ledger, spent_together
-from fedrank.protect.promises import Promise
+from fedrank.privacy.accounting import GaussianEvent
+from fedrank.privacy.ledger import Charges
+from fedrank.privacy.population import LedgerTerms, Population, open_ledger, spent_together
+from fedrank.privacy.promises import Promise
 
 RUN = bytes(range(16))
 HERE = f"people/{RUN.hex()}/ledger"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedrank.deploy.charging import Charging
-from fedrank.protect.accounting import GaussianEvent, epsilon
-from fedrank.protect.ledger import LedgerError
-from fedrank.protect.promises import Promise
+from fedrank.privacy.accounting import GaussianEvent, epsilon
+from fedrank.privacy.ledger import LedgerError
+from fedrank.privacy.promises import Promise
 from fedrank.wire import Refused
 
 DELTA, EVENT = 1e-5, GaussianEvent(3.0)

@@ -17,8 +17,8 @@ from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.check import Looks, about_checks, as_json, check, is_fine, taken, unreachable
 from fedrank.deploy.settings import plan_prices, site_template
+from fedrank.experiments.report.terminal import show
 from fedrank.files import locked
-from fedrank.report.terminal import show
 from tests.deploy.plans import NOISE, letor_file, made_plan
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)

@@ -17,7 +17,7 @@ from fedrank.deploy import consent
 from fedrank.deploy.check import CheckLine
 from fedrank.deploy.folder import FolderSend
 from fedrank.deploy.settings import site_template
-from fedrank.run.runs import load_runs
+from fedrank.experiments.runner.runs import load_runs
 from tests.deploy.plans import letor_file, made_plan
 
 SPEC = """\
@@ -404,7 +404,7 @@ def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
 
 
 def test_local_calls_the_trial(fedrank, monkeypatch):
-    from fedrank.run.schedule import Results, run_experiment
+    from fedrank.experiments.runner.schedule import Results, run_experiment
 
     called = []
 

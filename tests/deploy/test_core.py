@@ -12,8 +12,8 @@ from fedrank import wire
 from fedrank.deploy import letters
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan
-from fedrank.federate.aggregate import AGGREGATORS
-from fedrank.federate.steps import SERVER_STEPS
+from fedrank.federated.aggregate import AGGREGATORS
+from fedrank.federated.steps import SERVER_STEPS
 from fedrank.types import has
 from tests.deploy.trial import Trial, check_equal, rows, spec_of, weights, write_data
 from tests.made_up import made_up_log
@@ -197,7 +197,7 @@ def test_a_limit_is_a_refusal_in_words(folder):
 def test_a_plan_that_was_changed_is_another_run(folder):
     trial = Trial(folder, spec_of(folder, LINEAR))
     content = json.loads(trial.plan.dump())
-    for key, value in (("protocol", 2), ("version", "9.9"), ("fewest", 99), ("features", 0), ("seed", "1"), ("x", 1)):
+    for key, value in (("protocol", 9), ("version", "9.9"), ("fewest", 99), ("features", 0), ("seed", "1"), ("x", 1)):
         with pytest.raises(wire.Refused):
             Plan.load(json.dumps(content | {key: value}).encode())
     other = Plan.load(json.dumps(content | {"seed": 2}).encode())

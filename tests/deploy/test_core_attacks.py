@@ -18,10 +18,10 @@ from fedrank.deploy import hub as hubs
 from fedrank.deploy import letters
 from fedrank.deploy.hub import Differs, Hub
 from fedrank.deploy.letters import ASKED, Answers
-from fedrank.deploy.plan import Plan
+from fedrank.deploy.plan import PROTOCOL, Plan
 from fedrank.deploy.site import Site
-from fedrank.federate.messages import Call, Message
-from fedrank.run.writer import Stopped
+from fedrank.experiments.runner.writer import Stopped
+from fedrank.federated.messages import Call, Message
 from fedrank.wire import Label, Part
 from tests.deploy.real_trial import LINEAR, NOISE, RealTrial
 from tests.deploy.test_core_kills import fresh
@@ -417,7 +417,7 @@ def canned(answers) -> hubs.Send:
     return send
 
 
-GOOD = {"protocol": 1, "last": 0, "feature_names": "", "normalised": "none", "measures": ["ndcg@10"]}
+GOOD = {"protocol": PROTOCOL, "last": 0, "feature_names": "", "normalised": "none", "measures": ["ndcg@10"]}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.site import Site
 from fedrank.files import Locked
-from fedrank.protect import ledger
+from fedrank.privacy import ledger
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 from tests.deploy.trial import Trial, check_equal, spec_of, write_data
 

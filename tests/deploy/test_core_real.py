@@ -14,9 +14,9 @@ from fedrank import wire
 from fedrank.deploy import consent, hub, letters
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
-from fedrank.report.write import write_report
-from fedrank.run.runs import load_runs
-from fedrank.spec.experiment import SpecError
+from fedrank.experiments.report.write import write_report
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.spec.experiment import SpecError
 from tests.deploy.plans import letor_file, made_plan
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 

@@ -13,7 +13,7 @@ from fedrank.deploy import consent, hub, letters
 from fedrank.deploy import site as sites
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
-from fedrank.protect import secure_sum
+from fedrank.privacy import secure_sum
 from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
@@ -153,7 +153,7 @@ def test_what_leaves_is_never_without_noise(tmp_path, monkeypatch, text):
 
     def protect(self, messages, cohort, source, counts=None):
         step = self.step(cohort)
-        from fedrank.protect.clip import contributions, weights_of
+        from fedrank.privacy.clip import contributions, weights_of
 
         steps = contributions(messages.updates, weights_of(messages.sizes, self.cap), self.clip, self.norm, step)
         bare.append((messages.updates[0].copy(), steps[0], step))

@@ -20,7 +20,7 @@ from fedrank.deploy.flare_hardening import EXECUTOR, LARGEST_MESSAGE, RIGHTS, RO
 from fedrank.deploy.flare_processes import look_before, serve
 from fedrank.deploy.identity import IDENTITY
 from fedrank.deploy.settings import FederationFile, Person, SiteEntry, read_site
-from fedrank.spec.experiment import SpecError
+from fedrank.experiments.spec.experiment import SpecError
 
 pytestmark = pytest.mark.process
 

@@ -26,14 +26,14 @@ from fedrank.deploy.planning import plan_runs
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
-from fedrank.report.markdown import markdown
-from fedrank.run.data import load_fold
-from fedrank.run.runs import load_runs
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.run.schedule import run_experiment
-from fedrank.run.trees import data_of
-from fedrank.spec.experiment import SpecError
-from fedrank.spec.source import read_spec
+from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.runner.trees import data_of
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.source import read_spec
 from fedrank.trees.model_files import load_model
 from fedrank.wire import Label, Refused
 from tests.deploy.plans import letor_file

@@ -25,10 +25,10 @@ from fedrank.deploy.planning import plan_runs
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import look_at
 from fedrank.deploy.site import Site
-from fedrank.protect.ledger import Ledger
-from fedrank.protect.population import Account, ledgers_below
-from fedrank.run.schedule import run_experiment
-from fedrank.spec.experiment import SpecError
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.privacy.ledger import Ledger
+from fedrank.privacy.population import Account, ledgers_below
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Past
 from fedrank.trees.growth import Here, grow_alone, grow_forest
@@ -104,7 +104,7 @@ def test_a_line_that_breaks_changes_nothing(tmp_path, merge):
 
 
 def test_a_stopped_coordinator_goes_on_after_its_last_tree(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedrank.run.writer.SECONDS_BETWEEN_NEWS", 0)
+    monkeypatch.setattr("fedrank.experiments.runner.writer.SECONDS_BETWEEN_NEWS", 0)
     made = real(tmp_path)
     asked: list[str] = []
 

@@ -14,7 +14,7 @@ from fedrank.data.logs import FACTS
 from fedrank.deploy.holdings import crowd_of, describe, differences, load_share, open_holdings
 from fedrank.deploy.plan import names_digest
 from fedrank.deploy.settings import SiteData
-from fedrank.federate.clients import make_clients
+from fedrank.federated.clients import make_clients
 from tests.deploy.plans import NOISE, OPEN, letor_file, made_plan, site_settings
 from tests.made_up import made_up_log, made_up_shown
 

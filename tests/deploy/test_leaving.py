@@ -10,8 +10,8 @@ import pytest
 
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.unlearning import named, remove
-from fedrank.run.unlearning import unlearn_runs
-from fedrank.unlearn.methods import UNLEARNERS
+from fedrank.experiments.runner.unlearning import unlearn_runs
+from fedrank.unlearning.methods import UNLEARNERS
 from tests.deploy.trial import Trial, rows, spec_of, weights, write_data
 
 LINEAR = '[learner]\nname = "pdgd"\n'

@@ -18,8 +18,8 @@ from fedrank.deploy.plan import PlannedSite, make_plan
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import look_at
 from fedrank.deploy.site import Site
-from fedrank.federate.client import ClientTask, answer
-from fedrank.federate.messages import Call
+from fedrank.federated.client import ClientTask, answer
+from fedrank.federated.messages import Call
 from fedrank.seeds import Chance
 from fedrank.types import OwnChance
 from tests.data.test_recorded import a_list
@@ -140,7 +140,7 @@ def test_who_waits_says_so_and_not_how_often_somebody_searched(tmp_path):
 
 
 def test_killed_between_the_outbox_and_the_charge_nothing_is_used_or_paid_twice(tmp_path, monkeypatch):
-    from fedrank.protect.ledger import Ledger
+    from fedrank.privacy.ledger import Ledger
 
     plan, person = a_plan(), Person(tmp_path, 60)
 
@@ -315,7 +315,7 @@ def test_show_tells_how_many_searches_there_are_and_for_how_many_rounds(tmp_path
     ],
 )
 def test_mistakes_in_site_toml_are_told(tmp_path, before, after, said):
-    from fedrank.spec.experiment import SpecError
+    from fedrank.experiments.spec.experiment import SpecError
 
     person = Person(tmp_path, 0)
     path = person.folder / "site.toml"

@@ -17,7 +17,7 @@ from fedrank.deploy.settings import (
     read_site,
     site_template,
 )
-from fedrank.spec.experiment import SpecError
+from fedrank.experiments.spec.experiment import SpecError
 from tests.deploy.plans import NOISE, OPEN, SUM, experiment, letor_file, made_plan, site_settings
 
 FEDERATION = """\
@@ -245,7 +245,7 @@ def test_a_person_may_be_protected_as_part_of_the_whole_site():
         learner={"name": "pdgd", "batch": True, "clip_gradients": 1.0},
     )
     plan = made_plan(simulated=True)
-    from fedrank.spec.experiment import to_toml
+    from fedrank.experiments.spec.experiment import to_toml
 
     found = policy.objections(replace(plan, spec=to_toml(weak)))
     assert any('"interaction" protects less than policy.unit = "person"' in line for line in found)

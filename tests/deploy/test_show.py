@@ -15,8 +15,8 @@ from fedrank.deploy.charging import Charging
 from fedrank.deploy.holdings import load_share
 from fedrank.deploy.settings import Policy, SiteData, plan_prices
 from fedrank.deploy.show import about_plan, as_facts, drafts, look_at, sum_view
-from fedrank.report.terminal import show
-from fedrank.spec.experiment import SpecError
+from fedrank.experiments.report.terminal import show
+from fedrank.experiments.spec.experiment import SpecError
 from tests.deploy.plans import NOISE, OPEN, SUM, letor_file, made_plan, site_settings
 from tests.made_up import made_up_data, made_up_shown
 
@@ -37,7 +37,7 @@ def leaves(view):
 def test_bytes_are_those_that_a_site_sends(tmp_path):
     """What is told of a round is what `Answers` and `Message` come to, not a guess."""
     from fedrank.deploy.letters import Answers
-    from fedrank.federate.messages import Message
+    from fedrank.federated.messages import Message
     from fedrank.wire import Label
 
     plan = made_plan(features=46)
@@ -196,8 +196,8 @@ def test_a_spec_is_drafted_without_a_look_at_the_coordinators_files():
 def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_path):
     """So that a site can accept a spec, and the coordinator's plan of it is then known there."""
     from fedrank.deploy.plan import PlannedSite, make_plan
-    from fedrank.spec.grid import read_tables
-    from fedrank.spec.toml import parse_toml
+    from fedrank.experiments.spec.grid import read_tables
+    from fedrank.experiments.spec.toml import parse_toml
 
     tables = parse_toml(SPEC.replace("/nowhere", str(tmp_path)))
     for name in ("train", "test"):

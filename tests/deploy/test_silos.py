@@ -28,16 +28,16 @@ from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.silos import FIRST_TURN, STEPS, turns_of
 from fedrank.deploy.site import Site
-from fedrank.rank.model import load_weights
-from fedrank.report.markdown import markdown
-from fedrank.run.runs import load_runs
+from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.source import read_spec
+from fedrank.ranking.model import load_weights
 from fedrank.silo.features import RANGES
 from fedrank.silo.files import export_sketch, ledger_of, open_sketch
 from fedrank.silo.keys import fingerprint, read_key, read_public, read_secret
 from fedrank.silo.messages import party, read_address, unseal
 from fedrank.silo.turns import load_partners, take_turn
-from fedrank.spec.experiment import SpecError
-from fedrank.spec.source import read_spec
 from fedrank.trees.export import export
 from fedrank.wire import Label
 from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving

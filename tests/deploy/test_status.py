@@ -14,8 +14,8 @@ from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.settings import plan_prices, site_template
 from fedrank.deploy.status import TAIL, about_status, as_facts, last_answers, quality, status
+from fedrank.experiments.report.terminal import show
 from fedrank.files import locked
-from fedrank.report.terminal import show
 from tests.deploy.plans import letor_file, made_plan
 from tests.deploy.test_check import MadeUpFacts, MadeUpKits
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
-from fedrank.run.runs import load_runs
+from fedrank.experiments.runner.runs import load_runs
 from tests.test_documents import Block, _blocks
 
 pytestmark = pytest.mark.process

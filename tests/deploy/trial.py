@@ -12,10 +12,10 @@ from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.identity import new_identity
 from fedrank.deploy.plan import PlannedSite, make_plan
 from fedrank.deploy.site import Site
-from fedrank.run.data import load_fold
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.run.schedule import run_experiment
-from fedrank.spec.source import read_spec
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.source import read_spec
 from tests.data.test_letor import letor_lines
 from tests.made_up import made_up_data
 

@@ -10,7 +10,7 @@ import pytest
 from fedrank.cli import main
 from fedrank.data.engine_features import NAMES
 from fedrank.data.letor import read_letor
-from fedrank.run.cards import read_card
+from fedrank.experiments.runner.cards import read_card
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from fedrank.data.engine_features import ENGINE_1, NAMES
 from fedrank.engine.compare import compare_features, compare_scores, documents_for, read_queries
 from fedrank.engine.read_log import read_logged
 from fedrank.engine.templates import EngineSetup
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 from fedrank.trees.engine_rules import engine_scores
 from fedrank.trees.export import export
 from fedrank.trees.model_files import load_model

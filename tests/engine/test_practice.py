@@ -12,8 +12,8 @@ from fedrank.engine.judging import TrialRules
 from fedrank.engine.planning import plan_trial
 from fedrank.engine.practice import DOCUMENTS, EVENTS, QUERIES, SITES, WANTED, Practice
 from fedrank.engine.trial import EngineTrial
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 
 
 @pytest.mark.long

@@ -10,8 +10,8 @@ from fedrank.data.feature_sets import log_features
 from fedrank.data.logs import as_ranking, load_log
 from fedrank.engine.read_log import as_letor, read_logged
 from fedrank.engine.shown_log import NOT_LOGGED, OTHER_FEATURES, join_ubi, set_of, write_joined
-from fedrank.run.data import load_fold
-from fedrank.spec.sections import DataSpec
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.spec.sections import DataSpec
 from tests.engine.conftest import TIME, value
 
 

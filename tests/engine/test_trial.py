@@ -20,9 +20,9 @@ from fedrank.engine.trial import EngineTrial
 from fedrank.engine.trial_events import NotCounted, parse_row
 from fedrank.engine.trial_plan import digest_of, read_plan
 from fedrank.engine.trial_requests import DRAFT, commands_of
-from fedrank.rank import gate
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking import gate
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 from tests.engine.schema import problems
 
 BEGINNING = 1_800_000_000
@@ -65,7 +65,7 @@ def a_file(path, lines):
 
 
 def test_the_copied_draft_is_the_gates():
-    """The file for other services mixes as rank/gate.py does, coin for coin."""
+    """The file for other services mixes as ranking/gate.py does, coin for coin."""
 
     class Coins:
         turn = 0

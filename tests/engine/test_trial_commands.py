@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedrank.cli import main
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 from tests.engine.test_trial import a_file, a_search
 
 

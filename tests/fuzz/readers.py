@@ -28,8 +28,8 @@ class Reader:
 
 
 def _save_linear(folder: Path) -> None:
-    from fedrank.rank.model import Model, save_model
-    from fedrank.rank.rankers import Linear
+    from fedrank.ranking.model import Model, save_model
+    from fedrank.ranking.rankers import Linear
 
     ranges = np.stack([np.zeros(5, np.float32), np.ones(5, np.float32)])
     notes = {"experiment": "x", "fold": 1, "rounds": [1, 2.5, None]}
@@ -38,8 +38,8 @@ def _save_linear(folder: Path) -> None:
 
 
 def _save_neural(folder: Path) -> None:
-    from fedrank.rank.model import Model, save_model
-    from fedrank.rank.rankers import Mlp
+    from fedrank.ranking.model import Model, save_model
+    from fedrank.ranking.rankers import Mlp
 
     save_model(Model(Mlp(2), np.linspace(-1, 1, 28).reshape(2, 14), 5), folder / "model.json")
 
@@ -68,8 +68,8 @@ def _save_foreign_text(folder: Path) -> None:
 
 
 def _save_mixture(folder: Path) -> None:
-    from fedrank.rank.model import Model
-    from fedrank.rank.rankers import Linear
+    from fedrank.ranking.model import Model
+    from fedrank.ranking.rankers import Linear
     from fedrank.trees.mixtures import LinearMix, Stacked
     from fedrank.trees.model_files import save_any
 
@@ -79,7 +79,7 @@ def _save_mixture(folder: Path) -> None:
 
 
 def _model(path: Path) -> Any:
-    from fedrank.rank.model import Model
+    from fedrank.ranking.model import Model
     from fedrank.trees.model_files import load_model
 
     model = load_model(path)
@@ -91,7 +91,7 @@ def _model(path: Path) -> Any:
 
 
 def _save_checkpoint(folder: Path) -> None:
-    from fedrank.run.writer import _checksum, _packed
+    from fedrank.experiments.runner.writer import _checksum, _packed
 
     parts = {"round": 3, "csv_bytes": 10, "quality": 0.5, "tally": {"interactions": 4}, "weights": np.arange(5.0)}
     parts |= {"rule.memory": np.ones((2, 3), np.float32).T, "excluded": {"1": [2, 3]}}
@@ -100,7 +100,7 @@ def _save_checkpoint(folder: Path) -> None:
 
 
 def _checkpoint(folder: Path) -> Any:
-    from fedrank.run.writer import _read_checkpoint
+    from fedrank.experiments.runner.writer import _read_checkpoint
 
     kept = _read_checkpoint(folder)
     return None if kept is None else sorted((name, part) for name, part in kept.items() if name != "checksum")
@@ -143,13 +143,13 @@ def _save_spec(folder: Path) -> None:
 
 
 def _spec(folder: Path) -> Any:
-    from fedrank.spec.source import read_spec
+    from fedrank.experiments.spec.source import read_spec
 
     return read_spec(folder / "spec.toml", trust=False).toml()
 
 
 def _save_runs(folder: Path) -> None:
-    from tests.report.made_up_runs import write_run
+    from tests.experiments.report.made_up_runs import write_run
 
     path = write_run(folder, rounds=6, queries=4)
     (path / "clients.csv").write_text("client,ndcg@10\n0,0.5\n1,0.25\n")
@@ -157,8 +157,8 @@ def _save_runs(folder: Path) -> None:
 
 
 def _runs(folder: Path) -> Any:
-    from fedrank.report.findings import find
-    from fedrank.run.runs import load_runs
+    from fedrank.experiments.report.findings import find
+    from fedrank.experiments.runner.runs import load_runs
 
     runs = load_runs(folder)
     for run in runs.checked().finished:
@@ -204,7 +204,7 @@ def _save_packed_sketch(folder: Path) -> None:
 
 def _save_sketch(folder: Path, noise: float = 0.0) -> None:
     from fedrank.data.documents import Documents
-    from fedrank.protect.noise import SecureSource
+    from fedrank.privacy.noise import SecureSource
     from fedrank.silo.files import sketch_collection
     from fedrank.silo.rtk import TopKRule
     from fedrank.silo.sketch import Sketcher
@@ -255,7 +255,7 @@ def _message(folder: Path) -> Any:
 
 
 def _save_history(folder: Path) -> None:
-    from fedrank.unlearn.history import HistoryWriter
+    from fedrank.unlearning.history import HistoryWriter
 
     with HistoryWriter(folder, 4, 3, 1) as writer:
         for number in range(1, 5):
@@ -263,13 +263,13 @@ def _save_history(folder: Path) -> None:
 
 
 def _history(folder: Path) -> Any:
-    from fedrank.unlearn.history import History
+    from fedrank.unlearning.history import History
 
     return [tuple(stored) for stored in History.open(folder)]
 
 
 def _save_ledger(folder: Path) -> None:
-    from fedrank.protect.ledger import Ledger
+    from fedrank.privacy.ledger import Ledger
 
     with Ledger.open(folder, 4) as ledger:
         ledger.reserve({1: np.array([0, 2]), 2: np.array([1, 3])})
@@ -277,7 +277,7 @@ def _save_ledger(folder: Path) -> None:
 
 
 def _ledger(folder: Path) -> Any:
-    from fedrank.protect.ledger import Ledger
+    from fedrank.privacy.ledger import Ledger
 
     with Ledger.open(folder, 4) as ledger:
         return ledger.participations(), ledger.rounds()
@@ -354,8 +354,8 @@ def _shown_folder(folder: Path) -> Any:
 def _about_shown_folder(folder: Path) -> Any:
     from fedrank.data.describe_log import describe_log, description_as_json
     from fedrank.data.logs import load_log
-    from fedrank.report.answers import about_log
-    from fedrank.run.cards import log_card
+    from fedrank.experiments.report.answers import about_log
+    from fedrank.experiments.runner.cards import log_card
 
     log = load_log(folder / "log")
     found = describe_log(log)
@@ -422,9 +422,9 @@ def _spending(folder: Path) -> Any:
 
 
 def _save_people(folder: Path) -> None:
-    from fedrank.protect.accounting import GaussianEvent, ResponseEvent
-    from fedrank.protect.population import FORGOTTEN, LedgerTerms, Population, open_ledger
-    from fedrank.protect.promises import Promise
+    from fedrank.privacy.accounting import GaussianEvent, ResponseEvent
+    from fedrank.privacy.population import FORGOTTEN, LedgerTerms, Population, open_ledger
+    from fedrank.privacy.promises import Promise
 
     Population.open(folder / "town", 4, 1e-5, 8.0)
     for name, event in (("a", GaussianEvent(3.0)), ("b", ResponseEvent(0.9))):
@@ -435,8 +435,8 @@ def _save_people(folder: Path) -> None:
 
 
 def _people(folder: Path) -> Any:
-    from fedrank.protect.population import Population
-    from fedrank.report.answers import about_ledgers
+    from fedrank.experiments.report.answers import about_ledgers
+    from fedrank.privacy.population import Population
 
     population = Population.read(folder / "town")
     population.accounts()
@@ -444,7 +444,7 @@ def _people(folder: Path) -> Any:
 
 
 def _save_card(folder: Path) -> None:
-    from fedrank.run.folder import Card, Paid
+    from fedrank.experiments.runner.folder import Card, Paid
 
     paid = Paid("server", 2.0, 1.0, 4, "participation", 1e-5, "client", "zero-out", "a test")
     town = {"name": "town", "limit": 8.0, "runs": 1, "delta": 1e-5, "epsilon": {"server": 2.0}, "forgotten": []}
@@ -453,8 +453,8 @@ def _save_card(folder: Path) -> None:
 
 
 def _card(folder: Path) -> Any:
-    from fedrank.run.cards import about_population, read_card
-    from fedrank.run.privacy import summary
+    from fedrank.experiments.runner.cards import about_population, read_card
+    from fedrank.experiments.runner.privacy import summary
 
     card = read_card(folder)
     if card is None:
@@ -653,7 +653,7 @@ def _save_places(folder: Path) -> None:
 
 
 def _places(folder: Path) -> Any:
-    from fedrank.run.places import read_propensities
+    from fedrank.experiments.runner.places import read_propensities
 
     found = read_propensities(folder / "places.json")
     return found.slope, found.extra

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedrank.spec.experiment import SpecError
-from fedrank.spec.source import builtin_names, read_spec
-from fedrank.spec.toml import flat, parse_toml, put, write_toml, write_value
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.source import builtin_names, read_spec
+from fedrank.experiments.spec.toml import flat, parse_toml, put, write_toml, write_value
 
 SEED = 16
 SECONDS = 10.0  # for one spec

@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from fedrank.spec.source import read_spec
+from fedrank.experiments.spec.source import read_spec
 from tests.fuzz import child, specs
 from tests.fuzz.__main__ import fuzz
 from tests.fuzz.mutations import CHANGES, mutated

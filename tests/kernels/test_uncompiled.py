@@ -13,9 +13,9 @@ WORK = """
 import sys
 import numpy as np
 import fedrank as fr
-import fedrank.federate.round
-from fedrank.federate.clients import make_clients
-from fedrank.federate.steps import Adam, Add, Momentum
+import fedrank.federated.round
+from fedrank.federated.clients import make_clients
+from fedrank.federated.steps import Adam, Add, Momentum
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
 
@@ -36,7 +36,7 @@ with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
             out[f"{name}-{kind}"] = arrived.updates
             out[f"{name}-{kind}-online"] = arrived.observed.online
         out[name + "-quality"] = fr.Evaluator(data, ["ndcg@10", "map", "err@5", "mrr", "p@3"])(start, learner.ranker)
-    fedrank.federate.round.ENOUGH_ROUNDS = 1  # many rounds in one call, however few there are
+    fedrank.federated.round.ENOUGH_ROUNDS = 1  # many rounds in one call, however few there are
     for server in (Add(), Momentum(), Adam()):
         *_, last = fr.simulate(fr.Federation(server=server), clients, 3)
         out["rounds-" + type(server).__name__] = last.weights

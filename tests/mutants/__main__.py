@@ -35,8 +35,8 @@ COUNT = 100
 CAUGHT = 0.9  # of all mutants, at least
 WORKERS = 2
 PACKAGES = (
-    *("data", "rank", "kernels", "federate", "protect", "attack"),
-    *("unlearn", "silo", "trees", "spec", "run", "report"),
+    *("data", "ranking", "kernels", "federated", "privacy", "attacks", "unlearning", "silo", "trees"),
+    *("experiments/spec", "experiments/runner", "experiments/report"),
 )
 SELECTED = "not (process or browser or build or long or smoke)"  # what `make test` runs
 KERNELS = re.compile(r"^\s*(from|import) (tests\.oracles|fedrank\.kernels(?!\.compile))", re.MULTILINE)
@@ -183,7 +183,7 @@ def covering(mutants: dict[int, Mutant], met: Sequence[dict[str, Any]]) -> dict[
 
 
 def package(file: str) -> str:
-    """`rank` of src/fedrank/rank/gate.py as of tests/rank/test_gate.py."""
+    """`rank` of src/fedrank/ranking/gate.py as of tests/ranking/test_gate.py."""
     parts = file.removeprefix("src/").split("/")
     return parts[1] if len(parts) > 2 else ""
 

@@ -159,17 +159,20 @@ def test_the_sample_stays_when_a_package_gets_another_name(tmp_path):
 
 
 def test_tests_of_the_statement_come_first_then_those_of_the_package():
-    mutant = Mutant("src/fedrank/rank/x.py", 0, 1, "", "")
+    mutant = Mutant("src/fedrank/ranking/x.py", 0, 1, "", "")
     met = [
-        {"test": "tests/run/test_a.py::a", "seconds": 0.1, "passed": True, "hits": [[0, 0], [0, 2]]},
-        {"test": "tests/rank/test_b.py::a", "seconds": 0.3, "passed": True, "hits": [[0, 0]]},
-        {"test": "tests/rank/test_b.py::b", "seconds": 0.1, "passed": False, "hits": [[0, 0]]},
-        {"test": "tests/rank/test_c.py::a", "seconds": 0.1, "passed": True, "hits": [[0, 2]]},
-        {"test": "tests/rank/test_d.py::a", "seconds": LIMIT, "passed": True, "hits": [[0, 0]]},
+        {"test": "tests/experiments/runner/test_a.py::a", "seconds": 0.1, "passed": True, "hits": [[0, 0], [0, 2]]},
+        {"test": "tests/ranking/test_b.py::a", "seconds": 0.3, "passed": True, "hits": [[0, 0]]},
+        {"test": "tests/ranking/test_b.py::b", "seconds": 0.1, "passed": False, "hits": [[0, 0]]},
+        {"test": "tests/ranking/test_c.py::a", "seconds": 0.1, "passed": True, "hits": [[0, 2]]},
+        {"test": "tests/ranking/test_d.py::a", "seconds": LIMIT, "passed": True, "hits": [[0, 0]]},
     ]
-    assert list(covering({0: mutant}, met)[0]) == ["tests/rank/test_b.py::a", "tests/run/test_a.py::a"]
-    assert list(covering({0: mutant}, met[3:4])[0]) == ["tests/rank/test_c.py::a"]
-    assert list(covering({0: mutant}, met[4:])[0]) == ["tests/rank/test_d.py::a"], "at least one, however slow"
+    assert list(covering({0: mutant}, met)[0]) == [
+        "tests/ranking/test_b.py::a",
+        "tests/experiments/runner/test_a.py::a",
+    ]
+    assert list(covering({0: mutant}, met[3:4])[0]) == ["tests/ranking/test_c.py::a"]
+    assert list(covering({0: mutant}, met[4:])[0]) == ["tests/ranking/test_d.py::a"], "at least one, however slow"
     assert covering({0: mutant}, met[2:3]) == {0: {}}
 
 

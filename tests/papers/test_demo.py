@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from fedrank.attack.audits import READING
+from fedrank.attacks.audits import READING
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.spec.source import read_experiment
 from fedrank.papers import demo as demo_module
 from fedrank.papers.demo import LIARS, demo
-from fedrank.run.runs import load_runs
-from fedrank.spec.source import read_experiment
 
 
 @pytest.fixture

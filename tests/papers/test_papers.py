@@ -21,6 +21,13 @@ from typer.testing import CliRunner
 from fedrank.cli import app
 from fedrank.data import synthetic_log
 from fedrank.data.logs import load_log
+from fedrank.experiments.report.findings import find
+from fedrank.experiments.report.terminal import show
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.grid import measured
+from fedrank.experiments.spec.source import read_spec
+from fedrank.experiments.spec.toml import write_toml
 from fedrank.papers import figures as paper_figures
 from fedrank.papers.claims_page import write_claims
 from fedrank.papers.items import (
@@ -38,14 +45,7 @@ from fedrank.papers.items import (
 )
 from fedrank.papers.page import in_general, match, summary, write_papers_report
 from fedrank.papers.tree_figures import by_step
-from fedrank.report.findings import find
-from fedrank.report.terminal import show
-from fedrank.run.runs import load_runs
-from fedrank.run.schedule import run_experiment
-from fedrank.spec.grid import measured
-from fedrank.spec.source import read_spec
-from fedrank.spec.toml import write_toml
-from tests.report.made_up_runs import write_experiment, write_run
+from tests.experiments.report.made_up_runs import write_experiment, write_run
 
 ROOT = Path(__file__).parents[2]
 ITEMS = [(paper, item) for paper in papers() for item in paper.items]

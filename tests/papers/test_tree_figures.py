@@ -9,16 +9,16 @@ import pytest
 
 pytest.importorskip("lightgbm")
 
+from fedrank.experiments.report.claims import UNTESTED
+from fedrank.experiments.report.findings import Findings, find
+from fedrank.experiments.report.sections import Drawing, Table
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.source import read_spec
 from fedrank.papers.figures import drawings
 from fedrank.papers.merge_figures import category_shares, chosen_settings, held, looked_at
 from fedrank.papers.tree_figures import cut_lists
-from fedrank.report.claims import UNTESTED
-from fedrank.report.findings import Findings, find
-from fedrank.report.sections import Drawing, Table
-from fedrank.run.data import load_fold
-from fedrank.run.runs import load_runs
-from fedrank.run.schedule import run_experiment
-from fedrank.spec.source import read_spec
 from fedrank.trees.importance import importance
 from fedrank.trees.model_files import load_model
 

@@ -34,8 +34,8 @@ from fedrank.deploy.folder_members import approve_in_folder, create_folder_feder
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.planning import plan_runs
-from fedrank.federate.messages import Call
-from fedrank.protect.population import Account
+from fedrank.federated.messages import Call
+from fedrank.privacy.population import Account
 from fedrank.search import aggregating, collect, joining
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import LEARNER, first_weights, learn

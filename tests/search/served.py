@@ -17,8 +17,8 @@ import httpx
 from fedrank.search.client import SearchClient
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import make_app
-from fedrank.serve.door import Door
-from fedrank.serve.server import listening, make_server
+from fedrank.web.door import Door
+from fedrank.web.server import listening, make_server
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 NOTES = 25  # so that there are three pages

@@ -9,8 +9,8 @@ import pytest
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
-from fedrank.federate.client import Simulated
-from fedrank.rank.users import USERS
+from fedrank.federated.client import Simulated
+from fedrank.ranking.users import USERS
 from fedrank.search.answers import Filters, Gone, NotFound
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import (

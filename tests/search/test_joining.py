@@ -15,7 +15,7 @@ from fedrank.data.live_features import LIVE_1
 from fedrank.deploy import hub
 from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, read_invitation
 from fedrank.deploy.outbox import used_searches
-from fedrank.rank.model import load_weights
+from fedrank.ranking.model import load_weights
 from fedrank.search import aggregating, joining, serve, sharing
 from fedrank.search.aggregating import aggregate, built_in
 from fedrank.search.answers import SearchError
@@ -201,7 +201,7 @@ def test_who_waits_for_the_coordinator_sends_nothing(group):
 
 
 def test_the_built_in_question_keeps_its_epsilon(tmp_path):
-    from fedrank.run.privacy import planned
+    from fedrank.experiments.runner.privacy import planned
 
     for epsilon in (1.0, 8.0):
         base = built_in(tmp_path, 10, epsilon).base

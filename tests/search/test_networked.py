@@ -18,8 +18,8 @@ from fedrank.deploy.identity import new_identity
 from fedrank.deploy.leaving import LeavingJournal, what_left
 from fedrank.deploy.outbox import used_searches
 from fedrank.deploy.settings import read_site, site_template
-from fedrank.protect.population import Account
-from fedrank.rank.model import load_weights
+from fedrank.privacy.population import Account
+from fedrank.ranking.model import load_weights
 from fedrank.search import aggregating, joining, sharing
 from fedrank.search.answers import SearchError
 from fedrank.search.serve import _taking_part

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.rank import gate
+from fedrank.ranking import gate
 from fedrank.search.answers import SearchError
 from fedrank.search.client import SearchClient
 from tests.search.made_up import FRUIT, Clock, opened

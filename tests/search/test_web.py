@@ -19,8 +19,8 @@ from fedrank.search.pictures import BarScale, split, week_bar
 from fedrank.search.render import day, marked, moment, short, size
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import LONGEST_FORM
-from fedrank.serve.door import Door
-from fedrank.serve.guard import HEADERS
+from fedrank.web.door import Door
+from fedrank.web.guard import HEADERS
 from tests import needs
 from tests.search.served import EVIL, ServedPage, served
 

@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from fedrank.data.documents import Documents
+from fedrank.experiments.report.answers import about_sketch
+from fedrank.experiments.report.terminal import show
 from fedrank.files import Locked
-from fedrank.protect.noise import SecureSource
-from fedrank.protect.population import Account
-from fedrank.report.answers import about_sketch
-from fedrank.report.terminal import show
+from fedrank.privacy.noise import SecureSource
+from fedrank.privacy.population import Account
 from fedrank.silo import array_file, files
 from fedrank.silo.array_file import SketchFileError
 from fedrank.silo.describe import describe_sketch

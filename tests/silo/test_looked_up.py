@@ -7,7 +7,7 @@ import pytest
 
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import Tokeniser
-from fedrank.protect.noise import SecureSource
+from fedrank.privacy.noise import SecureSource
 from fedrank.silo.features import FIELDS
 from fedrank.silo.looked_up import LookedUp, Questioned, published_answers, true_rows
 from fedrank.silo.partners import SiloSketch, Sketched, sketch_fields

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedrank.data.documents import Documents
-from fedrank.protect.noise import SecureSource
+from fedrank.privacy.noise import SecureSource
 from fedrank.silo import array_file, files
 from fedrank.silo.describe import describe_sketch
 from fedrank.silo.files import add_documents, export_sketch, open_sketch, sketch_collection

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedrank.data.documents import Documents
 from fedrank.data.text import Tokeniser
-from fedrank.protect.ledger import LedgerError
-from fedrank.protect.noise import SecureSource
+from fedrank.privacy.ledger import LedgerError
+from fedrank.privacy.noise import SecureSource
 from fedrank.silo import messages, protocol
 from fedrank.silo.features import FIELDS
 from fedrank.silo.files import export_sketch, open_sketch, sketch_collection

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fedrank.data.text import Tokeniser
-from fedrank.protect.accounting import GaussianEvent, epsilon
-from fedrank.protect.noise import SecureSource, rounded_gaussian
+from fedrank.privacy.accounting import GaussianEvent, epsilon
+from fedrank.privacy.noise import SecureSource, rounded_gaussian
 from fedrank.silo.hashing import Hashing
 from fedrank.silo.sketch import SLACK, Sketcher
 from fedrank.silo.terms import TermCounts

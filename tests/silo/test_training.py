@@ -12,9 +12,9 @@ import pytest
 from fedrank.data.ranking import RankingData
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import Tokeniser
-from fedrank.federate.clients import make_clients
-from fedrank.federate.partition import Users
-from fedrank.rank.measures import evaluate
+from fedrank.federated.clients import make_clients
+from fedrank.federated.partition import Users
+from fedrank.ranking.measures import evaluate
 from fedrank.silo.augment import backgrounds, bm25, matches
 from fedrank.silo.features import FIELDS, features
 from fedrank.silo.partners import Exact, Partner, SiloSketch, Sketched, sketch_fields

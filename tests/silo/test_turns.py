@@ -17,8 +17,8 @@ from fedrank.cli import main
 from fedrank.data.collection import Collection, read_collection
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import Tokeniser
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.rankers import Linear
 from fedrank.silo import messages, turns
 from fedrank.silo.describe import describe_sketch
 from fedrank.silo.features import RANGES

@@ -15,7 +15,7 @@ lightgbm = pytest.importorskip("lightgbm")
 from fedrank.data.ranking import RankingData  # noqa: E402
 from fedrank.data.synthetic import synthetic  # noqa: E402
 from fedrank.kernels.trees import best_negatives  # noqa: E402
-from fedrank.rank.measures import evaluate, ranking  # noqa: E402
+from fedrank.ranking.measures import evaluate, ranking  # noqa: E402
 from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.boosters import (  # noqa: E402
     BOOSTERS,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedrank.data.normalise import feature_ranges, normalise
 from fedrank.data.ranking import RankingData
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear, Mlp, Relu
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear, Mlp, Relu
 from fedrank.trees.arrays import ZERO
 from fedrank.trees.engine_files import Parts, engine_file, solr_thresholds
 from fedrank.trees.engine_rules import SLACK, engine_scores

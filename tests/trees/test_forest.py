@@ -14,8 +14,8 @@ import pytest
 
 lightgbm = pytest.importorskip("lightgbm")
 
-from fedrank.rank.model import Model, load_weights, read_for, save_model  # noqa: E402
-from fedrank.rank.rankers import Linear  # noqa: E402
+from fedrank.ranking.model import Model, load_weights, read_for, save_model  # noqa: E402
+from fedrank.ranking.rankers import Linear  # noqa: E402
 from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.boosters import Selgb  # noqa: E402
 from fedrank.trees.forest import Forest, joined, planted, save_forest  # noqa: E402

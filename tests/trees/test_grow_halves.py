@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 pytest.importorskip("cryptography")
 
 from fedrank.data.ranking import RankingData
-from fedrank.protect.secure_sum import new_identities
-from fedrank.protect.sum_series import SeriesClient, SeriesServer
+from fedrank.privacy.secure_sum import new_identities
+from fedrank.privacy.sum_series import SeriesClient, SeriesServer
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import bounded_edges
 from fedrank.trees.boosters import Grower, Past

@@ -14,7 +14,7 @@ lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.data.synthetic import synthetic  # noqa: E402
 from fedrank.kernels.grow import lambda_gradients, order_by_score  # noqa: E402
-from fedrank.rank.measures import evaluate  # noqa: E402
+from fedrank.ranking.measures import evaluate  # noqa: E402
 from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.binning import Edges, bounded_edges, cut_evenly, put_in_bins, quantile_edges  # noqa: E402
 from fedrank.trees.boosters import Grower, Lambdamart, NothingToSplit, Past, SelectiveGrower, Selgb  # noqa: E402

@@ -12,7 +12,7 @@ pytest.importorskip("lightgbm")
 pytest.importorskip("cryptography")
 
 from fedrank.data.letor import letor_lines
-from fedrank.rank.model import read_for
+from fedrank.ranking.model import read_for
 from fedrank.trees.binning import bounded_edges, grid_edges
 from fedrank.trees.boosters import Grower, Lambdamart, Past, Selgb
 from fedrank.trees.forestry import Forestry, Grown

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.rank.measures import evaluate
-from fedrank.rank.model import Model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.measures import evaluate
+from fedrank.ranking.model import Model
+from fedrank.ranking.rankers import Linear
 from fedrank.trees.boosters import Lambdamart, NothingToSplit
 from fedrank.trees.forestry import Forestry
 from fedrank.trees.mergers import Stacking, WeightedSum

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.model import Model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.model import Model
+from fedrank.ranking.rankers import Linear
 from fedrank.trees.mixtures import LinearMix, Stacked, on_scale, stacked, units_of
 from fedrank.trees.model_files import load_model, save_any
 

@@ -16,9 +16,9 @@ pytest.importorskip("cryptography")
 from fedrank.cli import app
 from fedrank.data.letor import letor_lines
 from fedrank.data.ranking import RankingData
-from fedrank.protect.ledger import Ledger
-from fedrank.protect.noise import SecureSource
-from fedrank.protect.promises import up
+from fedrank.privacy.ledger import Ledger
+from fedrank.privacy.noise import SecureSource
+from fedrank.privacy.promises import up
 from fedrank.trees import grow_files as files_module
 from fedrank.trees import noised_edges
 from fedrank.trees.binning import bounded_edges

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("lightgbm")
 
-from fedrank.protect.accounting import ConcentratedEvent, epsilon
-from fedrank.protect.noise import SecureSource
-from fedrank.rank.measures import evaluate
+from fedrank.privacy.accounting import ConcentratedEvent, epsilon
+from fedrank.privacy.noise import SecureSource
+from fedrank.ranking.measures import evaluate
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import bounded_edges
 from fedrank.trees.boosters import Grower

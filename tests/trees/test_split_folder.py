@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from fedrank.data.letor import letor_lines, read_letor
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear
-from fedrank.report.answers import about_merged, about_split
-from fedrank.report.terminal import show
+from fedrank.experiments.report.answers import about_merged, about_split
+from fedrank.experiments.report.terminal import show
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 from fedrank.trees.merge_files import merge_models
 from fedrank.trees.model_files import load_model
 from fedrank.trees.split_folder import split_data, splitter_for

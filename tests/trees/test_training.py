@@ -9,8 +9,8 @@ import pytest
 
 from fedrank.data.catalog import Fold, load
 from fedrank.data.ranking import RankingData
-from fedrank.rank.model import Model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.model import Model
+from fedrank.ranking.rankers import Linear
 from fedrank.trees.engine_rules import engine_scores
 from fedrank.trees.export import export, plain_scores
 from fedrank.trees.forest import Forest

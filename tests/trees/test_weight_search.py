@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrank.rank.measures import Evaluator, evaluate
+from fedrank.ranking.measures import Evaluator, evaluate
 from fedrank.trees.weight_search import best_weights
 from tests.made_up import made_up_data
 

@@ -89,8 +89,8 @@ def new(
     kind: Annotated[str, typer.Option(help="federated, async, silo or trees.")] = "federated",
 ) -> None:
     """Write a commented spec to begin with, and beside it a JSON schema, by which editors complete its keys."""
-    from fedrank.spec.blank import NEEDED, SCHEMA, blank_spec
-    from fedrank.spec.schema import schema_text
+    from fedrank.experiments.spec.blank import NEEDED, SCHEMA, blank_spec
+    from fedrank.experiments.spec.schema import schema_text
 
     if file.suffix != ".toml":
         raise ValueError(f"{file} does not end in .toml, so that no editor knows what it is; name it {file}.toml")
@@ -141,7 +141,7 @@ def run(
     ] = None,
 ) -> None:
     """Do an experiment. Finished runs are skipped, interrupted ones resume."""
-    from fedrank.spec.source import read_spec
+    from fedrank.experiments.spec.source import read_spec
 
     label = label_of(name, spec)
     if on is None and sbatch:
@@ -150,7 +150,7 @@ def run(
     if on is None:
         do_experiment(grid, label, out, workers, threads, device)
         return
-    from fedrank.run.engines import engine
+    from fedrank.experiments.runner.engines import engine
 
     with engine(on, out / label, sbatch or [], threads, device) as found:
         do_experiment(grid, label, out, workers, threads, device, found)
@@ -172,10 +172,10 @@ def tune(
     workers: Workers = None,
 ) -> None:
     """Choose settings on the validation queries, for every variant by itself."""
-    from fedrank.report.answers import about_tuning
-    from fedrank.run.tune import tune
-    from fedrank.spec.source import read_experiment
-    from fedrank.spec.toml import parse_override
+    from fedrank.experiments.report.answers import about_tuning
+    from fedrank.experiments.runner.tune import tune
+    from fedrank.experiments.spec.source import read_experiment
+    from fedrank.experiments.spec.toml import parse_override
 
     grid = read_experiment(spec, set_ or [])
     tried_over = {".".join(keys): values for keys, values in map(parse_override, over)}
@@ -209,9 +209,9 @@ def clients(
     as_json: AsJson = False,
 ) -> None:
     """Who holds what: queries, documents and grades of each client, and how different clients are."""
-    from fedrank.report.answers import about_clients
-    from fedrank.run.who import describe_clients
-    from fedrank.spec.source import read_experiment
+    from fedrank.experiments.report.answers import about_clients
+    from fedrank.experiments.runner.who import describe_clients
+    from fedrank.experiments.spec.source import read_experiment
 
     console = new_console()
     who = describe_clients(read_experiment(spec, set_ or []), fold, seed)
@@ -220,7 +220,7 @@ def clients(
     else:
         answer(about_clients(who), console)
     if out is not None:
-        from fedrank.report.client_figures import draw_clients
+        from fedrank.experiments.report.client_figures import draw_clients
 
         draw_clients(who, out)
         if not as_json:
@@ -247,11 +247,11 @@ def privacy(
     as_json: AsJson = False,
 ) -> None:
     """Before a run: what would it spend or give away, to whom, and which noise would a target need?"""
-    from fedrank.report.answers import about_privacy
-    from fedrank.report.write import answer_files, write_answer
-    from fedrank.run.leaving import as_facts
-    from fedrank.run.privacy import TARGETS
-    from fedrank.spec.source import read_spec
+    from fedrank.experiments.report.answers import about_privacy
+    from fedrank.experiments.report.write import answer_files, write_answer
+    from fedrank.experiments.runner.leaving import as_facts
+    from fedrank.experiments.runner.privacy import TARGETS
+    from fedrank.experiments.spec.source import read_spec
 
     for value in target or []:
         if not value > 0:
@@ -289,10 +289,10 @@ def audit(
     out: AnswerFile = None,
 ) -> None:
     """Attack what would leave clients, silos or growers of forests: what leaks, next to what is promised."""
-    from fedrank.report.answers import about_audit
-    from fedrank.report.write import answer_files, write_answer
-    from fedrank.run.audit import as_facts, audit_experiment
-    from fedrank.spec.source import read_spec
+    from fedrank.experiments.report.answers import about_audit
+    from fedrank.experiments.report.write import answer_files, write_answer
+    from fedrank.experiments.runner.audit import as_facts, audit_experiment
+    from fedrank.experiments.spec.source import read_spec
 
     files, console = answer_files(out, "audit"), new_console()
     grid = read_spec(spec, set_ or []).only(variant or [])
@@ -332,11 +332,11 @@ def unlearn(
     trust: Trust = False,
 ) -> None:
     """Let finished runs forget clients: new runs without them, each with a receipt."""
-    from fedrank.report.answers import about_forgotten
-    from fedrank.run.unlearning import unlearn_runs
-    from fedrank.spec.families import build
-    from fedrank.spec.toml import parse_override
-    from fedrank.unlearn.methods import Unlearner
+    from fedrank.experiments.report.answers import about_forgotten
+    from fedrank.experiments.runner.unlearning import unlearn_runs
+    from fedrank.experiments.spec.families import build
+    from fedrank.experiments.spec.toml import parse_override
+    from fedrank.unlearning.methods import Unlearner
 
     changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
     unlearner = build(Unlearner, {"name": method} | changes, "method")
@@ -362,9 +362,9 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """Show which runs are finished, interrupted or failed."""
-    from fedrank.report.answers import about_runs
-    from fedrank.run.runs import clean as delete
-    from fedrank.run.runs import load_runs, run_facts
+    from fedrank.experiments.report.answers import about_runs
+    from fedrank.experiments.runner.runs import clean as delete
+    from fedrank.experiments.runner.runs import load_runs, run_facts
 
     console = new_console()
     listed = load_runs(folders)
@@ -386,8 +386,8 @@ def runs(
 
 def _but_ledgers(folder: Path) -> str:
     """What of a deleted run stays: who was charged for it."""
-    from fedrank.protect.population import Account, totals
-    from fedrank.run.runs import kept_ledgers
+    from fedrank.experiments.runner.runs import kept_ledgers
+    from fedrank.privacy.population import Account, totals
 
     kept = kept_ledgers(folder)
     if not kept:
@@ -415,8 +415,8 @@ def report(
     ] = None,
 ) -> None:
     """Write one report on one or several experiments: curves, tables, significance, queries, cost."""
-    from fedrank.report.write import write_report
-    from fedrank.run.runs import load_runs
+    from fedrank.experiments.report.write import write_report
+    from fedrank.experiments.runner.runs import load_runs
 
     write_report(load_runs(folders), out, baseline=baseline, figures=figures)
     console = new_console()
@@ -438,7 +438,7 @@ def score(
     client: Client = None,
 ) -> None:
     """Score documents: one number a line, in the order of the file; or a TREC run file."""
-    from fedrank.run.apply import score_lines
+    from fedrank.experiments.runner.apply import score_lines
 
     lines = score_lines(model, data, trec, client, note)
     if out is None:
@@ -463,8 +463,8 @@ def evaluate(
     client: Client = None,
 ) -> None:
     """Measure a model on judged data, on average and per query."""
-    from fedrank.report.answers import about_quality
-    from fedrank.run.apply import evaluate_model
+    from fedrank.experiments.report.answers import about_quality
+    from fedrank.experiments.runner.apply import evaluate_model
 
     quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client, note)
     console = new_console()
@@ -509,7 +509,7 @@ def export(
 def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: plain, .gz or .xz.")]) -> None:
     """Is a LETOR file sound? Queries, documents, features, grades, and what is odd."""
     from fedrank.data.check import check_files
-    from fedrank.report.answers import about_checks
+    from fedrank.experiments.report.answers import about_checks
 
     checks = check_files(files)
     answer(about_checks(checks), new_console())
@@ -522,7 +522,7 @@ def data_list(as_json: AsJson = False) -> None:
     """Known data sets and text collections: what they are, whether they are here, where to get them."""
     from fedrank.data.catalog import available
     from fedrank.data.collection import collections
-    from fedrank.report.answers import about_catalog
+    from fedrank.experiments.report.answers import about_catalog
 
     sets, texts = available(), collections()
     if not as_json:
@@ -570,8 +570,8 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """Every learner, aggregator, user and measure, with its settings and one sentence."""
-    from fedrank.report.answers import about_methods
-    from fedrank.spec.listing import search
+    from fedrank.experiments.report.answers import about_methods
+    from fedrank.experiments.spec.listing import search
 
     found = search(word, name)
     if as_json:
@@ -624,7 +624,7 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as problem:
         if os.environ.get("FEDRANK_DEBUG"):
             raise
-        from fedrank.report.terminal import printable
+        from fedrank.experiments.report.terminal import printable
 
         typer.echo(f"fedrank: {printable(told(problem))}", err=True)
         raise SystemExit(2) from None

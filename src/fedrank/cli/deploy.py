@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteSettings
     from fedrank.deploy.unlearning import Departure
-    from fedrank.spec.grid import Grid
+    from fedrank.experiments.spec.grid import Grid
 
 deploy_app = typer.Typer(
     help="Organisations train together: a coordinator, and sites that keep their data.", no_args_is_help=True
@@ -373,7 +373,7 @@ def run(
     ] = None,
 ) -> None:
     """Do an experiment with the sites of a federation; run again to go on."""
-    from fedrank.spec.source import read_spec
+    from fedrank.experiments.spec.source import read_spec
 
     grid, label = read_spec(spec, set_ or [], trust=local is not None), label_of(name, spec)
     if local is not None:
@@ -382,7 +382,7 @@ def run(
     from fedrank.deploy.flare_jobs import run_deployed
     from fedrank.deploy.planning import do_runs, parties_of, plan_runs
     from fedrank.deploy.settings import FEDERATION, read_federation
-    from fedrank.run.schedule import stopping
+    from fedrank.experiments.runner.schedule import stopping
 
     console, results_in = new_console(), out or home / "runs"
     runs = plan_runs(grid, label, results_in, parties_of(home), read_federation(home / FEDERATION).name)
@@ -412,7 +412,7 @@ def unlearn(
     """Let a finished run forget sites, with those who stay; the receipt goes to all. Then note who left: `leave`."""
     from fedrank.deploy.flare_jobs import run_deployed
     from fedrank.deploy.planning import forget_sites
-    from fedrank.run.schedule import stopping
+    from fedrank.experiments.runner.schedule import stopping
 
     console, asked = new_console(), _departure(run, site, method, set_)
     with progress(console) as report, stopping() as stop:
@@ -569,7 +569,7 @@ def folder_serve(
 ) -> None:
     """Answer what is asked through the folder, until Ctrl-C."""
     from fedrank.deploy.folder import serve, serve_once
-    from fedrank.run.schedule import stopping
+    from fedrank.experiments.runner.schedule import stopping
 
     console = new_console()
     if once:
@@ -595,8 +595,8 @@ def folder_run(
     """Do an experiment with the sites that share the folder; run again to go on."""
     from fedrank.deploy.folder_members import read_home
     from fedrank.deploy.planning import do_runs, plan_runs, run_in_folder
-    from fedrank.run.schedule import stopping
-    from fedrank.spec.source import read_spec
+    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.spec.source import read_spec
 
     grid, label = read_spec(spec, set_ or [], trust=False), label_of(name, spec)
     federation, results_in = read_home(home), out or home / "runs"
@@ -631,7 +631,7 @@ def folder_unlearn(
 ) -> None:
     """Let a finished run forget sites, with those who stay."""
     from fedrank.deploy.planning import forget_sites, run_in_folder
-    from fedrank.run.schedule import stopping
+    from fedrank.experiments.runner.schedule import stopping
 
     asked = _departure(run, site, method, set_)
     console = new_console()
@@ -650,16 +650,16 @@ def folder_unlearn(
 
 def _departure(run: Path, sites: list[str], method: str, changes: list[str] | None) -> Departure:
     from fedrank.deploy.unlearning import named
-    from fedrank.spec.families import build
-    from fedrank.spec.toml import parse_override
-    from fedrank.unlearn.methods import Unlearner
+    from fedrank.experiments.spec.families import build
+    from fedrank.experiments.spec.toml import parse_override
+    from fedrank.unlearning.methods import Unlearner
 
     settings = {".".join(keys): value for keys, value in map(parse_override, changes or [])}
     return named(run, sites, build(Unlearner, {"name": method} | settings, "method"))
 
 
 def _tell_forgotten(folder: Path) -> None:
-    from fedrank.run.folder import Receipt
+    from fedrank.experiments.runner.folder import Receipt
 
     console = new_console()
     say(console, f"Receipt: {folder / Receipt.FILE}")
@@ -668,7 +668,7 @@ def _tell_forgotten(folder: Path) -> None:
 
 def _run_local(grid: Grid[Any], label: str, out: Path, sites: int) -> None:
     from fedrank.deploy.local import run_local
-    from fedrank.run.schedule import stopping
+    from fedrank.experiments.runner.schedule import stopping
 
     console = new_console()
     with progress(console) as tell, stopping() as stop:
@@ -678,8 +678,8 @@ def _run_local(grid: Grid[Any], label: str, out: Path, sites: int) -> None:
 
 def tell_results(results: Any, folder: Path) -> None:
     """What became of the runs, as `fedrank run` tells it."""
-    from fedrank.report.compose import brief
-    from fedrank.run.runs import load_runs
+    from fedrank.experiments.report.compose import brief
+    from fedrank.experiments.runner.runs import load_runs
 
     console = new_console()
     say_failures(results.failed, console)

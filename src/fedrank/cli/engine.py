@@ -94,7 +94,7 @@ def engine_read_log(
         note(f"{logged.missing:,} values were not logged, as their query did not match; they count as 0")
     if ubi_queries is not None and ubi_events is not None:
         from fedrank.engine.shown_log import join_ubi, write_joined
-        from fedrank.run.cards import log_card
+        from fedrank.experiments.runner.cards import log_card
 
         joined = join_ubi(logged, ubi_queries, ubi_events, person)
         _say_left_out(ubi_queries, joined.left_out)

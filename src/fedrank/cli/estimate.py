@@ -13,7 +13,7 @@ from fedrank.cli.shared import FAILED, Client, ModelFile, answer, new_console, n
 from fedrank.files import write_whole
 
 if TYPE_CHECKING:
-    from fedrank.rank.propensity import Bias
+    from fedrank.ranking.propensity import Bias
 
 LogFolder = Annotated[
     Path, typer.Option("--log", help="Folder of a log of shown lists, as `fedrank logs build` made it.")
@@ -41,9 +41,9 @@ def estimate(
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
     """What would users have clicked with this model? With an interval, or why that cannot be told."""
-    from fedrank.rank.estimate import CannotTell
-    from fedrank.report.estimates import about_estimate, draw_estimate
-    from fedrank.run.estimating import estimate_model
+    from fedrank.experiments.report.estimates import about_estimate, draw_estimate
+    from fedrank.experiments.runner.estimating import estimate_model
+    from fedrank.ranking.estimate import CannotTell
 
     console = new_console()
     try:
@@ -79,9 +79,9 @@ def logs_places(
 ) -> None:
     """How often is each place looked at? From documents that changed places; or what it would cost to find out."""
     from fedrank.data.logs import load_log
-    from fedrank.rank.propensity import NotIdentifiable
-    from fedrank.report.estimates import about_places
-    from fedrank.run.places import places_of_log, shown_results
+    from fedrank.experiments.report.estimates import about_places
+    from fedrank.experiments.runner.places import places_of_log, shown_results
+    from fedrank.ranking.propensity import NotIdentifiable
 
     console, log = new_console(), load_log(folder)
     try:
@@ -97,7 +97,7 @@ def logs_places(
 
 
 def _bias(name: str) -> Bias:
-    from fedrank.rank.propensity import BIASES
+    from fedrank.ranking.propensity import BIASES
 
     for one in BIASES:
         if one == name:

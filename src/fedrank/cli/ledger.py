@@ -20,7 +20,7 @@ Folders = Annotated[
 @ledger_app.command("show", epilog="Examples:  fedrank ledger show runs  ·  fedrank ledger show runs/populations/town")
 def ledger_show(folders: Folders) -> None:
     """Every ledger, and what all of them together would cost if they were of the same people."""
-    from fedrank.report.answers import about_ledgers
+    from fedrank.experiments.report.answers import about_ledgers
 
     for folder in folders:
         if not folder.is_dir():
@@ -38,7 +38,7 @@ def ledger_forget(
     words: Annotated[str | None, typer.Option(help="The sentence that is asked for otherwise, word for word.")] = None,
 ) -> None:
     """Delete the ledgers of a folder, as if nobody there had spent anything. What they said in all stays on record."""
-    from fedrank.protect.population import FORGOTTEN, Account, forget_ledgers, ledgers_below, totals
+    from fedrank.privacy.population import FORGOTTEN, Account, forget_ledgers, ledgers_below, totals
 
     ledgers = ledgers_below(folder)
     if not ledgers:

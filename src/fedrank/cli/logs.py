@@ -231,13 +231,13 @@ def logs_describe(
     """How unequal, how bursty and how different users are: numbers and a picture."""
     from fedrank.data.describe_log import describe_log, description_as_json
     from fedrank.data.logs import load_log
-    from fedrank.report.answers import about_log
+    from fedrank.experiments.report.answers import about_log
 
     console = new_console()
     log = describe_log(load_log(folder))
     answer(about_log(log), console)
     if out is not None:
-        from fedrank.report.log_figures import draw_log
+        from fedrank.experiments.report.log_figures import draw_log
 
         draw_log(log, out)
         say(console, f"Picture: {out}")
@@ -263,7 +263,7 @@ def logs_redact(
     """Take texts of queries out of a data set, for good; lists, clicks and features stay."""
     from fedrank.data.redact_log import redact_log
     from fedrank.data.redaction import Redaction, read_words
-    from fedrank.run.cards import log_card
+    from fedrank.experiments.runner.cards import log_card
 
     console = new_console()
     log = redact_log(folder, Redaction(rare, not keep_patterns, read_words(redact_words) if redact_words else ()))
@@ -314,7 +314,7 @@ def logs_synth(
 
 def _make_log(make: Callable[[Progress], SearchLog]) -> None:
     from fedrank.data.build_log import notes
-    from fedrank.run.cards import log_card
+    from fedrank.experiments.runner.cards import log_card
 
     console = new_console()
     try:

@@ -12,7 +12,7 @@ from fedrank.cli.shared import Trust, new_console, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrank.run.forget_person import AffectedRun, ForgettingPlan
+    from fedrank.experiments.runner.forget_person import AffectedRun, ForgettingPlan
 
 
 def forget_person(
@@ -27,8 +27,8 @@ def forget_person(
     trust: Trust = False,
 ) -> None:
     """Remove one person's rows from a data set; find the runs that used them; write a receipt."""
-    from fedrank.run.forget_person import clear_traces, plan_forgetting
-    from fedrank.run.forget_person import forget_person as forget
+    from fedrank.experiments.runner.forget_person import clear_traces, plan_forgetting
+    from fedrank.experiments.runner.forget_person import forget_person as forget
 
     folders = list(runs or [])
     if not folders and Path("runs").is_dir():
@@ -86,10 +86,10 @@ def impact(
     trust: Trust = False,
 ) -> None:
     """Begin a data protection impact assessment: what files say is filled in, what people must say is marked."""
+    from fedrank.experiments.report.impact import TO_FILL_IN, read_assessed
+    from fedrank.experiments.report.impact import impact as assess
+    from fedrank.experiments.report.markdown import markdown
     from fedrank.files import writing
-    from fedrank.report.impact import TO_FILL_IN, read_assessed
-    from fedrank.report.impact import impact as assess
-    from fedrank.report.markdown import markdown
 
     if out.suffix.lower() != ".md":
         raise ValueError(f"--out {out}: the assessment is Markdown; let its name end in .md")

@@ -235,7 +235,7 @@ def search_aggregate(
     In a folder each device adds all of its noise; over a network a secure sum shows the sum alone.
     """
     from fedrank.cli.deploy import tell_results
-    from fedrank.run.schedule import stopping
+    from fedrank.experiments.runner.schedule import stopping
     from fedrank.search.aggregating import aggregate, aggregate_online
 
     console = new_console()

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from fedrank.experiments.report.sections import Section
+    from fedrank.experiments.runner.writer import Task
+    from fedrank.experiments.spec.grid import Grid
     from fedrank.progress import Progress
-    from fedrank.report.sections import Section
-    from fedrank.run.writer import Task
-    from fedrank.spec.grid import Grid
 
 LARGEST = 1_000_000_000  # of options that count something, as in a spec
 LONGEST_WAIT = 366 * 86_400  # seconds
@@ -35,7 +35,7 @@ TOO_LITTLE = 0.02  # share of a thing that must be done before it can be said ho
 
 def _specs(begun: str) -> list[str]:
     """Specs whose name begins so, for the completion of a shell: files, and those that come with fedrank."""
-    from fedrank.spec.source import builtin_names
+    from fedrank.experiments.spec.source import builtin_names
 
     folder = Path(begun).parent if "/" in begun else Path()
     try:
@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print a line as it is: paths are not cut, brackets are not markup, `:x:` is no picture."""
-    from fedrank.report.terminal import printable
+    from fedrank.experiments.report.terminal import printable
 
     console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
@@ -124,7 +124,7 @@ def note(text: str) -> None:
 
 def answer(sections: Sequence[Section], console: Console) -> None:
     """Print what there is to say."""
-    from fedrank.report.terminal import show
+    from fedrank.experiments.report.terminal import show
 
     show(sections, console)
 
@@ -178,8 +178,8 @@ class _Lines:
         self._said: dict[str, float] = {}
 
     def __call__(self, what: str, done: float, of: float, detail: str = "") -> None:
-        from fedrank.report.tables import duration
-        from fedrank.run.schedule import ALL_RUNS
+        from fedrank.experiments.report.tables import duration
+        from fedrank.experiments.runner.schedule import ALL_RUNS
 
         now = time.monotonic()
         began, before = self._first.setdefault(what, (now, done))
@@ -211,7 +211,7 @@ def label_of(name: str | None, spec: str) -> str:
 
 def say_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
     """Each cause once, and where somebody's own code failed, the last lines of its traceback."""
-    from fedrank.run.failures import causes
+    from fedrank.experiments.runner.failures import causes
 
     for cause in causes(failed):
         say(console, cause.told, style="red")
@@ -234,11 +234,11 @@ def do_experiment(
 
     An engine elsewhere does them if there is one; what is to be said of it comes with it.
     """
-    from fedrank.report.compose import brief
-    from fedrank.report.tables import amount
-    from fedrank.run.federated import recorded_bytes
-    from fedrank.run.runs import load_runs
-    from fedrank.run.schedule import run_experiment
+    from fedrank.experiments.report.compose import brief
+    from fedrank.experiments.report.tables import amount
+    from fedrank.experiments.runner.federated import recorded_bytes
+    from fedrank.experiments.runner.runs import load_runs
+    from fedrank.experiments.runner.schedule import run_experiment
 
     folder = out / label
     for place in (folder, *folder.parents):

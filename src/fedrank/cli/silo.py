@@ -51,8 +51,8 @@ def silo_sketch(
     """Sketch documents once; add and remove single ones later."""
     from fedrank.data.documents import read_documents
     from fedrank.data.text import Tokeniser
-    from fedrank.report.answers import about_sketch
-    from fedrank.run.cards import sketch_card, write_beside
+    from fedrank.experiments.report.answers import about_sketch
+    from fedrank.experiments.runner.cards import sketch_card, write_beside
     from fedrank.silo.describe import describe_sketch
     from fedrank.silo.files import sketch_collection
     from fedrank.silo.keys import read_key
@@ -73,7 +73,7 @@ def silo_sketch(
 @silo_app.command("describe", epilog="Example:  fedrank silo describe hospital-a.sketch")
 def silo_describe(sketch: Sketch) -> None:
     """Noised or not, parameters, size, expected error, privacy per occurrence of a term, budget left."""
-    from fedrank.report.answers import about_sketch
+    from fedrank.experiments.report.answers import about_sketch
     from fedrank.silo.describe import describe_sketch
 
     answer(about_sketch(describe_sketch(sketch)), new_console())
@@ -108,7 +108,7 @@ def silo_remove(
 )
 def silo_export(sketch: Sketch, identity: Identity, to: To, out: Out) -> None:
     """The copy of a sketch that may be sent: with noise, without ids. A file without noise is refused."""
-    from fedrank.run.cards import sketch_card, write_beside
+    from fedrank.experiments.runner.cards import sketch_card, write_beside
     from fedrank.silo.files import export_sketch
 
     me = _party(identity, [to])
@@ -200,8 +200,8 @@ def silo_train(
 ) -> None:
     """Take your turn: train the model that came to you, at home, and write the one that you pass on."""
     from fedrank.data.collection import read_collection
-    from fedrank.report.answers import about_sketch
-    from fedrank.run.cards import turn_card, write_beside
+    from fedrank.experiments.report.answers import about_sketch
+    from fedrank.experiments.runner.cards import turn_card, write_beside
     from fedrank.silo.describe import describe_turn
     from fedrank.silo.files import open_owned
     from fedrank.silo.keys import read_key

@@ -42,8 +42,8 @@ def trees_train(
     workers: Workers = None,
 ) -> None:
     """Train a forest: one ordinary LightGBM model, with a spec and a run folder like everything else."""
-    from fedrank.spec.grid import read_tables
-    from fedrank.spec.toml import parse_override, put
+    from fedrank.experiments.spec.grid import read_tables
+    from fedrank.experiments.spec.toml import parse_override, put
 
     booster: dict[str, Any] = {"name": method}
     booster |= {key: value for key, value in (("keep", keep), ("every", every), ("trees", trees)) if value is not None}
@@ -101,7 +101,7 @@ def trees_split(
     seed: Seed = 1,
 ) -> None:
     """Divide queries among clients whose data differ, with a merge set for each."""
-    from fedrank.report.answers import about_split
+    from fedrank.experiments.report.answers import about_split
     from fedrank.trees.split_folder import split_data, splitter_for
 
     split = splitter_for(by, rule, clients, category or (), rest, merge, bins)
@@ -123,8 +123,8 @@ def trees_merge(
     seed: Seed = 1,
 ) -> None:
     """Merge the models of clients that never saw each other's data; who gains, and who loses."""
-    from fedrank.report.answers import about_merged
-    from fedrank.run.cards import merged_card
+    from fedrank.experiments.report.answers import about_merged
+    from fedrank.experiments.runner.cards import merged_card
     from fedrank.trees.merge_files import merge_models
 
     answer(about_merged(merge_models(models, on, method, out, seed, tell=note)), new_console())
@@ -168,8 +168,8 @@ def trees_grow(
     seed: Seed = 1,
 ) -> None:
     """Grow one forest of several organisations' rows, the one that pooled rows would grow; not private by itself."""
-    from fedrank.report.answers import about_grown
-    from fedrank.run.cards import about_priced_edges, grown_card
+    from fedrank.experiments.report.answers import about_grown
+    from fedrank.experiments.runner.cards import about_priced_edges, grown_card
     from fedrank.trees.boosters import Grower
     from fedrank.trees.grow_files import PricedEdges, grow_files
     from fedrank.trees.noised_edges import EdgeNoise

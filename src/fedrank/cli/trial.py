@@ -178,7 +178,7 @@ def _tell(trial: EngineTrial, count: Count, judgement: Judgement, console: Conso
 
     answer(about_trial(trial, count, judgement), console)
     if picture is not None:
-        from fedrank.report.trial_figures import draw_trial
+        from fedrank.experiments.report.trial_figures import draw_trial
 
         title = f"{trial.plan.id}: {judgement.because}"
         draw_trial(judgement.evidence, trial.plan.rules.gate, title, picture)

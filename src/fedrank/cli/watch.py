@@ -8,7 +8,7 @@ from fedrank.cli.shared import RunsFolders, new_console, say
 
 def watch(folders: RunsFolders, port: Port = 0, browser: Browser = True) -> None:
     """Show runs on a page while they go on: how far, curves, failures, comparisons, reports."""
-    from fedrank.watch.serve import watch
+    from fedrank.experiments.watch.serve import watch
 
     console = new_console()
 

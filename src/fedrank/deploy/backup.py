@@ -33,8 +33,8 @@ from fedrank.deploy.identity import IDENTITY
 from fedrank.deploy.leaving import LEFT
 from fedrank.deploy.outbox import OUTBOX
 from fedrank.files import is_locked, locked, opened, parse_json, private_folder, sync, write_whole, writing
-from fedrank.protect.ledger import CHANGED, CHARGED, PARTICIPANTS, Charges, LedgerError
-from fedrank.protect.population import LEDGER, PEOPLE, TERMS, LedgerTerms, now
+from fedrank.privacy.ledger import CHANGED, CHARGED, PARTICIPANTS, Charges, LedgerError
+from fedrank.privacy.population import LEDGER, PEOPLE, TERMS, LedgerTerms, now
 
 RESTORED = "restored.json"
 SKETCHES = "silo"  # of own documents, with a ledger of another kind: charges.log

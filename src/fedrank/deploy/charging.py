@@ -1,7 +1,7 @@
 """A site's ledger over all runs: what its people have paid, and whether they may pay once more.
 
 The people of a site stay the same when runs and data change, so their charges add up in one population (see
-`fedrank.protect.population`): events are composed, then priced. A charge is on the disk before anything leaves, and
+`fedrank.privacy.population`): events are composed, then priced. A charge is on the disk before anything leaves, and
 what leaves is on the disk before the charge: whoever is killed in between charges what lies there, once.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.protect.ledger import PARTICIPANTS
-from fedrank.protect.population import (
+from fedrank.privacy.ledger import PARTICIPANTS
+from fedrank.privacy.population import (
     LEDGER,
     Account,
     LedgerTerms,
@@ -25,7 +25,7 @@ from fedrank.protect.population import (
     open_ledger,
     spent_together,
 )
-from fedrank.protect.promises import Promise
+from fedrank.privacy.promises import Promise
 from fedrank.wire import Refused
 
 UNLIMITED = 1e6  # ε of a site that sets no limit: charges are kept all the same

@@ -31,12 +31,12 @@ from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS, look_at
+from fedrank.experiments.report.sections import Cell, Section, Table
+from fedrank.experiments.report.tables import amount
 from fedrank.files import is_locked, told
-from fedrank.protect.ledger import LedgerError
-from fedrank.protect.population import Population, spent_together
-from fedrank.protect.promises import up
-from fedrank.report.sections import Cell, Section, Table
-from fedrank.report.tables import amount
+from fedrank.privacy.ledger import LedgerError
+from fedrank.privacy.population import Population, spent_together
+from fedrank.privacy.promises import up
 
 State = Literal["fine", "soon", "wrong", "unknown"]
 SOON = 30  # days before its end from which on a certificate should be renewed

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.plan import LARGEST, Plan
 from fedrank.files import opened, parse_json, private_folder, write_whole
-from fedrank.protect.mechanisms import SecureSum
-from fedrank.protect.population import now
+from fedrank.privacy.mechanisms import SecureSum
+from fedrank.privacy.population import now
 from fedrank.wire import Refused
 
 if TYPE_CHECKING:

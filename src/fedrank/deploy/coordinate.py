@@ -20,24 +20,32 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.hub import Exchange, Hub, Send
 from fedrank.deploy.plan import Plan
-from fedrank.federate.arrival import schedule
-from fedrank.federate.clients import make_clients
-from fedrank.federate.round import evaluated, first_state, personal_models
+from fedrank.experiments.runner.cards import issued
+from fedrank.experiments.runner.data import clients_of, described, judged, load_fold
+from fedrank.experiments.runner.federated import (
+    by_client,
+    conventions_of,
+    parts_of,
+    per_query,
+    record,
+    start_weights,
+    state_of,
+)
+from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card
+from fedrank.experiments.runner.perform import perform
+from fedrank.experiments.runner.privacy import card, prices, promises_of
+from fedrank.experiments.runner.writer import News, RunWriter, Task
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.federated.arrival import schedule
+from fedrank.federated.clients import make_clients
+from fedrank.federated.round import evaluated, first_state, personal_models
 from fedrank.files import parse_json, write_whole
-from fedrank.rank.given import given_order
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.model import Model, save_model
-from fedrank.run.cards import issued
-from fedrank.run.data import clients_of, described, judged, load_fold
-from fedrank.run.federated import by_client, conventions_of, parts_of, per_query, record, start_weights, state_of
-from fedrank.run.folder import DEPLOYED_RUN, Card
-from fedrank.run.perform import perform
-from fedrank.run.privacy import card, prices, promises_of
-from fedrank.run.writer import News, RunWriter, Task
+from fedrank.ranking.given import given_order
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import Model, save_model
 from fedrank.seeds import rng_for
-from fedrank.spec.federated import FederatedExperiment
 from fedrank.types import Crowd, has
-from fedrank.unlearn.history import HistoryWriter
+from fedrank.unlearning.history import HistoryWriter
 
 if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
@@ -222,7 +230,7 @@ def first_state_of(plan: Plan, start: Any, crowd: Crowd | None) -> tuple[Any, An
     """The state before round 1, and what simulated clients keep."""
     if crowd is not None:
         return first_state(plan.federated, crowd, plan.seed, start, plan.experiment.arrival)
-    from fedrank.federate.server import ServerTask
+    from fedrank.federated.server import ServerTask
 
     ranker = plan.experiment.learner.ranker
     weights = ranker.first(plan.features, rng_for(plan.seed, "first")) if start is None else start
@@ -234,7 +242,7 @@ def _start(experiment: FederatedExperiment) -> Any:
     """The model that the coordinator begins with, if it names one."""
     if experiment.start is None:
         return None
-    from fedrank.rank.model import load_weights
+    from fedrank.ranking.model import load_weights
 
     return load_weights(experiment.start).weights
 

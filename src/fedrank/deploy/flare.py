@@ -28,7 +28,7 @@ from fedrank.files import Locked
 
 if TYPE_CHECKING:
     from fedrank.deploy.site import Site
-    from fedrank.run.writer import News
+    from fedrank.experiments.runner.writer import News
 
 TOPIC, ALIVE, LOG = "fedrank", "fedrank-alive", "site.log"
 REQUEST, ANSWER, REASON, WORKS = "request", "answer", "reason", "works"

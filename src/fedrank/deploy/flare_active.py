@@ -20,7 +20,7 @@ from fedrank.files import parse_json, write_whole
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.unlearning import Departure
-    from fedrank.run.writer import News, Task
+    from fedrank.experiments.runner.writer import News, Task
 
 ACTIVE, HUB = "active.json", "hub.json"
 BETWEEN_NEWS = 0.2  # seconds
@@ -44,8 +44,8 @@ class Active:
 
     @classmethod
     def of(cls, task: Task, plan: Plan, stretch: int, departure: Departure | None = None) -> Active:
-        from fedrank.spec.experiment import to_toml
-        from fedrank.spec.families import describe
+        from fedrank.experiments.spec.experiment import to_toml
+        from fedrank.experiments.spec.families import describe
 
         return cls(
             plan.run.hex(),
@@ -86,9 +86,9 @@ class Active:
         write_whole(home / ACTIVE, json.dumps(asdict(self), indent=1) + "\n", private=True)
 
     def task(self) -> Task:
-        from fedrank.run.writer import Task
-        from fedrank.spec.grid import read_tables
-        from fedrank.spec.toml import parse_toml
+        from fedrank.experiments.runner.writer import Task
+        from fedrank.experiments.spec.grid import read_tables
+        from fedrank.experiments.spec.toml import parse_toml
 
         experiment = read_tables(parse_toml(self.spec)).base
         return Task(Path(self.folder), experiment, self.name, self.variant, self.settings, self.fold, self.seed)
@@ -101,8 +101,8 @@ class Active:
     def departs(self) -> Departure | None:
         """Whom the rounds of this run unlearn."""
         from fedrank.deploy.unlearning import named
-        from fedrank.spec.families import build
-        from fedrank.unlearn.methods import Unlearner
+        from fedrank.experiments.spec.families import build
+        from fedrank.unlearning.methods import Unlearner
 
         if self.departure is None:
             return None
@@ -118,7 +118,9 @@ class HubNews:
     stretch: int
     at: float  # seconds since 1970; of two news with the same time, one is the other
     process: int  # of the job, on the coordinator's machine
-    news: dict[str, Any] | None = None  # fields of `fedrank.run.writer.News`; None: no round has ended in this job
+    news: dict[str, Any] | None = (
+        None  # fields of `fedrank.experiments.runner.writer.News`; None: no round has ended in this job
+    )
     lost: list[str] = field(default_factory=list)  # sites that cannot be reached
     ended: str = ""  # "": it goes on; else what `coordinate` returned, or "failed"
     why: str = ""  # it failed

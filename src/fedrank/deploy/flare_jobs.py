@@ -24,7 +24,7 @@ from fedrank.files import is_alive, locked, write_whole
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.unlearning import Departure
-    from fedrank.run.writer import News, Task
+    from fedrank.experiments.runner.writer import News, Task
 
 POLL = 2.0  # seconds between questions: each fills the server's audit log
 SETTLE = 5.0  # seconds
@@ -160,7 +160,7 @@ class Chain:
 
     def _one(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:
         """Submit a job and watch it: how the run ended, or "" and why the job did."""
-        from fedrank.run.writer import News
+        from fedrank.experiments.runner.writer import News
 
         gone = {member.name for member in read_members(self.home).values() if member.state in GONE}
         sites = tuple(site for site in self.sites if site not in gone)

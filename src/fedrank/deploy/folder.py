@@ -52,9 +52,9 @@ from fedrank.deploy.signed_files import (
     read_signed,
     write_signed,
 )
+from fedrank.experiments.spec.families import name_of
 from fedrank.files import locked, told
-from fedrank.protect.mechanisms import AtServer
-from fedrank.spec.families import name_of
+from fedrank.privacy.mechanisms import AtServer
 from fedrank.types import has
 from fedrank.wire import Part
 

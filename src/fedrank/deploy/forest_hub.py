@@ -18,12 +18,12 @@ from fedrank.deploy.coordinate import Books
 from fedrank.deploy.forests import GROWS, ROUND, largest_forest, merged_files, portions_of, read_trees
 from fedrank.deploy.hub import MOST_QUERIES, Differs, Exchange, Hub, Send
 from fedrank.deploy.plan import Plan
-from fedrank.run.cards import forest_card, issued
-from fedrank.run.folder import DEPLOYED_RUN, Card
-from fedrank.run.merge import CONVENTIONS, finish_merge, save_merged
-from fedrank.run.trees import begin_trees
-from fedrank.run.writer import RunWriter
-from fedrank.spec.trees import TreesExperiment
+from fedrank.experiments.runner.cards import forest_card, issued
+from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card
+from fedrank.experiments.runner.merge import CONVENTIONS, finish_merge, save_merged
+from fedrank.experiments.runner.trees import begin_trees
+from fedrank.experiments.runner.writer import RunWriter
+from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.trees.forest import planted, transplanted
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Stacking, WeightedSum

@@ -30,15 +30,15 @@ from fedrank.deploy.charging import Charging
 from fedrank.deploy.outbox import Outbox, Sent
 from fedrank.deploy.plan import Plan, PlannedSite, check_plan, forest_problems, names_digest
 from fedrank.deploy.settings import SiteSettings
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.trees import data_of
+from fedrank.experiments.spec.experiment import SpecError, to_tables
+from fedrank.experiments.spec.federated import ELSEWHERE
+from fedrank.experiments.spec.toml import write_toml
+from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import parse_json, private_folder, sync, write_whole
-from fedrank.run.data import load_fold
-from fedrank.run.folder import Card
-from fedrank.run.trees import data_of
 from fedrank.seeds import rng_for
-from fedrank.spec.experiment import SpecError, to_tables
-from fedrank.spec.federated import ELSEWHERE
-from fedrank.spec.toml import write_toml
-from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.arrays import BY_CATEGORY, Trees
 from fedrank.trees.forestry import Forestry, Grown
 from fedrank.trees.histograms import Histograms

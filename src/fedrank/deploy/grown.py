@@ -33,13 +33,13 @@ from fedrank.deploy.hub import Differs, Send
 from fedrank.deploy.identity import IdentityKey
 from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan
-from fedrank.protect.secure_sum import Identity
-from fedrank.rank.given import Given
-from fedrank.run.cards import GROWN_FOREST, GROWN_IN_SUM, TREES, issued
-from fedrank.run.folder import Card
-from fedrank.run.merge import NOISED_TREES, finish_merge, noised_card, save_merged
-from fedrank.run.writer import RunWriter
-from fedrank.spec.trees import TreesExperiment
+from fedrank.experiments.runner.cards import GROWN_FOREST, GROWN_IN_SUM, TREES, issued
+from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.merge import NOISED_TREES, finish_merge, noised_card, save_merged
+from fedrank.experiments.runner.writer import RunWriter
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.privacy.secure_sum import Identity
+from fedrank.ranking.given import Given
 from fedrank.trees.boosters import Past, best_size
 from fedrank.trees.forest import transplanted
 from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer

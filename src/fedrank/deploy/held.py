@@ -15,8 +15,8 @@ from fedrank.data.ranking import RankingData
 from fedrank.data.recorded import RecordedFolder, RecordedImpressions, RecordError
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.settings import SiteSettings
-from fedrank.rank.learners import Pdgd
-from fedrank.run.data import clients_of, load_fold
+from fedrank.experiments.runner.data import clients_of, load_fold
+from fedrank.ranking.learners import Pdgd
 from fedrank.types import Crowd
 from fedrank.wire import Refused
 

@@ -28,10 +28,10 @@ from fedrank.deploy.held import RecordedHolding, SiteHolding
 from fedrank.deploy.outbox import OUTBOX, used_searches
 from fedrank.deploy.plan import names_digest
 from fedrank.deploy.settings import searches_of
-from fedrank.federate.clients import make_clients
-from fedrank.rank.learners import Pdgd
-from fedrank.rank.propensity import OWN
-from fedrank.run.places import corrected_crowd
+from fedrank.experiments.runner.places import corrected_crowd
+from fedrank.federated.clients import make_clients
+from fedrank.ranking.learners import Pdgd
+from fedrank.ranking.propensity import OWN
 from fedrank.types import Crowd, has
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 `send` carries bytes to a site and gives its answer later; whoever does not answer in time is left out of the round. A
 round ends when `Plan.fewest` sites have answered; until then the hub asks again, and says for whom it waits. Rounds
-are those of `fedrank.federate.round`, so that a run folder comes out as from a simulation.
+are those of `fedrank.federated.round`, so that a run folder comes out as from a simulation.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedrank.deploy import letters
 from fedrank.deploy.letters import ASKED, Answers
 from fedrank.deploy.plan import PROTOCOL, Plan, PlannedSite
 from fedrank.deploy.site import sum_terms
-from fedrank.federate.arrival import Schedule
-from fedrank.federate.messages import Message
-from fedrank.federate.round import Outcome, mean_over, root_update, taking_part
-from fedrank.federate.server import Combined, ServerTask, State, advance, receive, settle
-from fedrank.protect.mechanisms import AtServer, SecureSum
+from fedrank.federated.arrival import Schedule
+from fedrank.federated.messages import Message
+from fedrank.federated.round import Outcome, mean_over, root_update, taking_part
+from fedrank.federated.server import Combined, ServerTask, State, advance, receive, settle
+from fedrank.privacy.mechanisms import AtServer, SecureSum
 from fedrank.types import Crowd, Memory, Messages, Weights, has
 from fedrank.wire import Label, Refused
 
@@ -100,7 +100,7 @@ class Hub:
         self._source = None if mechanism is None else mechanism.source()
         self._longest = np.inf
         if isinstance(place, AtServer):
-            from fedrank.run.privacy import setting_of
+            from fedrank.experiments.runner.privacy import setting_of
 
             self._longest = 1.0001 * mechanism.reach(setting_of(self.plan.experiment, self.plan.features))
 
@@ -351,7 +351,7 @@ class Hub:
         self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Exchange]
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
         """A round of which the coordinator sees the sum alone; whoever drops out in a phase is left out of the rest."""
-        from fedrank.protect.secure_sum import BadDealing, SumServer
+        from fedrank.privacy.secure_sum import BadDealing, SumServer
 
         assert self.place is not None
         number, run = state.round + 1, self.plan.run
@@ -663,7 +663,7 @@ class Hub:
 
     def _check_stop(self) -> None:
         if self.stop():
-            from fedrank.run.writer import Stopped
+            from fedrank.experiments.runner.writer import Stopped
 
             raise Stopped
 
@@ -689,7 +689,7 @@ class Hub:
             for id, kept in answers.personal.items():
                 memory[self._row[id]] = kept
         if memory is not None and self.crowd is not None:
-            from fedrank.federate.round import evaluated
+            from fedrank.federated.round import evaluated
 
             weights = evaluated(self.plan.federated, state, memory, self.crowd)
         return Outcome(

@@ -18,20 +18,20 @@ from fedrank.deploy.plan import Plan, PlannedSite, forest_problems, make_plan
 from fedrank.deploy.planning import do_runs
 from fedrank.deploy.settings import SITE, TRIAL
 from fedrank.deploy.warming import warm_up
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.perform import perform
+from fedrank.experiments.runner.schedule import Results, is_finished
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.runner.trees import data_of
+from fedrank.experiments.runner.writer import News, Task
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.families import name_of, settings_of
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.grid import Grid
+from fedrank.experiments.spec.toml import write_toml
+from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import write_whole
 from fedrank.progress import Progress, quiet
-from fedrank.run.data import load_fold
-from fedrank.run.perform import perform
-from fedrank.run.schedule import Results, is_finished
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.run.trees import data_of
-from fedrank.run.writer import News, Task
-from fedrank.spec.experiment import SpecError
-from fedrank.spec.families import name_of, settings_of
-from fedrank.spec.federated import FederatedExperiment
-from fedrank.spec.grid import Grid
-from fedrank.spec.toml import write_toml
-from fedrank.spec.trees import TreesExperiment
 from fedrank.types import has
 
 FEDERATION = "local"

@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 
 from fedrank import __version__
-from fedrank.federate.federation import Federation
-from fedrank.federate.partition import Users
-from fedrank.federate.robust import without_promise
+from fedrank.experiments.spec.experiment import Experiment, SpecError, to_tables
+from fedrank.experiments.spec.families import code_from_outside, name_of
+from fedrank.experiments.spec.federated import ELSEWHERE, ClientsSpec, FederatedExperiment
+from fedrank.experiments.spec.grid import read_tables
+from fedrank.experiments.spec.silo import SiloExperiment, SilosSpec
+from fedrank.experiments.spec.toml import TomlTable, parse_toml, write_toml
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.federated.federation import Federation
+from fedrank.federated.partition import Users
+from fedrank.federated.robust import without_promise
 from fedrank.files import parse_json
-from fedrank.protect.mechanisms import SecureSum
-from fedrank.rank.learners import Pdgd
-from fedrank.rank.propensity import OWN
+from fedrank.privacy.mechanisms import SecureSum
+from fedrank.ranking.learners import Pdgd
+from fedrank.ranking.propensity import OWN
 from fedrank.seeds import rng_for
 from fedrank.silo.training import CrossSilo
-from fedrank.spec.experiment import Experiment, SpecError, to_tables
-from fedrank.spec.families import code_from_outside, name_of
-from fedrank.spec.federated import ELSEWHERE, ClientsSpec, FederatedExperiment
-from fedrank.spec.grid import read_tables
-from fedrank.spec.silo import SiloExperiment, SilosSpec
-from fedrank.spec.toml import TomlTable, parse_toml, write_toml
-from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.splits import Sites
@@ -262,7 +262,7 @@ def _enough(experiment: FederatedExperiment, sites: int) -> int:
     place = getattr(experiment.mechanism, "place", None)
     if not isinstance(place, SecureSum):
         return sites // 2 + 1
-    from fedrank.protect.secure_sum import threshold_for
+    from fedrank.privacy.secure_sum import threshold_for
 
     return max(place.opened(sites), threshold_for(sites, place.colluders(sites), active=True))
 

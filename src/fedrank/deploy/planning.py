@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from fedrank.deploy.forests import forest_plan
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.silos import silo_plan
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.runs import load_runs, working_on
+from fedrank.experiments.runner.schedule import Results, is_finished, tell_news
+from fedrank.experiments.runner.schedule import plan as tasks_of
+from fedrank.experiments.runner.trees import data_of
+from fedrank.experiments.runner.writer import News, Task
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.grid import Grid
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import parse_json, told, write_whole
 from fedrank.progress import Progress, quiet
-from fedrank.run.data import load_fold
-from fedrank.run.runs import load_runs, working_on
-from fedrank.run.schedule import Results, is_finished, tell_news
-from fedrank.run.schedule import plan as tasks_of
-from fedrank.run.trees import data_of
-from fedrank.run.writer import News, Task
-from fedrank.spec.experiment import SpecError
-from fedrank.spec.federated import FederatedExperiment
-from fedrank.spec.grid import Grid
-from fedrank.spec.silo import SiloExperiment
-from fedrank.spec.trees import TreesExperiment
 
 if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
@@ -103,7 +103,7 @@ def run_in_folder(
 def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:
     """Let a finished run forget sites: alone where recorded updates are enough, else in rounds with those who stay."""
     from fedrank.deploy.unlearning import remove
-    from fedrank.unlearn.methods import FedRemove
+    from fedrank.unlearning.methods import FedRemove
 
     if isinstance(departure.unlearner, FedRemove):
         return remove(departure, out, name, progress)

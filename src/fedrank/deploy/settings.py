@@ -13,26 +13,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fedrank.data.normalise import NORMALISATIONS
-from fedrank.federate.federation import cohort_size
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.families import SpecSection, name_of, read_fields
+from fedrank.experiments.spec.toml import LONGEST, parse_toml, shown
+from fedrank.experiments.spec.values import (
+    Filled,
+    Limit,
+    Positive,
+    at_least,
+    at_most,
+    checked,
+    less_than,
+    more_than,
+    noting,
+)
+from fedrank.federated.federation import cohort_size
 from fedrank.files import opened, write_whole
 from fedrank.names import nearest
-from fedrank.protect.mechanisms import PLACES, AtServer, SecureSum
-from fedrank.protect.promises import OBSERVERS, Promise, up
-from fedrank.rank.learners import LEARNERS, Pdgd
-from fedrank.rank.measures import measure
-from fedrank.spec.experiment import SpecError
-from fedrank.spec.families import SpecSection, name_of, read_fields
-from fedrank.spec.toml import LONGEST, parse_toml, shown
-from fedrank.spec.values import Filled, Limit, Positive, at_least, at_most, checked, less_than, more_than, noting
+from fedrank.privacy.mechanisms import PLACES, AtServer, SecureSum
+from fedrank.privacy.promises import OBSERVERS, Promise, up
+from fedrank.ranking.learners import LEARNERS, Pdgd
+from fedrank.ranking.measures import measure
 from fedrank.trees.boosters import BOOSTERS
 from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.types import has
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
-    from fedrank.run.privacy import Price
-    from fedrank.spec.silo import SiloExperiment
-    from fedrank.spec.trees import TreesExperiment
+    from fedrank.experiments.runner.privacy import Price
+    from fedrank.experiments.spec.silo import SiloExperiment
+    from fedrank.experiments.spec.trees import TreesExperiment
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 LARGEST_ID = (1 << 31) - 1
@@ -474,7 +484,7 @@ def place_of(mechanism: Any) -> str:
 
 def site_promises(plan: Plan) -> list[Promise]:
     """What a plan promises a site. Whoever asks may ask it more often than chance would: it counts on no draw."""
-    from fedrank.run.privacy import promises_of
+    from fedrank.experiments.runner.privacy import promises_of
 
     if plan.forests is not None:
         return _promises_of_trees(plan, plan.forests)
@@ -497,7 +507,7 @@ def _promises_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Promise]
 
 def plan_prices(plan: Plan, delta: float) -> list[Price]:
     """What a plan alone would cost the site that takes part most often, all but surely, against each observer."""
-    from fedrank.run.privacy import most_participations, prices
+    from fedrank.experiments.runner.privacy import most_participations, prices
 
     if plan.forests is not None:
         releases = releases_of(plan)

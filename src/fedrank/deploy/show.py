@@ -25,28 +25,35 @@ from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.settings import SiteSettings, plan_prices, releases_of, searches_of
 from fedrank.deploy.silos import silo_plan
-from fedrank.federate.messages import Call, Message, payload_of
+from fedrank.experiments.report.answers import about_prices
+from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, say
+from fedrank.experiments.report.tables import amount
+from fedrank.experiments.runner.cards import (
+    GROWN_FOREST,
+    GROWN_IN_SUM,
+    MERGED_FORESTS,
+    NOISED_FOREST,
+    NOISED_IN_SUM,
+    TREES,
+)
+from fedrank.experiments.runner.merge import NOISED_TREES
+from fedrank.experiments.runner.privacy import UNPROTECTED, Price, most_participations, prices
+from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
+from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
+from fedrank.experiments.spec.grid import read_tables
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.experiments.spec.toml import parse_toml, shown
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.federated.messages import Call, Message, payload_of
 from fedrank.files import told
-from fedrank.protect.accounting import GaussianEvent
-from fedrank.protect.ledger import LedgerError
-from fedrank.protect.mechanisms import SecureSum
-from fedrank.protect.population import LEDGER, Account, LedgerTerms, Population, spent_together
-from fedrank.protect.promises import Promise, up
-from fedrank.protect.secure_sum import message_bytes, threshold_for
-from fedrank.report.answers import about_prices
-from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
-from fedrank.report.tables import amount
-from fedrank.run.cards import GROWN_FOREST, GROWN_IN_SUM, MERGED_FORESTS, NOISED_FOREST, NOISED_IN_SUM, TREES
-from fedrank.run.merge import NOISED_TREES
-from fedrank.run.privacy import UNPROTECTED, Price, most_participations, prices
-from fedrank.run.silo import NOT_COVERED as SILOS_NOT_COVERED
+from fedrank.privacy.accounting import GaussianEvent
+from fedrank.privacy.ledger import LedgerError
+from fedrank.privacy.mechanisms import SecureSum
+from fedrank.privacy.population import LEDGER, Account, LedgerTerms, Population, spent_together
+from fedrank.privacy.promises import Promise, up
+from fedrank.privacy.secure_sum import message_bytes, threshold_for
 from fedrank.silo.sketch import SLACK
 from fedrank.silo.spending import SiloLedger, is_ledger
-from fedrank.spec.federated import ELSEWHERE, FederatedExperiment
-from fedrank.spec.grid import read_tables
-from fedrank.spec.silo import SiloExperiment
-from fedrank.spec.toml import parse_toml, shown
-from fedrank.spec.trees import TreesExperiment
 from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.types import has
 from fedrank.wire import Label

@@ -21,23 +21,23 @@ from fedrank.deploy.coordinate import Books, give_result
 from fedrank.deploy.hub import Differs, Exchange, Hub, Send
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.silos import FIRST_TURN, MOST_LETTERS, STEPS, checked_keys, turns_of
-from fedrank.rank.given import Given
-from fedrank.rank.measures import Evaluator, average
-from fedrank.rank.model import Model, load_weights, save_model
-from fedrank.rank.rankers import Linear
-from fedrank.run.cards import issued
-from fedrank.run.data import described
-from fedrank.run.federated import per_query
-from fedrank.run.folder import DEPLOYED_RUN
-from fedrank.run.silo import CONVENTIONS, silo_card
-from fedrank.run.writer import NOISE, RunWriter
+from fedrank.experiments.runner.cards import issued
+from fedrank.experiments.runner.data import described
+from fedrank.experiments.runner.federated import per_query
+from fedrank.experiments.runner.folder import DEPLOYED_RUN
+from fedrank.experiments.runner.silo import CONVENTIONS, silo_card
+from fedrank.experiments.runner.writer import NOISE, RunWriter
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.ranking.given import Given
+from fedrank.ranking.measures import Evaluator, average
+from fedrank.ranking.model import Model, load_weights, save_model
+from fedrank.ranking.rankers import Linear
 from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.keys import fingerprint
 from fedrank.silo.messages import read_address
 from fedrank.silo.silos import SilosRule, make_silos
 from fedrank.silo.training import CrossSilo, silo_lists
 from fedrank.silo.turns import Turn, read_open_turn
-from fedrank.spec.silo import SiloExperiment
 from fedrank.wire import Label, Part, Refused
 
 TOP_GRADE = 127  # the highest that anybody may have

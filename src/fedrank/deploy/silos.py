@@ -27,6 +27,10 @@ from fedrank.deploy.identity import IdentityKey, verify
 from fedrank.deploy.outbox import Outbox, Sent
 from fedrank.deploy.plan import Plan, PlannedSite, check_plan, names_digest, silo_problems
 from fedrank.deploy.settings import SiteSettings
+from fedrank.experiments.spec.experiment import SpecError, to_tables
+from fedrank.experiments.spec.federated import ELSEWHERE
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.experiments.spec.toml import write_toml
 from fedrank.files import private_folder, write_whole
 from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.files import SketchFile, ledger_of, open_owned, sketch_collection
@@ -37,10 +41,6 @@ from fedrank.silo.protocol import answer as answer_letter
 from fedrank.silo.spending import Limits
 from fedrank.silo.training import CrossSilo
 from fedrank.silo.turns import Turn, load_partners, read_turn, save_turn, seal_turn, take_turn
-from fedrank.spec.experiment import SpecError, to_tables
-from fedrank.spec.federated import ELSEWHERE
-from fedrank.spec.silo import SiloExperiment
-from fedrank.spec.toml import write_toml
 from fedrank.wire import Label, Part, Refused
 
 STEPS = {"silo-key": 1, "silo-meet": 2, "silo-open": 3, "silo-ask": 4, "silo-answer": 5, "silo-hear": 6}

@@ -38,15 +38,15 @@ from fedrank.deploy.outbox import OUTBOX, Outbox, OutboxError, Sent
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan, PlannedSite
 from fedrank.deploy.settings import SiteSettings, read_site, site_promises
 from fedrank.deploy.silos import STEPS, SiloRun
-from fedrank.federate.client import ClientAnswer, ClientTask, answer, answer_from_holdings, first_memory
-from fedrank.federate.messages import Call, ExpectedCall
+from fedrank.experiments.runner.folder import Card, Receipt
+from fedrank.federated.client import ClientAnswer, ClientTask, answer, answer_from_holdings, first_memory
+from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import FULL, locked, parse_json, private_folder, sync, write_whole
-from fedrank.protect.ledger import LedgerError
-from fedrank.protect.mechanisms import SecureSum
-from fedrank.rank.given import given_order
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.model import load_weights, save_model
-from fedrank.run.folder import Card, Receipt
+from fedrank.privacy.ledger import LedgerError
+from fedrank.privacy.mechanisms import SecureSum
+from fedrank.ranking.given import given_order
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import load_weights, save_model
 from fedrank.seeds import Chance
 from fedrank.trees.histograms import Histograms
 from fedrank.types import Crowd, Memory, Observed, OwnChance, has
@@ -745,7 +745,7 @@ class _Run:
         self.publics = publics
 
     def sum_client(self, label: Label, one: ClientAnswer) -> Any:
-        from fedrank.protect.secure_sum import Identity, SumClient
+        from fedrank.privacy.secure_sum import Identity, SumClient
 
         assert self.place is not None
         if not self.publics:
@@ -757,7 +757,7 @@ class _Run:
 
 def sum_terms(plan: Plan, place: SecureSum, label: Label) -> dict[str, Any]:
     """What all parties of a secure sum agree on; the threshold is that against a coordinator that breaks the rules."""
-    from fedrank.protect.secure_sum import threshold_for
+    from fedrank.privacy.secure_sum import threshold_for
 
     cohort = plan.cohort
     threshold = threshold_for(int(cohort), place.colluders(cohort), active=True)

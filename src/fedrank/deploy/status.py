@@ -20,13 +20,13 @@ from fedrank.deploy.check import FlareKits, Kits
 from fedrank.deploy.consent import proposals
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS
+from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, say
+from fedrank.experiments.report.tables import duration
+from fedrank.experiments.spec.toml import parse_toml
 from fedrank.files import is_locked, parse_json
-from fedrank.protect.ledger import LedgerError
-from fedrank.protect.population import Population, spent_together
-from fedrank.protect.promises import up
-from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, say
-from fedrank.report.tables import duration
-from fedrank.spec.toml import parse_toml
+from fedrank.privacy.ledger import LedgerError
+from fedrank.privacy.population import Population, spent_together
+from fedrank.privacy.promises import up
 
 TAIL = 1 << 16  # bytes at the end of a file that are read
 RECENT = 20  # rounds by which the time that is left is guessed

@@ -20,30 +20,30 @@ from numpy.typing import NDArray
 from fedrank.deploy.coordinate import PLAN, first_state_of
 from fedrank.deploy.hub import Hub, Send
 from fedrank.deploy.plan import Plan
-from fedrank.federate.clients import make_clients
-from fedrank.federate.server import State
+from fedrank.experiments.runner.cards import issuer, sha256, versions
+from fedrank.experiments.runner.data import judged, load_fold
+from fedrank.experiments.runner.federated import per_query
+from fedrank.experiments.runner.folder import Card, Receipt
+from fedrank.experiments.runner.runs import Run, load_runs
+from fedrank.experiments.runner.traces import history_of, what_remains
+from fedrank.experiments.runner.unlearning import NOBODY_ASKED, appearing
+from fedrank.experiments.runner.writer import RunWriter, Task
+from fedrank.experiments.spec.families import describe
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.source import read_spec
+from fedrank.federated.clients import make_clients
+from fedrank.federated.server import State
+from fedrank.privacy.mechanisms import SecureSum
+from fedrank.privacy.population import now
 from fedrank.progress import Progress, by_rounds, quiet
-from fedrank.protect.mechanisms import SecureSum
-from fedrank.protect.population import now
-from fedrank.rank.given import given_order
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.model import load_weights, save_model
-from fedrank.run.cards import issuer, sha256, versions
-from fedrank.run.data import judged, load_fold
-from fedrank.run.federated import per_query
-from fedrank.run.folder import Card, Receipt
-from fedrank.run.runs import Run, load_runs
-from fedrank.run.traces import history_of, what_remains
-from fedrank.run.unlearning import NOBODY_ASKED, appearing
-from fedrank.run.writer import RunWriter, Task
-from fedrank.spec.families import describe
-from fedrank.spec.federated import FederatedExperiment
-from fedrank.spec.source import read_spec
+from fedrank.ranking.given import given_order
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import load_weights, save_model
 from fedrank.types import Messages, Weights, has
-from fedrank.unlearn.cost import forget
-from fedrank.unlearn.history import History
-from fedrank.unlearn.methods import Case, FedEraser, FedRemove, FineTune, Retrain, Unlearned, Unlearner, rescaled
-from fedrank.unlearn.verify import receipt
+from fedrank.unlearning.cost import forget
+from fedrank.unlearning.history import History
+from fedrank.unlearning.methods import Case, FedEraser, FedRemove, FineTune, Retrain, Unlearned, Unlearner, rescaled
+from fedrank.unlearning.verify import receipt
 
 PATIENCE = 30.0  # seconds for those who left to take their receipt
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federate.client import ClientTask, answer_from_holdings
-from fedrank.federate.clients import make_clients
-from fedrank.federate.messages import Call
-from fedrank.protect.mechanisms import Gaussian
-from fedrank.rank.learners import LEARNERS
-from fedrank.rank.measures import Evaluator
-from fedrank.rank.rankers import Linear
+from fedrank.federated.client import ClientTask, answer_from_holdings
+from fedrank.federated.clients import make_clients
+from fedrank.federated.messages import Call
+from fedrank.privacy.mechanisms import Gaussian
+from fedrank.ranking.learners import LEARNERS
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance
 from fedrank.types import OwnChance, has
 

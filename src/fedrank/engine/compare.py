@@ -17,7 +17,7 @@ from fedrank.data.json_lines import json_rows, moment_of
 from fedrank.data.shown import number_of
 from fedrank.engine.read_log import LoggedFeatures
 from fedrank.engine.templates import EngineSetup, iso_time
-from fedrank.rank.model import Scorer
+from fedrank.ranking.model import Scorer
 from fedrank.trees.export import plain_scores
 
 TOP = 10

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.rank.gate import Gate, Ruling
+from fedrank.ranking.gate import Gate, Ruling
 from fedrank.seeds import rng_for
 
 LONGEST = 16.0  # decided searches of a trial, in units of 1 / (2 wins - 1)^2: enough for nine in ten that win so often

@@ -32,7 +32,7 @@ from fedrank.engine.judging import DecidedSearch, Judgement, judge
 from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
 from fedrank.engine.trial_plan import LABELS, TrialPlan, now, read_plan, somebody
 from fedrank.files import locked, parse_json, private_folder, read_bytes, write_whole
-from fedrank.rank.gate import NEITHER, NEW, OLD, Draft
+from fedrank.ranking.gate import NEITHER, NEW, OLD, Draft
 
 EVENTS, HISTORY, LOCK = "events", "history.json", ".lock"
 BATCH_FORMAT = "fedrank-trial-events"

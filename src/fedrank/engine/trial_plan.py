@@ -15,7 +15,7 @@ from typing import Any
 
 from fedrank.engine.judging import TrialRules
 from fedrank.files import parse_json, private_folder, read_bytes, writing
-from fedrank.rank.gate import Gate
+from fedrank.ranking.gate import Gate
 from fedrank.trees.model_files import load_model
 
 FORMAT, VERSION = "fedrank-trial", 1

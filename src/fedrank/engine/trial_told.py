@@ -9,7 +9,7 @@ from fedrank.engine.adoption import read_current
 from fedrank.engine.judging import Judgement, Needed
 from fedrank.engine.trial import UNFAIR, Brought, Count, Deed, EngineTrial
 from fedrank.engine.trial_plan import TrialPlan
-from fedrank.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, say
+from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, say
 
 LARGE = 20.0  # logarithm of evidence that needs no digits
 RULINGS: dict[str, tuple[str, Tone]] = {

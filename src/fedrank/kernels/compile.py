@@ -22,11 +22,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "fedrank"
 
 
-def _compiled_folder() -> str:
+def _compiled_folder(kernels: Path) -> str:
     # Numba looks only at the file of the function itself, so a change in a kernel that it calls would go unseen.
-    # A folder named after all kernel sources cannot hold anything stale.
+    # A folder named after all kernel sources, those of sub-folders included, cannot hold anything stale.
     digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(kernels.rglob("*.py")):
         digest.update(source.read_bytes())
     return str(cache_folder() / "compiled" / digest.hexdigest())
 
@@ -48,7 +48,7 @@ def same_bytes_here() -> bool:
 
 
 _config: Any = numba.config
-COMPILED_IN = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder()
+COMPILED_IN = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder(Path(__file__).parent)
 
 
 def compiled(inline: bool = False) -> Callable[[Function], Function]:

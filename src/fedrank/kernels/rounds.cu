@@ -1,4 +1,4 @@
-// Twin of rounds in simulation (federate/round.py) whose rule is the mean: many rounds in one call. A team of warps is
+// Twin of rounds in simulation (federated/round.py) whose rule is the mean: many rounds in one call. A team of warps is
 // one client; between two rounds all blocks wait for one another, and each computes the next model by itself.
 
 #define ADD 0

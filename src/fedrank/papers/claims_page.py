@@ -6,18 +6,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedrank.experiments.report.claims import SMALL, Verdict
+from fedrank.experiments.report.findings import find
+from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.report.reproduced import WITHIN
+from fedrank.experiments.report.sections import Cell, Listing, Part, Section, Table, say
+from fedrank.experiments.report.tables import (
+    Footnotes,
+    duration,
+    effect_size,
+    heading,
+    power,
+    tested_over,
+    with_interval,
+)
+from fedrank.experiments.runner.runs import load_runs
 from fedrank.files import write_whole
 from fedrank.papers.entries import Entry, entries
 from fedrank.papers.items import Paper, papers
 from fedrank.papers.notebook import notebook
 from fedrank.papers.page import VERDICTS, Done, general, match, summary, values_table
-from fedrank.report.claims import SMALL, Verdict
-from fedrank.report.findings import find
-from fedrank.report.markdown import markdown
-from fedrank.report.reproduced import WITHIN
-from fedrank.report.sections import Cell, Listing, Part, Section, Table, say
-from fedrank.report.tables import Footnotes, duration, effect_size, heading, power, tested_over, with_interval
-from fedrank.run.runs import load_runs
 
 TITLE = "Every claim, and what the runs say"
 

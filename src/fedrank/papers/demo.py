@@ -6,23 +6,23 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedrank.attack.audits import READING, Finding
+from fedrank.attacks.audits import READING, Finding
+from fedrank.experiments.report.answers import findings_table
+from fedrank.experiments.report.figures import curves
+from fedrank.experiments.report.findings import Findings, find
+from fedrank.experiments.report.html import page
+from fedrank.experiments.report.readings import VariantRuns
+from fedrank.experiments.report.sections import Cell, Drawing, Section, Span, Table, say
+from fedrank.experiments.report.tables import heading, spread
+from fedrank.experiments.runner.audit import audit_experiment
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.runner.unlearning import unlearn_runs
+from fedrank.experiments.spec.families import build
+from fedrank.experiments.spec.source import read_experiment
 from fedrank.files import write_whole
 from fedrank.progress import Progress, quiet
-from fedrank.report.answers import findings_table
-from fedrank.report.figures import curves
-from fedrank.report.findings import Findings, find
-from fedrank.report.html import page
-from fedrank.report.readings import VariantRuns
-from fedrank.report.sections import Cell, Drawing, Section, Span, Table, say
-from fedrank.report.tables import heading, spread
-from fedrank.run.audit import audit_experiment
-from fedrank.run.runs import load_runs
-from fedrank.run.schedule import run_experiment
-from fedrank.run.unlearning import unlearn_runs
-from fedrank.spec.families import build
-from fedrank.spec.source import read_experiment
-from fedrank.unlearn.methods import Unlearner
+from fedrank.unlearning.methods import Unlearner
 
 TITLE = "A federation learns, is attacked, and forgets"
 LIARS = (0, 1, 2)  # as in demo.toml

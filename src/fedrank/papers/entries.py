@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedrank.experiments.report.findings import Findings
+from fedrank.experiments.report.markdown import anchor
+from fedrank.experiments.report.sections import Span
 from fedrank.papers.items import Item, Paper, captioned, command
 from fedrank.papers.page import Done
-from fedrank.report.findings import Findings
-from fedrank.report.markdown import anchor
-from fedrank.report.sections import Span
 
 OUR_OWN = "Experiments that belong to no paper"
 

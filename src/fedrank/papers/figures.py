@@ -13,15 +13,26 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from fedrank.experiments.report.figures import (
+    COLOURS,
+    INK,
+    LOOK,
+    QUIET,
+    STYLES,
+    as_svg,
+    draw_line,
+    legend,
+    plain,
+    wrapped,
+)
+from fedrank.experiments.report.findings import Findings
+from fedrank.experiments.report.readings import VariantRuns
+from fedrank.experiments.report.sections import Drawing, Part
+from fedrank.experiments.report.silo_figures import sketch_costs
+from fedrank.experiments.report.tables import heading
+from fedrank.experiments.spec.toml import readable
 from fedrank.papers.merge_figures import category_shares, chosen_settings, held, looked_at
 from fedrank.papers.tree_figures import chosen, cut_lists, gain_by_length
-from fedrank.report.figures import COLOURS, INK, LOOK, QUIET, STYLES, as_svg, draw_line, legend, plain, wrapped
-from fedrank.report.findings import Findings
-from fedrank.report.readings import VariantRuns
-from fedrank.report.sections import Drawing, Part
-from fedrank.report.silo_figures import sketch_costs
-from fedrank.report.tables import heading
-from fedrank.spec.toml import readable
 
 PANELS = ("clients.user", "learner.ranker.name", "learner.ranker")  # settings that papers give panels of their own
 LINES = 12  # that a panel may have; more cannot be told apart

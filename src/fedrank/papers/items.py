@@ -15,15 +15,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedrank.data.catalog import CATALOG
+from fedrank.experiments.report.sections import Cell, Section, Span, Table, say
+from fedrank.experiments.spec.experiment import to_tables
+from fedrank.experiments.spec.families import build
+from fedrank.experiments.spec.grid import Grid
+from fedrank.experiments.spec.source import QUICK_FORM, builtin_names, read_spec
+from fedrank.experiments.spec.toml import TomlTable, flat, write_toml, write_value
 from fedrank.files import write_whole
 from fedrank.names import nearest
 from fedrank.progress import Progress, quiet
-from fedrank.report.sections import Cell, Section, Span, Table, say
-from fedrank.spec.experiment import to_tables
-from fedrank.spec.families import build
-from fedrank.spec.grid import Grid
-from fedrank.spec.source import QUICK_FORM, builtin_names, read_spec
-from fedrank.spec.toml import TomlTable, flat, write_toml, write_value
 
 QUICK, ON, UNLEARNED = "-quick", "-on-", "-unlearned"  # parts of a label: thesis/table-6-2-quick-on-mq2008-unlearned
 SOON_READ = 200_000  # documents of a set that a quick form takes
@@ -326,8 +326,8 @@ def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: 
     [plan] = [paper.unlearn for paper in papers() if paper.key == key]
     if plan is None or rest not in plan.experiments:
         return None
-    from fedrank.run.unlearning import unlearn_runs
-    from fedrank.unlearn.methods import Unlearner
+    from fedrank.experiments.runner.unlearning import unlearn_runs
+    from fedrank.unlearning.methods import Unlearner
 
     made = set()
     for variant in grid.variants:

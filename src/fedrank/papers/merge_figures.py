@@ -10,12 +10,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedrank.report.figures import COLOURS, LOOK, QUIET, as_svg, plain
-from fedrank.report.findings import Findings
-from fedrank.report.sections import Cell, Drawing, Part, Table
-from fedrank.run.data import load_fold
-from fedrank.run.runs import Run
-from fedrank.run.trees import data_of
+from fedrank.experiments.report.figures import COLOURS, LOOK, QUIET, as_svg, plain
+from fedrank.experiments.report.findings import Findings
+from fedrank.experiments.report.sections import Cell, Drawing, Part, Table
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.runs import Run
+from fedrank.experiments.runner.trees import data_of
 from fedrank.seeds import rng_for
 from fedrank.trees.categories import query_categories, tallies
 from fedrank.trees.forest import Forest

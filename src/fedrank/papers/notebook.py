@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedrank.experiments.report.findings import Findings, untested, what_final_means
+from fedrank.experiments.report.pivot import value_tables
+from fedrank.experiments.report.sections import Listing, Pairs, Part, Points, Section, say
+from fedrank.experiments.report.tables import asked_rows, data_facts, duration, heading
 from fedrank.papers.entries import OUR_OWN, Entry
 from fedrank.papers.items import Paper
-from fedrank.report.findings import Findings, untested, what_final_means
-from fedrank.report.pivot import value_tables
-from fedrank.report.sections import Listing, Pairs, Part, Points, Section, say
-from fedrank.report.tables import asked_rows, data_facts, duration, heading
 
 TITLE = "The notebook: what every experiment measured"
 

@@ -8,17 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedrank.files import write_whole
-from fedrank.papers.figures import drawings
-from fedrank.papers.items import ON, QUICK, UNLEARNED, Item, Paper, changed, other_folds, papers
-from fedrank.report.claims import CANNOT, FAILS, HOLDS, OPEN, UNTESTED, Verdict, judge_all
-from fedrank.report.compose import conventions, warnings
-from fedrank.report.contrast import across
-from fedrank.report.findings import Findings, find, what_final_means
-from fedrank.report.html import page
-from fedrank.report.reproduced import WITHIN, Reproduced
-from fedrank.report.sections import Cell, Part, Section, Span, Table, say
-from fedrank.report.tables import (
+from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, UNTESTED, Verdict, judge_all
+from fedrank.experiments.report.compose import conventions, warnings
+from fedrank.experiments.report.contrast import across
+from fedrank.experiments.report.findings import Findings, find, what_final_means
+from fedrank.experiments.report.html import page
+from fedrank.experiments.report.reproduced import WITHIN, Reproduced
+from fedrank.experiments.report.sections import Cell, Part, Section, Span, Table, say
+from fedrank.experiments.report.tables import (
     PUBLISHED,
     PUBLISHED_RULE,
     TONES,
@@ -32,7 +29,10 @@ from fedrank.report.tables import (
     tested_over,
     with_interval,
 )
-from fedrank.run.runs import Runs, load_runs
+from fedrank.experiments.runner.runs import Runs, load_runs
+from fedrank.files import write_whole
+from fedrank.papers.figures import drawings
+from fedrank.papers.items import ON, QUICK, UNLEARNED, Item, Paper, changed, other_folds, papers
 
 TITLE = "The papers, measured"
 VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.report.figures import COLOURS, LOOK, QUIET, as_svg
-from fedrank.report.findings import Findings
-from fedrank.report.sections import Cell, Drawing, Table
-from fedrank.run.data import load_fold
-from fedrank.run.runs import Run
+from fedrank.experiments.report.figures import COLOURS, LOOK, QUIET, as_svg
+from fedrank.experiments.report.findings import Findings
+from fedrank.experiments.report.sections import Cell, Drawing, Table
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.runs import Run
 from fedrank.trees.boosters import Shortlist, shortened
 from fedrank.trees.selection import Selected, by_rank, selection_map
 

@@ -16,13 +16,13 @@ from fedrank.data.live_features import LIVE_1
 from fedrank.deploy.folder_members import read_home
 from fedrank.deploy.planning import A_DAY, do_runs, parties_of, plan_runs, run_in_folder
 from fedrank.deploy.settings import FEDERATION, read_federation
+from fedrank.experiments.runner.privacy import noise_needed
+from fedrank.experiments.runner.schedule import Results
+from fedrank.experiments.spec.grid import Grid, read_tables
 from fedrank.progress import Progress, quiet
-from fedrank.rank.model import Model, save_model
-from fedrank.rank.rankers import Linear
-from fedrank.run.privacy import noise_needed
-from fedrank.run.schedule import Results
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 from fedrank.search.impressions import LEARNER, first_weights
-from fedrank.spec.grid import Grid, read_tables
 
 START = "start.json"  # in the coordinator's home: the model that everybody begins with
 ROUNDS, CLIP = 10, 0.1

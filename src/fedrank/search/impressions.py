@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.live_features import FeatureSet
-from fedrank.rank.learners import Pdgd
+from fedrank.ranking.learners import Pdgd
 from fedrank.search.answers import NotFound
 from fedrank.search.store import Store
 from fedrank.types import Features, Impression, Scores

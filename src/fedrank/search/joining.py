@@ -29,14 +29,14 @@ from fedrank.deploy.plan import Plan
 from fedrank.deploy.settings import SITE, read_site
 from fedrank.deploy.show import PlanView, look_at
 from fedrank.deploy.site import MODELS, Site
+from fedrank.experiments.spec.toml import shown
 from fedrank.files import private_folder, told, write_whole
-from fedrank.rank.model import load_weights
+from fedrank.ranking.model import load_weights
 from fedrank.search import networked
 from fedrank.search.answers import SearchError
 from fedrank.search.client import SearchClient
 from fedrank.search.networked import Server, SiteRunner
 from fedrank.search.sharing import FEDERATION, MARK, SEARCHES, Sharing, recorded
-from fedrank.spec.toml import shown
 
 PREFIX = "file:"
 SECONDS_BETWEEN_LOOKS = 20.0

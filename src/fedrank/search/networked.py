@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fedrank.deploy.consent import leave_site
 from fedrank.deploy.settings import SITE, SiteSettings, read_site
+from fedrank.experiments.spec.toml import parse_toml, shown
 from fedrank.extras import missing
 from fedrank.files import Locked, told, write_whole
 from fedrank.search.answers import SearchError
-from fedrank.spec.toml import parse_toml, shown
 
 KIT = "kit"
 NEEDED = str(missing("taking part over a network needs an engine", "deploy"))

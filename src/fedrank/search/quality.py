@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.rank.gate import NEITHER, NEW, OLD, Draft
+from fedrank.ranking.gate import NEITHER, NEW, OLD, Draft
 from fedrank.search.answers import Week
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
 from fedrank.search.store import Store

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from fedrank.search.client import SearchClient
 from fedrank.search.sharing import Sharing
 from fedrank.search.web import make_app
-from fedrank.serve.server import ended_by_signals, listening, make_server
+from fedrank.web.server import ended_by_signals, listening, make_server
 
 COMMAND = "fedrank search serve"
 SECONDS_BETWEEN_LOOKS = 5.0  # whether somebody joined a federation

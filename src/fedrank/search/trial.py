@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.rank import gate
+from fedrank.ranking import gate
 from fedrank.search.answers import SearchError, TrialNews
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
 from fedrank.seeds import rng_for

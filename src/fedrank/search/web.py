@@ -13,8 +13,8 @@ from fedrank.search.answers import Document, Filters, Gone, Kind, NotFound, Orde
 from fedrank.search.client import SearchClient
 from fedrank.search.original import OpensOriginal, open_original
 from fedrank.search.render import part, render
-from fedrank.serve.door import ENTER, Door
-from fedrank.serve.guard import Guard, entered, in_thread, no_head, see_other
+from fedrank.web.door import ENTER, Door
+from fedrank.web.guard import Guard, entered, in_thread, no_head, see_other
 
 if TYPE_CHECKING:
     from starlette.requests import Request

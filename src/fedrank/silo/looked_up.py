@@ -1,7 +1,7 @@
 """Answers that get their noise when a silo is asked, not when its documents are sketched: as published, and mended.
 
 The paper's querier sends z cells for a term, of which z1 are true (algorithm 1), and its owner adds one draw to all z
-answers about a document (algorithm 2). Neither hides anything (`fedrank.attack.dictionary`); they are here so that the
+answers about a document (algorithm 2). Neither hides anything (`fedrank.attacks.dictionary`); they are here so that the
 published numbers can be made again.
 """
 
@@ -38,7 +38,7 @@ def published_answers(values: NDArray[Any], epsilon: float, source: Source) -> R
 
 def _laplace(scale: float, many: int, source: Source) -> Real:
     """Laplace noise on a grid that halves fit, so that all that is told lies on the grid, too."""
-    from fedrank.protect.noise import rounded_laplace
+    from fedrank.privacy.noise import rounded_laplace
 
     step = min(0.5, 2.0 ** floor(log2(scale / 64)))
     # A sampler is not exactly its law; a millionth more noise pays for that.
@@ -46,7 +46,7 @@ def _laplace(scale: float, many: int, source: Source) -> Real:
 
 
 def _secure(source: Source | None) -> Source:
-    from fedrank.protect.noise import SecureSource
+    from fedrank.privacy.noise import SecureSource
 
     return source or SecureSource()
 

@@ -8,7 +8,7 @@ their counts and lengths, and says how many documents hold it. Where noise comes
   and tells what a copy of the sketch would.
 - "lookup": on every number that leaves the owner; each term costs ε for its counts, and again for the number of
   documents unless the file is noised; the owner's ledger refuses in the end.
-- "paper": as published, one draw for all rows of a document. It hides nothing (`fedrank.attack.dictionary`), and the
+- "paper": as published, one draw for all rows of a document. It hides nothing (`fedrank.attacks.dictionary`), and the
   ledger says so.
 
 An owner holds the key, too, and reads every term it is asked about. Whole decoy terms are what hides one among others;
@@ -374,7 +374,7 @@ def _noised(
     owner: Owner, name: str, cells: NDArray[Any], signs: NDArray[np.int8], names: NDArray[np.uint64], k: int
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Rows of the best documents by counts that get noise now, and what is told about each [documents, numbers]."""
-    from fedrank.protect.noise import SecureSource
+    from fedrank.privacy.noise import SecureSource
 
     source = owner.source or SecureSource()
     assert owner.sketches is not None
@@ -397,7 +397,7 @@ def _frequencies(owner: Owner, name: str, at: Places) -> Real:
     rows = owner.file.frequency_rows(at)[name]
     if owner.noise != "lookup" or owner.file.noised:
         return rows
-    from fedrank.protect.noise import SecureSource
+    from fedrank.privacy.noise import SecureSource
 
     sketcher = owner.file.sketcher
     counts = sketcher.estimate(rows, np.ones(sketcher.depth, np.int8))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.text import Tokeniser
-from fedrank.protect.accounting import GaussianEvent, epsilon
+from fedrank.privacy.accounting import GaussianEvent, epsilon
 from fedrank.silo.hashing import Cells, Hashing, Signs
 from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
@@ -110,7 +110,7 @@ class Sketcher:
         `source` gives the noise and is the operating system's, except in tests.
         """
         from fedrank.kernels.sketch import add_counts
-        from fedrank.protect.noise import SecureSource, rounded_gaussian
+        from fedrank.privacy.noise import SecureSource, rounded_gaussian
 
         if len(counts) and counts.lengths.max() >= LONGEST:
             raise ValueError(f"a document of {counts.lengths.max()} terms; sketches count up to {LONGEST}: split it")
@@ -136,7 +136,7 @@ class Sketcher:
         """[documents]: lengths as others shall see them, exact or noised."""
         if self.exact_lengths or not self.noise:
             return counts.lengths
-        from fedrank.protect.noise import SecureSource, rounded_gaussian
+        from fedrank.privacy.noise import SecureSource, rounded_gaussian
 
         return counts.lengths + rounded_gaussian(LENGTH_NOISE * self.noise).draw(len(counts), source or SecureSource())
 

@@ -6,7 +6,7 @@ changed document draws new noise and pays again, if it keeps its id: only by tha
 document, and only within one ledger. Noise that is added to answers is paid per answered term, by the pair
 of owner and querier and by the owner towards all queriers together, who may put their answers into one pot.
 
-The ledger is that of a population (`fedrank.protect.population`) whose people are documents, known by their ids. Its
+The ledger is that of a population (`fedrank.privacy.population`) whose people are documents, known by their ids. Its
 folder, beside the sketch, holds `limits.json` and the charges; a charge is on the disk before anything is answered.
 """
 
@@ -20,9 +20,9 @@ from math import inf
 from pathlib import Path
 
 from fedrank.files import opened, parse_json, private_folder, write_whole
-from fedrank.protect.accounting import GaussianEvent, PureEvent
-from fedrank.protect.ledger import LedgerError, is_charged
-from fedrank.protect.population import (
+from fedrank.privacy.accounting import GaussianEvent, PureEvent
+from fedrank.privacy.ledger import LedgerError, is_charged
+from fedrank.privacy.population import (
     ANYBODY,
     LEDGER,
     Account,
@@ -33,7 +33,7 @@ from fedrank.protect.population import (
     ledger_folders,
     spent_against,
 )
-from fedrank.protect.promises import Promise, up
+from fedrank.privacy.promises import Promise, up
 from fedrank.silo.sketch import SLACK
 
 SUFFIX = ".spending"  # of the ledger that lies beside a sketch

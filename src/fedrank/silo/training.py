@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
-from fedrank.federate.aggregate import Mean
+from fedrank.federated.aggregate import Mean
 from fedrank.seeds import rng_for
 from fedrank.silo.augment import backgrounds, bm25, matches
 from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, Normalisation, features, scaled, scaled_like

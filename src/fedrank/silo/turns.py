@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from fedrank.data.collection import Collection
 from fedrank.data.text import Tokeniser
 from fedrank.files import opened, read_bytes
-from fedrank.rank.measures import Evaluator, average
-from fedrank.rank.model import Model, load_weights, save_model
-from fedrank.rank.rankers import Linear
+from fedrank.ranking.measures import Evaluator, average
+from fedrank.ranking.model import Model, load_weights, save_model
+from fedrank.ranking.rankers import Linear
 from fedrank.silo.features import FEATURE_NAMES, Normalisation, ranges_of
 from fedrank.silo.files import open_copy
 from fedrank.silo.messages import FORMAT, LONGEST, Party, check_name, seal, unseal

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator, average
+from fedrank.ranking.measures import Evaluator, average
 from fedrank.seeds import key_for, rng_for
 from fedrank.trees.arrays import Trees
 from fedrank.trees.forest import Forest, planted

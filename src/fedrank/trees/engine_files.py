@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.rank.rankers import Linear, Mlp, Relu
+from fedrank.ranking.rankers import Linear, Mlp, Relu
 from fedrank.trees.arrays import ZERO
 from fedrank.trees.engine_rules import SLACK
 from fedrank.trees.lightgbm_text import LARGEST, Leaf, Tree

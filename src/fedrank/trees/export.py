@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.files import read_text, write_whole
-from fedrank.rank.model import Model, Scorer, Tell, unheard
-from fedrank.rank.rankers import Linear, Mlp, Relu
+from fedrank.ranking.model import Model, Scorer, Tell, unheard
+from fedrank.ranking.rankers import Linear, Mlp, Relu
 from fedrank.silo.features import FEATURE_NAMES as SILO_FEATURES
 from fedrank.trees.engine_files import TINY, Parts, by_feature, engine_file, layers
 from fedrank.trees.engine_rules import engine_scores

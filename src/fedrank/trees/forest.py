@@ -22,7 +22,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.extras import missing
 from fedrank.files import is_plain, read_text, write_whole
 from fedrank.glance import Glance
-from fedrank.rank.model import (
+from fedrank.ranking.model import (
     CHECKSUM,
     FOREST,
     Tell,

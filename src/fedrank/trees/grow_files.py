@@ -14,10 +14,10 @@ import numpy as np
 from fedrank.data.ranking import RankingData
 from fedrank.files import UNFINISHED as PART
 from fedrank.files import parse_json, read_text, write_whole
-from fedrank.protect.ledger import Ledger
-from fedrank.protect.population import LEDGER
-from fedrank.rank.measures import evaluate
-from fedrank.rank.model import read_for
+from fedrank.privacy.ledger import Ledger
+from fedrank.privacy.population import LEDGER
+from fedrank.ranking.measures import evaluate
+from fedrank.ranking.model import read_for
 from fedrank.trees.binning import FORMAT as EDGE_FORMAT
 from fedrank.trees.binning import Edges, grid_edges
 from fedrank.trees.boosters import Grower, Past, best_size

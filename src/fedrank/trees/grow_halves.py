@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.protect.secure_sum import Identity
+from fedrank.privacy.secure_sum import Identity
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges
 from fedrank.trees.boosters import Grower, Past, SelectiveGrower
@@ -183,7 +183,7 @@ class TreeClient:
         return "grow-known", {"trees": np.array([self.trees])}
 
     def _advertise(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        from fedrank.protect.sum_series import SeriesClient
+        from fedrank.privacy.sum_series import SeriesClient
 
         self._open(content, label, {})
         if not self.plan.secure:
@@ -449,7 +449,7 @@ class TreeServer:
             )
 
     def _exchange_keys(self) -> bytes:
-        from fedrank.protect.sum_series import SeriesServer
+        from fedrank.privacy.sum_series import SeriesServer
 
         session = self.plan.session(self._tree, self._attempt)
         self._series = SeriesServer(session, self.plan.clients, self.plan.bits, self.identities)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.model import Scorer
+from fedrank.ranking.model import Scorer
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, bounded_edges, grid_edges, quantile_edges
 from fedrank.trees.boosters import Booster, Grower, Lambdamart, Past

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator
+from fedrank.ranking.measures import Evaluator
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, put_in_bins
 from fedrank.trees.boosters import MEASURE, Grower, Rows

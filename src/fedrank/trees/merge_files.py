@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.names import nearest
-from fedrank.rank.measures import per_query
-from fedrank.rank.model import Scorer, Tell, read_for, unheard
+from fedrank.ranking.measures import per_query
+from fedrank.ranking.model import Scorer, Tell, read_for, unheard
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.mixtures import same_features
 from fedrank.trees.model_files import load_model, save_any

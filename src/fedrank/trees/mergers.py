@@ -14,8 +14,8 @@ import numpy as np
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator, evaluate
-from fedrank.rank.model import Scorer
+from fedrank.ranking.measures import Evaluator, evaluate
+from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit
 from fedrank.trees.forestry import Forestry, Settings

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
-from fedrank.rank.model import Scorer
+from fedrank.ranking.model import Scorer
 from fedrank.trees.forest import Forest, fitting, joined
 
 Scale = Literal["none", "fixed", "query"]

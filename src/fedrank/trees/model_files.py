@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.files import is_plain, read_bytes
-from fedrank.rank.model import FOREST, Model, Scorer, Tell, read_model, save_model, unheard, write_content
+from fedrank.ranking.model import FOREST, Model, Scorer, Tell, read_model, save_model, unheard, write_content
 from fedrank.trees.forest import Forest, load_forest, save_forest, write_text
 from fedrank.trees.mixtures import LinearMix, Stacked
 

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.protect.accounting import ConcentratedEvent
-from fedrank.protect.mechanisms import event_of_gaussian_shares, gaussian_share
-from fedrank.protect.noise import SecureSource
-from fedrank.protect.promises import Promise
+from fedrank.privacy.accounting import ConcentratedEvent
+from fedrank.privacy.mechanisms import event_of_gaussian_shares, gaussian_share
+from fedrank.privacy.noise import SecureSource
+from fedrank.privacy.promises import Promise
 from fedrank.trees.binning import MOST_BINS, Edges, bounded_edges, cut_evenly, grid_edges, put_in_bins
 from fedrank.trees.private_growth import Reals, Whole, cut_to, units_of
 from fedrank.types import Source
@@ -122,7 +122,7 @@ def _on_grid(counts: Whole, ends: Reals, bins: int, deviation: float) -> tuple[f
 
 def _summed(parts: Sequence[Whole]) -> Whole:
     """The sum by the protocol that hides its parts."""
-    from fedrank.protect.sum_series import SeriesClient, SeriesServer
+    from fedrank.privacy.sum_series import SeriesClient, SeriesServer
 
     clients = [SeriesClient(id, SESSION, len(parts), BITS) for id in range(len(parts))]
     server = SeriesServer(SESSION, range(len(parts)), BITS)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.protect.secure_sum import Identity
+from fedrank.privacy.secure_sum import Identity
 from fedrank.trees.arrays import Trees
 from fedrank.trees.cuts import LeafCut, Reals
 from fedrank.trees.grow_halves import ADVERTISEMENT, MOST_TEXT, NUMBER, ROSTER, Ask, GrowPlan
@@ -168,7 +168,7 @@ class NoisedClient:
         return "noised-known", {"trees": np.array([self.trees]), "attempt": np.array([last])}
 
     def _advertise(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        from fedrank.protect.sum_series import SeriesClient
+        from fedrank.privacy.sum_series import SeriesClient
 
         self._open(content, label, {})
         if not self.plan.secure:
@@ -354,7 +354,7 @@ class NoisedServer:
                 self._known[client], self._attempts[client] = int(one["trees"][0]), int(one["attempt"][0])
 
     def _exchange_keys(self) -> bytes:
-        from fedrank.protect.sum_series import SeriesServer
+        from fedrank.privacy.sum_series import SeriesServer
 
         session = self.plan.session(self._tree, self._attempt)
         self._series = SeriesServer(session, self.plan.clients, self.plan.bits, self.identities)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.extras import missing
-from fedrank.rank.rankers import Linear, Mlp
+from fedrank.ranking.rankers import Linear, Mlp
 from fedrank.trees.engine_files import Parts, layers
 from fedrank.trees.lightgbm_text import Leaf, Tree
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.protect.accounting import ConcentratedEvent
-from fedrank.protect.mechanisms import event_of_gaussian_shares, gaussian_share
-from fedrank.protect.noise import GridNoise, SecureSource
-from fedrank.protect.promises import Promise
+from fedrank.privacy.accounting import ConcentratedEvent
+from fedrank.privacy.mechanisms import event_of_gaussian_shares, gaussian_share
+from fedrank.privacy.noise import GridNoise, SecureSource
+from fedrank.privacy.promises import Promise
 from fedrank.seeds import rng_for
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, put_in_bins

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
-from fedrank.federate.clients import make_clients
-from fedrank.federate.partition import Split
+from fedrank.federated.clients import make_clients
+from fedrank.federated.partition import Split
 from fedrank.trees.categories import Counts, Tally, place_of, query_categories, tallies
 from fedrank.types import Crowd
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.rank.measures import Evaluator, average
-from fedrank.rank.model import Scorer
+from fedrank.ranking.measures import Evaluator, average
+from fedrank.ranking.model import Scorer
 from fedrank.trees.arrays import Trees
 from fedrank.trees.boosters import MEASURE, Booster, Lambdamart
 from fedrank.trees.forest import Forest, planted

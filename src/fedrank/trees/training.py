@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.catalog import Fold
-from fedrank.rank.measures import Evaluator, average
-from fedrank.rank.model import Scorer
+from fedrank.ranking.measures import Evaluator, average
+from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Booster
 from fedrank.trees.mergers import Merger

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.rank.measures import Evaluator, average
+from fedrank.ranking.measures import Evaluator, average
 
 PASSES = 20  # of the coordinate search, at most; it mostly ends after two or three
 AT_ONCE = 8_000_000  # scores in memory at a time

@@ -1,1 +1,0 @@
-"""WHO LIES, who listens: poisoned clicks and updates; what a message gives away."""

@@ -1,0 +1,18 @@
+"""Poisoning of clicks and updates, and audits of what a message reveals; also the family `fedrank.attacks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """A method of the family, which has the name of this package."""
+    import fedrank
+
+    return getattr(fedrank._family("attacks"), name)
+
+
+def __dir__() -> list[str]:
+    import fedrank
+
+    return sorted({*globals(), *vars(fedrank._family("attacks"))})

@@ -1,0 +1,176 @@
+"""Attacks on forests that are given to others: what their thresholds, headers and scores tell of training data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.attacks.audits import Finding, Plan, PlannedAttack, capital, fewest_above, power, skipped
+from fedrank.attacks.clicks import Share
+from fedrank.attacks.infer import LEVEL, Tell, upper_bound
+from fedrank.data.ranking import RankingData
+from fedrank.ranking.measures import Evaluator
+from fedrank.seeds import rng_for
+from fedrank.trees.arrays import BY_CATEGORY
+from fedrank.trees.forest import Forest
+
+TESTS = 3  # of one forest
+MEASURE = "ndcg@10"
+ZERO = 1e-34  # LightGBM sets 0 apart by thresholds next to it, which are the same whatever the data
+GROWN = 0.9  # share of the time that growing takes
+THRESHOLDS = "training values, in thresholds"
+RANGES = "extreme values, in the header"
+MEMBERS = "queries trained on, by how well they are ranked"
+
+
+@dataclass(frozen=True)
+class SharedForests:
+    """A forest that others get, and what it was grown on."""
+
+    forest: Forest
+    train: tuple[RankingData, ...]  # of each who grew it
+    held_out: tuple[RankingData, ...]  # of each, like that, and not trained on
+
+
+@dataclass(frozen=True)
+class ForestAudit:
+    """The attacks on the forests that leave organisations."""
+
+    forests: Callable[[Tell], Sequence[SharedForests]] | None  # grows them, when they are needed; None: none leaves
+    seed: int
+    variant: str = ""
+    level: float = LEVEL / TESTS  # of one test
+    note: str = ""  # what differs from the spec, if anything
+
+    def plan(self) -> Plan:
+        """All attacks that fit, and why others do not."""
+        if self.forests is None:
+            return [skipped(self.variant, "forests", "every client keeps its forest, and nobody gets another's")]
+        return [PlannedAttack("forests", self._attack)]
+
+    def _attack(self, tell: Tell) -> list[Finding]:
+        assert self.forests is not None
+        shared = self.forests(lambda share: tell(GROWN * share))
+        return [self._thresholds(shared), self._ranges(shared), self._members(shared)]
+
+    def _thresholds(self, shared: Sequence[SharedForests]) -> Finding:
+        right = guessed = of = 0
+        for one in shared:
+            for column, thresholds in _thresholds_of(one.forest).items():
+                of += len(thresholds)
+                right += _midway(thresholds, one.train, column)
+                guessed += _midway(thresholds, one.held_out, column)
+        return self._compared(
+            THRESHOLDS,
+            Share(right, of),
+            Share(guessed, of),
+            "different thresholds, {right} lie just midway between two values of training documents, and so give away "
+            "the mean of two",
+            "{guessed} lie so between values of documents that were not trained on",
+        )
+
+    def _ranges(self, shared: Sequence[SharedForests]) -> Finding:
+        right = guessed = of = 0
+        for one in shared:
+            told = re.search(r"^feature_infos=(.*)$", one.forest.text, flags=re.MULTILINE)
+            for column, text in enumerate(told.group(1).split() if told else ()):
+                if text == "none":
+                    continue
+                limits = tuple(float(value) for value in text.strip("[]").split(":"))
+                of += 1
+                right += limits in _limits(one.train, column)
+                guessed += limits in _limits(one.held_out, column)
+        return self._compared(
+            RANGES,
+            Share(right, of),
+            Share(guessed, of),
+            "features that vary, the header tells the smallest and largest value of {right} as they are in training "
+            "documents",
+            "documents that were not trained on have the same for {guessed}",
+        )
+
+    def _members(self, shared: Sequence[SharedForests]) -> Finding:
+        """Told two queries with their grades, of which one was trained on: it should be the one that is ranked better.
+
+        After Yeom et al. 2018, who tell members by their small loss.
+        """
+        rng, right, of = rng_for(self.seed, "members"), 0, 0
+        for one in shared:
+            inside, outside = (_qualities(one.forest, some) for some in (one.train, one.held_out))
+            many = min(len(inside), len(outside))
+            gap = rng.permutation(inside)[:many] - rng.permutation(outside)[:many]
+            right += int(np.count_nonzero(np.where(gap == 0, rng.random(many) < 0.5, gap > 0)))
+            of += many
+        return self._compared(
+            MEMBERS,
+            Share(right, of),
+            None,
+            "pairs of queries, of which one was trained on, that one was named for {right}",
+            "guessing would be right for half",
+        )
+
+    def _compared(self, what: str, found: Share, guess: Share | None, says: str, but: str) -> Finding:
+        """Without a `guess`, guessing is right for half."""
+        share = 0.5 if guess is None else upper_bound(guess.right, max(guess.of, 1), self.level)
+        needed = fewest_above(found.of, share, self.level)
+        low, high = found.interval()
+        said = says.format(right=f"{found.right:,} ({low:.0%} to {high:.0%} of all, at 95 %)")
+        unread = "" if guess is None else but.format(guessed=f"{guess.right:,}")
+        sentence = f"Of {found.of:,} {said}; {unread or but}. {capital(power(needed, found.of))}."
+        if self.note:
+            sentence += f" {capital(self.note)}."
+        verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
+        counts = {
+            "found": asdict(found),
+            "guess": None if guess is None else asdict(guess),
+            "needed": needed,
+            "level": self.level,
+        }
+        shown = f"{found.right:,} of {found.of:,}"
+        guessed = "half" if guess is None else f"{guess.right:,} of {guess.of:,}"
+        return Finding(self.variant, what, "", shown, verdict, sentence, counts, guessed)
+
+
+def _thresholds_of(forest: Forest) -> dict[int, NDArray[np.float64]]:
+    """By feature, all thresholds that a forest splits at, each once."""
+    trees = forest.arrays
+    here = (np.abs(trees.threshold) > ZERO) & (trees.kind != BY_CATEGORY)
+    return {
+        int(column): np.unique(trees.threshold[here & (trees.feature == column)])
+        for column in np.unique(trees.feature[here])
+    }
+
+
+def _midway(thresholds: NDArray[np.float64], parts: Sequence[RankingData], column: int) -> int:
+    """How many thresholds lie midway between two neighbouring values of somebody's documents, but for rounding."""
+    found = np.zeros(len(thresholds), dtype=np.bool_)
+    for data in parts:
+        given = data.features[:, column]
+        values = np.unique(given[~np.isnan(given)]).astype(np.float64)
+        middles = (values[1:] + values[:-1]) / 2
+        if len(middles):
+            place = np.searchsorted(middles, thresholds)
+            for near in (place - 1, place):
+                nearest = middles[np.clip(near, 0, len(middles) - 1)]
+                found |= np.isclose(nearest, thresholds, rtol=1e-12, atol=0.0)
+    return int(np.count_nonzero(found))
+
+
+def _limits(parts: Sequence[RankingData], column: int) -> list[tuple[float, float]]:
+    """Of each: the smallest and the largest value."""
+    values = [data.features[:, column] for data in parts]
+    return [(float(np.fmin.reduce(each)), float(np.fmax.reduce(each))) for each in values]
+
+
+def _qualities(forest: Forest, parts: Sequence[RankingData]) -> NDArray[np.float64]:
+    """Of every query that has a relevant document."""
+    found = []
+    for data in parts:
+        scores = np.asarray(forest.score(data), dtype=np.float32)
+        values = Evaluator(data, [MEASURE]).per_query_of_scores(scores)[0]
+        found.append(values[~np.isnan(values)])
+    return np.concatenate(found)

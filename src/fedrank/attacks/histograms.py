@@ -1,0 +1,114 @@
+"""Grades read from histograms: a bin with one row tells its gradient, and the gradient tells whether it is relevant.
+
+The server does it with the first message of the first tree. No document has a score yet, so that a gradient depends on
+grades and order alone: below zero, a document should rise, and so it is relevant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.attacks.audits import Finding, Plan, PlannedAttack
+from fedrank.attacks.clicks import Share
+from fedrank.attacks.forests import ForestAudit
+from fedrank.attacks.infer import Tell
+from fedrank.data.ranking import RankingData
+from fedrank.trees.binning import Edges, put_in_bins
+from fedrank.trees.boosters import Grower
+from fedrank.trees.grow_messages import Layout
+from fedrank.trees.holder import Holder
+
+GRADES = "relevant documents, in root histograms"
+
+
+@dataclass(frozen=True)
+class Roots:
+    """What a server sees first: root histograms, of each client or of all together."""
+
+    data: tuple[RankingData, ...]  # of each whose histogram is seen
+    edges: Edges
+    rules: Grower
+    features: NDArray[np.int64] | None = None  # of which there are histograms; None: of all
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class NamedRelevant:
+    """What a server names, from one histogram or several, and what is true of it."""
+
+    documents: int
+    alone: int  # documents that are alone in a bin of some feature
+    named: int  # of them, those whose gradient says that they are relevant
+    right: int  # of them, those that are
+    relevant: int  # documents that are relevant
+
+    @property
+    def by_chance(self) -> int:
+        """So many would be right of as many documents, named at random."""
+        return round(self.named * self.relevant / max(self.documents, 1))
+
+
+@dataclass(frozen=True)
+class HistogramAudit(ForestAudit):
+    """The attacks on a forest that is grown from histograms, and on what the server sees while it grows."""
+
+    roots: Callable[[], Roots] | None = None
+
+    def plan(self) -> Plan:
+        return [*super().plan(), PlannedAttack("histograms", self._histograms)]
+
+    def _histograms(self, tell: Tell) -> list[Finding]:
+        assert self.roots is not None
+        seen = self.roots()
+        found = [read_root(data, seen.edges, seen.rules, seen.features, seen.seed) for data in seen.data]
+        tell(1.0)
+        named, right, chance = (sum(getattr(one, what) for one in found) for what in ("named", "right", "by_chance"))
+        alone, documents = sum(one.alone for one in found), sum(one.documents for one in found)
+        return [
+            self._compared(
+                GRADES,
+                Share(right, named),
+                Share(min(chance, named), named),
+                f"documents that the server names as relevant, because each is alone in a bin of the root ({alone:,} "
+                f"of {documents:,} are) and its gradient is negative, {{right}} are relevant",
+                "named at random, {guessed} would be",
+            )
+        ]
+
+
+def read_root(
+    data: RankingData, edges: Edges, rules: Grower, features: NDArray[np.int64] | None = None, seed: int = 0
+) -> NamedRelevant:
+    """Attack the root histogram of these rows, seen as a whole."""
+    holder = Holder(data, edges, rules, seed)
+    seen = np.arange(edges.features) if features is None else features
+    layout = Layout(edges, seen, data.documents.bit_length())
+    gradients, _, rows = layout.spread(holder.begin(0, layout.shift))
+    alone = np.zeros(data.documents, np.bool_)
+    said = np.zeros(data.documents, np.bool_)
+    bins = put_in_bins(data, edges).columns
+    for feature, first in zip(seen, layout.starts, strict=True):
+        # From here on only to see which document it was: the server knows its bins, and that is all it needs.
+        cell = first + bins[feature].astype(np.int64)
+        here = rows[cell] == 1
+        alone |= here
+        said |= here & (gradients[cell] < 0)
+    relevant: NDArray[np.bool_] = data.grades > 0
+    return NamedRelevant(
+        data.documents, int(alone.sum()), int(said.sum()), int((said & relevant).sum()), int(relevant.sum())
+    )
+
+
+def by_size(
+    data: RankingData, sizes: Sequence[int], edges: Edges, rules: Grower, seed: int = 0
+) -> dict[int, NamedRelevant]:
+    """The same for clients with so many queries each, drawn from some data."""
+    rng = np.random.default_rng(seed)
+    return {
+        size: read_root(data.select(np.sort(rng.choice(data.queries, size, replace=False))), edges, rules)
+        for size in sizes
+    }

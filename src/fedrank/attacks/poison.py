@@ -1,0 +1,492 @@
+"""Poisoned updates: what malicious clients send instead of what they learned.
+
+Malicious clients work together, and know what each of them would have sent honestly. With `knowledge = "partial"` that
+is all they know; with `"full"` they know every client's update. Honest rows are never touched. Where only malicious
+clients take part, full knowledge falls back to their own updates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import kernels
+from fedrank.federated.aggregate import Mean
+from fedrank.federated.robust import Krum, Median, MultiKrum, TrimmedMean, assumed_attackers
+from fedrank.ranking.rankers import Linear
+from fedrank.ranking.users import USERS
+from fedrank.types import Aggregator, Attack, Messages, Ranker, Trait, Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedrank.data.ranking import RankingData
+
+Knowledge = Literal["full", "partial"]
+Perturbation = Literal["unit", "sign", "std"]
+Malicious = NDArray[np.bool_]  # [clients]
+Rows = NDArray[np.float64]  # [clients, parameters]
+Vector = NDArray[np.float64]  # [parameters]
+
+HALVINGS = 20  # of Fang's step, after which the crafted update is as good as none
+
+
+@dataclass(frozen=True)
+class PoisonedClicks:
+    """Click on what is not relevant, and send what is honestly learned from that (data poisoning)."""
+
+    user: str = "poison"  # how malicious clients click; `fedrank methods user`
+
+    def __post_init__(self) -> None:
+        if self.user not in USERS:
+            raise ValueError(f"no user {self.user!r}; `fedrank methods user` lists them")
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        return messages
+
+
+@dataclass(frozen=True)
+class Lie:
+    """Shift the mean by less than honest clients differ (LIE, "a little is enough"; Baruch et al., NeurIPS 2019).
+
+    One attacker alone sees no deviation, and of ten clients two get z = 0: with partial knowledge, ten clients are
+    attacked only from three attackers on.
+    """
+
+    knowledge: Knowledge = "partial"  # whose mean and deviation: the attackers' own (thesis), or everybody's
+    z: float | None = None  # deviations to shift by; left out: as many as the number of clients and attackers allows
+
+    def __post_init__(self) -> None:
+        _check_choice("knowledge", self.knowledge, Knowledge)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        known = _everybody(messages, malicious, self.knowledge)
+        z = lie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
+        return _sent(messages, malicious, known.mean(axis=0) - z * known.std(axis=0))
+
+
+def lie_z(clients: int, attackers: int) -> float:
+    """How many deviations an update may be off before it stands out; 0 or less where there is no room to hide.
+
+    Where attackers have the majority already, or nobody else is there, the formula has no finite answer; the share
+    is then kept half a client away from none and all.
+
+    >>> [round(lie_z(10, m), 2) for m in (2, 3, 4)]
+    [0.0, 0.18, 0.43]
+    """
+    honest = clients - attackers
+    supporters = clients // 2 + 1 - attackers  # honest clients who must be farther from the mean than the attackers
+    share = (honest - supporters) / max(honest, 1)
+    margin = 1 / (2 * clients)
+    return NormalDist().inv_cdf(min(max(share, margin), 1 - margin))
+
+
+@dataclass(frozen=True)
+class Fang:
+    """Push the global model against its direction, as far as the aggregator lets it (Fang et al., USENIX 2020).
+
+    Against Krum and Multi-Krum: the longest step against the sign of the mean update that Krum still picks. Against
+    the trimmed mean, the median and the mean: beyond the outermost honest value of every parameter. With partial
+    knowledge that one has to be guessed: partial = "original" goes 3 to 4 standard deviations of the attackers' own
+    updates beyond their mean, as the paper has it; "thesis" takes their own outermost value for everybody's.
+    """
+
+    aggregator: Aggregator = field(default_factory=Mean)  # the rule that is attacked
+    knowledge: Knowledge = "partial"  # whose updates are known: the attackers' own, or everybody's
+    stretch: Literal["model", "update"] = "model"  # what is at most doubled: the outermost weight, or update
+    spread: float = 0.01  # against Krum: how far copies lie from the crafted update, as a share of its length
+    partial: Literal["thesis", "original"] = "thesis"  # how partial knowledge guesses the outermost honest value
+
+    def __post_init__(self) -> None:
+        _check_choice("knowledge", self.knowledge, Knowledge)
+        if self.stretch not in ("model", "update"):
+            raise ValueError(f'no stretch {self.stretch!r}; use "model" or "update"')
+        if self.partial not in ("thesis", "original"):
+            raise ValueError(f'no partial {self.partial!r}; use "thesis" or "original"')
+        if not 0 <= self.spread < 1:
+            raise ValueError(f"spread = {self.spread} makes no near copies; use 0 or more, and less than 1")
+        self._is_against_krum()
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        mean = _everybody(messages, malicious, self.knowledge).mean(axis=0)
+        guessed = self.partial == "original" and (self.knowledge == "partial" or malicious.all())
+        craft = self._short_of_krum if self._is_against_krum() else self._far_out if guessed else self._beyond
+        return _sent(messages, malicious, craft(messages, malicious, mean, rng))
+
+    def _is_against_krum(self) -> bool:
+        if isinstance(self.aggregator, (Krum, MultiKrum)):
+            return True
+        if isinstance(self.aggregator, (Mean, TrimmedMean, Median)):
+            return False
+        raise ValueError(
+            f"Fang's attack has no formula against {type(self.aggregator).__name__}; it knows krum, multi-krum, "
+            'trimmed-mean, median and mean. Use one of them, or the attack "min-max", which needs no aggregator'
+        )
+
+    def _beyond(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
+        """Between the outermost honest value on the side where the model does not go, and twice or half of it."""
+        start = messages.weights if self.stretch == "model" else np.zeros_like(messages.weights)
+        models = messages.updates + start
+        seen = models[_seen(malicious, self.knowledge)]
+        up = mean < 0
+        edge = np.where(up, seen.max(axis=0), seen.min(axis=0))
+        end = np.where(up == (edge > 0), 2 * edge, edge / 2)  # away from zero it doubles, towards zero it halves
+        drawn = edge + rng.random((int(malicious.sum()), len(edge))) * (end - edge)
+        rows: Rows = drawn - (start if start.ndim == 1 else start[malicious])
+        return rows
+
+    def _far_out(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
+        """3 to 4 standard deviations beyond the mean, on the side where the model does not go (section 4.3).
+
+        If honest values are normal, hardly any lies there. One attacker alone sees no deviation.
+        """
+        own = _own(messages, malicious)
+        side = np.where(mean < 0, own.std(axis=0), -own.std(axis=0))
+        rows: Rows = mean + side * (3.0 + rng.random(own.shape))
+        return rows
+
+    def _short_of_krum(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
+        """The crafted update and its near copies.
+
+        Partial knowledge plays Krum with the attackers' own honest updates in place of all others, and with as few
+        copies as let it win.
+        """
+        rule = cast(Krum | MultiKrum, self.aggregator)
+        power = 2 if rule.distance == "squared" else 1
+        clients, attackers = len(malicious), int(malicious.sum())
+        others = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+        full = self.knowledge == "full" and attackers < clients
+        if full:
+            neighbours = max(clients - assumed_attackers(rule.attackers, clients) - 2, 1)
+            copies = range(attackers, attackers + 1)
+        else:
+            neighbours = max(attackers - 2, 1)
+            copies = range(1, attackers + 1, max(1, attackers // 10))  # hundreds of attackers skip some
+
+        direction = -np.sign(mean)
+        away = kernels.chance.normals(rng, attackers, len(mean))
+        away *= self.spread * kernels.sums.length(direction) / kernels.sums.lengths(away)[:, None]
+        away[0] = 0.0
+        crafted = direction + away
+        rows = np.zeros_like(crafted)
+        for count in copies:
+            step = _longest_step(others, direction, neighbours, count, power)
+            for _ in range(HALVINGS):
+                rows = (step * crafted).astype(np.float32).astype(np.float64)  # as they will travel
+                scores = _krum_scores(np.concatenate([rows[:count], others]), neighbours, power)
+                best, rival = scores[:count].min(), scores[count:].min()
+                # Whoever only guesses what others send counts a tie as won: with one attacker there is nothing else.
+                if best < rival or (best == rival and not full):
+                    return rows
+                step /= 2
+        return rows
+
+
+def _longest_step(others: Rows, direction: Vector, neighbours: int, copies: int, power: int) -> float:
+    """No longer step can win against Krum (theorem 1 of the paper), unless copies alone are neighbours enough."""
+    long = kernels.sums.length(direction)
+    if long == 0:
+        return 0.0
+    rival = _krum_scores(others, neighbours, power).min()
+    farthest = kernels.sums.lengths(others).max()
+    room = rival / max(neighbours - copies + 1, 1)
+    return float((math.sqrt(room) if power == 2 else room) + farthest) / long
+
+
+def _krum_scores(updates: Rows, neighbours: int, power: int) -> Vector:
+    """Sum of the distances to the nearest others; Krum picks the smallest."""
+    count = min(neighbours, len(updates) - 1)
+    nearest = np.partition(_distances(updates), count, axis=1)[:, : count + 1]  # itself among them, at distance 0
+    scores: Vector = (nearest**power).sum(axis=1)
+    return scores
+
+
+def _distances(updates: Rows) -> Rows:
+    """[rows, rows]: Euclidean."""
+    together = kernels.sums.products(updates, updates)
+    squares = np.diagonal(together)
+    distances: Rows = np.sqrt(np.maximum(squares[:, None] + squares - 2 * together, 0.0))
+    np.fill_diagonal(distances, 0.0)
+    return distances
+
+
+@dataclass(frozen=True)
+class SignFlip:
+    """Send the opposite of what was learned."""
+
+    scale: float = 1.0  # times the honest update
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        return _sent(messages, malicious, -self.scale * _own(messages, malicious))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Send Gaussian noise instead of what was learned."""
+
+    scale: float = 1.0  # expected length, in lengths of a typical update: the median of the attackers' own
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        own = _own(messages, malicious)
+        return _sent(
+            messages,
+            malicious,
+            kernels.chance.normals(rng, *own.shape) * (self.scale * _length(own) / math.sqrt(own.shape[1])),
+        )
+
+
+@dataclass(frozen=True)
+class InnerProduct:
+    """Send the mean honest update, scaled and reversed (inner-product manipulation; Xie et al., UAI 2020).
+
+    A small scale hides among updates near zero and is made for Krum and the median. The mean turns round only when
+    the scale exceeds the number of honest clients per attacker.
+    """
+
+    scale: float = 0.1  # times the mean honest update
+    knowledge: Knowledge = "partial"  # whose mean: the attackers' own updates, or those of the honest clients
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+        _check_choice("knowledge", self.knowledge, Knowledge)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+        return _sent(messages, malicious, -self.scale * honest.mean(axis=0))
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """Push the mean as far as no distance to an honest update exceeds the largest between two of them.
+
+    (Shejwalkar and Houmansadr, NDSS 2021.) The paper searches for the length of the push by halving; here it is solved
+    for, so that it does not depend on how long updates are. One attacker with partial knowledge has no room.
+    """
+
+    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the deviation of every parameter
+    knowledge: Knowledge = "partial"  # whose updates: the attackers' own, or those of the honest clients
+
+    def __post_init__(self) -> None:
+        _check_choice("perturbation", self.perturbation, Perturbation)
+        _check_choice("knowledge", self.knowledge, Knowledge)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+        mean = honest.mean(axis=0)
+        push = _push(honest, mean, self.perturbation)
+        # The distance to update i is at most the largest while gamma² |push|² + 2 gamma push·(mean - i) <= room.
+        room = _distances(honest).max() ** 2 - ((mean - honest) ** 2).sum(axis=1)
+        slope = kernels.sums.products(mean - honest, push[None])[:, 0]
+        steep = kernels.sums.inner(push, push)
+        if steep == 0:
+            return _sent(messages, malicious, mean)
+        gamma = ((np.sqrt(slope**2 + steep * np.maximum(room, 0.0)) - slope) / steep).min()
+        return _sent(messages, malicious, mean + max(gamma, 0.0) * push)
+
+
+@dataclass(frozen=True)
+class MinSum:
+    """Push the mean as far as its squared distances to honest updates sum to no more than those of an honest one.
+
+    (Shejwalkar and Houmansadr, NDSS 2021.) Harder to notice than min-max. Its length is solved for, too, and one
+    attacker with partial knowledge has no room.
+    """
+
+    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the deviation of every parameter
+    knowledge: Knowledge = "partial"  # whose updates: the attackers' own, or those of the honest clients
+
+    def __post_init__(self) -> None:
+        _check_choice("perturbation", self.perturbation, Perturbation)
+        _check_choice("knowledge", self.knowledge, Knowledge)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+        mean = honest.mean(axis=0)
+        push = _push(honest, mean, self.perturbation)
+        # Sums of squared distances are smallest at the mean, and grow by the number of updates times the squared
+        # distance to it: the honest update nearest to the mean has the smallest, and the push may be as long.
+        nearest, long = kernels.sums.lengths(honest - mean).min(), kernels.sums.length(push)
+        return _sent(messages, malicious, mean + (nearest / long if long else 0.0) * push)
+
+
+@dataclass(frozen=True)
+class Promote:
+    """Lift the documents that have high values of some features, such as those that a spammer controls.
+
+    `promotion` measures its success. A neural ranker is pushed where its present output weights turn these features
+    into score; one whose output weights are all zero cannot be pushed that way, and receives zeros.
+    """
+
+    features: tuple[int, ...] = (1,)  # numbers from 1, as in LETOR files
+    scale: float = 1.0  # length, in lengths of a typical update: the median of the attackers' own
+    ranker: Ranker = field(default_factory=Linear)  # the one that is trained: which parameters belong to a feature
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"whole model"})
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+        _check_features(self.features)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        own = _own(messages, malicious)
+        rows = self._direction(
+            np.atleast_2d(messages.weights if messages.weights.ndim == 1 else messages.weights[malicious])
+        )
+        long = kernels.sums.lengths(rows)[:, None]
+        rows *= self.scale * _length(own) / np.where(long > 0, long, 1.0)
+        return _sent(messages, malicious, rows)
+
+    def _direction(self, weights: Weights) -> Rows:
+        """[models, parameters]: of any length."""
+        parameters, units = weights.shape[1], max(abs(self.ranker.hidden), 1)
+        features = parameters if self.ranker.hidden == 0 else parameters // units - 2
+        if features < 1 or self.ranker.size(features) != parameters:
+            raise ValueError(
+                f"the model has {parameters} parameters, which no {type(self.ranker).__name__} with {units} units has; "
+                "give the attack the ranker of the learner"
+            )
+        _check_features(self.features, features)
+        rows = np.zeros_like(weights)
+        outputs = 1.0 if self.ranker.hidden == 0 else weights[:, -units:]
+        for number in self.features:
+            rows[:, (number - 1) * units : number * units] = outputs
+        return rows
+
+
+def promotion(
+    weights: Weights,
+    ranker: Ranker,
+    data: RankingData,
+    features: Sequence[int],
+    top: int = 10,
+    share: float = 0.05,
+) -> float:
+    """The mean share of target documents that reach the top; compare it with that of a model without attack.
+
+    Targets are the `share` of a query's documents, at least one, with the highest mean of these features (numbers from
+    1). Left out are queries that tell nothing: with no more documents than the top holds, or with the same value for
+    all. NaN if none remains.
+    """
+    from fedrank.ranking.measures import ranking
+
+    _check_features(features, data.features.shape[1])
+    if top < 1 or not 0 < share <= 1:
+        raise ValueError(f"top = {top} and share = {share} leave no targets; use 1 or more, and more than 0 up to 1")
+    marks = data.features[:, np.array(features) - 1].astype(np.float64).mean(axis=1).astype(np.float32)
+    targets = ranking(marks, data.offsets)
+    shown = ranking(ranker.score(weights, data.features), data.offsets)
+    reached = []
+    for begin, end in zip(data.offsets[:-1], data.offsets[1:], strict=True):
+        if end - begin > top and marks[begin:end].min() < marks[begin:end].max():
+            count = max(1, int(np.floor(share * (end - begin) + 0.5)))
+            reached.append(np.isin(targets[begin : begin + count], shown[begin : begin + top]).mean())
+    return float(np.mean(reached)) if reached else math.nan
+
+
+@dataclass(frozen=True)
+class Opposite:
+    """Send a model that points the other way, so that forgetting its sender shows (thesis, chapter 6)."""
+
+    scale: float = 2.0  # the model that is sent is -scale x the local model
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        start = messages.weights if messages.weights.ndim == 1 else messages.weights[malicious]
+        return _sent(messages, malicious, -self.scale * (start + _own(messages, malicious)) - start)
+
+
+ATTACKS: dict[str, type[Attack]] = {
+    "poisoned-clicks": PoisonedClicks,
+    "lie": Lie,
+    "fang": Fang,
+    "sign-flip": SignFlip,
+    "noise": Noise,
+    "inner-product": InnerProduct,
+    "min-max": MinMax,
+    "min-sum": MinSum,
+    "promote": Promote,
+    "opposite": Opposite,
+}
+
+
+def _own(messages: Messages, malicious: Malicious) -> Rows:
+    """What the attackers would have sent honestly."""
+    return messages.updates[malicious].astype(np.float64)
+
+
+def _everybody(messages: Messages, malicious: Malicious, knowledge: Knowledge) -> Rows:
+    """Honest updates that the attackers know, their own among them."""
+    return messages.updates.astype(np.float64) if knowledge == "full" else _own(messages, malicious)
+
+
+def _seen(malicious: Malicious, knowledge: Knowledge) -> Malicious:
+    """Whom the attackers take as the honest clients: those with full knowledge, themselves without."""
+    return ~malicious if knowledge == "full" and not malicious.all() else malicious
+
+
+def _push(honest: Rows, mean: Vector, perturbation: Perturbation) -> Vector:
+    """Against what was learned; its length does not matter."""
+    if perturbation == "std":
+        return -np.asarray(honest.std(axis=0))
+    return -np.sign(mean) if perturbation == "sign" else -mean
+
+
+def _length(own: Rows) -> float:
+    return float(np.median(kernels.sums.lengths(own)))
+
+
+def _sent(messages: Messages, malicious: Malicious, rows: Rows) -> Messages:
+    """Messages with other updates of the malicious clients: a row each, or one for all."""
+    updates = messages.updates.copy()
+    updates[malicious] = rows
+    return replace(messages, updates=updates)
+
+
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    if value not in choices.__args__:
+        raise ValueError(f"no {name} {value!r}; use " + " or ".join(f'"{choice}"' for choice in choices.__args__))
+
+
+def _check_scale(scale: float) -> None:
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale = {scale} attacks nobody, or with no number; use a positive one")
+
+
+def _check_features(features: Sequence[int], count: int | None = None) -> None:
+    if not features:
+        raise ValueError("features = [] lifts no document; list feature numbers, from 1")
+    wrong = [number for number in features if number < 1 or (count is not None and number > count)]
+    if wrong:
+        last = "" if count is None else f" to {count}"
+        raise ValueError(f"there is no feature {wrong[0]}; feature numbers go from 1{last}")

@@ -1,0 +1,277 @@
+"""Attacks on what silos tell each other: which words a document holds, and which words somebody asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.attacks.audits import (
+    Finding,
+    Plan,
+    PlannedAttack,
+    capital,
+    fewest_above,
+    lower_bound,
+    matching_epsilon,
+    power,
+    rounded_down,
+    rounded_up,
+    skipped,
+)
+from fedrank.attacks.clicks import Share
+from fedrank.attacks.dictionary import identify_by_cells
+from fedrank.attacks.infer import LEVEL, Tell, upper_bound
+from fedrank.privacy.accounting import GaussianEvent, delta_of, epsilon
+from fedrank.seeds import rng_for
+from fedrank.silo.partners import Partner
+from fedrank.silo.silos import Silo
+from fedrank.silo.sketch import BLOCK, Sketcher
+from fedrank.silo.terms import TermCounts
+from fedrank.silo.training import LocalPlus, SiloMethod
+from fedrank.types import Source
+
+TESTS = 3  # of one method, at most
+PAIRS = 2_000  # of words, or of neighbouring documents, that an attacker has to tell apart
+MOST_PAIRS = 25_000  # of neighbouring documents: under loud noise it takes many to notice that some is missing
+QUESTIONS = 300  # of which an owner has to name the word
+CONTROL = 0.5  # share of the noise that is left in a control: real words move a sketch less than the worst ones would
+FIELD = "body"
+HELD = "words of a document, looked up in what a silo shares"
+SWAPPED = "one word of a document, all others known"
+ASKED = "words of questions, by their owner"
+PASSED_ON = "weights that silos pass on"
+
+
+@dataclass(frozen=True)
+class SketchAudit:
+    """The attacks on what silos would tell each other."""
+
+    method: SiloMethod
+    silos: Callable[[], Sequence[Silo]]  # made when they are needed
+    delta: float
+    seed: int
+    variant: str = ""
+    level: float = LEVEL / TESTS  # of one test
+    pairs: int | None = None  # None: as many as it takes to notice that noise is missing, within bounds
+    source: Source | None = None  # for tests: noise comes from the system's secure source
+
+    def plan(self) -> Plan:
+        """All attacks that fit, and why others do not."""
+        method, plan = self.method, Plan()
+        if isinstance(method, LocalPlus):
+            plan.append(PlannedAttack(HELD, lambda tell: [self._held(method, tell)]))
+            if method.counts == "exact":
+                plan.append(skipped(self.variant, SWAPPED, "counts are told as they are, and nothing is promised"))
+            elif method.noise_in == "paper":
+                plan.append(
+                    skipped(self.variant, SWAPPED, "one draw for all rows is published noise, which hides nothing")
+                )
+            elif method.noise_in == "lookup":
+                plan.append(
+                    skipped(self.variant, SWAPPED, "no sketch leaves a silo, and every answer has its own noise")
+                )
+            elif not method.noise:
+                plan.append(skipped(self.variant, SWAPPED, "sketches have no noise, and nothing is promised"))
+            else:
+                plan.append(PlannedAttack(SWAPPED, lambda tell: [self._swapped(method.sketcher, tell)]))
+            plan.append(PlannedAttack(ASKED, lambda tell: [self._asked(method.sketcher, tell)]))
+        if method.first(1).ndim == 1:
+            plan.append(skipped(self.variant, PASSED_ON, "nothing is promised for them, and no attack is known here"))
+        return plan or [skipped(self.variant, "silos", "silos tell each other nothing")]
+
+    @cached_property
+    def _everybody(self) -> Sequence[Silo]:
+        return self.silos()
+
+    def _held(self, method: LocalPlus, tell: Tell) -> Finding:
+        """Told two words, of which one stands in a document: which one?"""
+        told = {"as it is": method}
+        if method.counts == "sketch" and (method.noise or method.noise_in != "sketch"):
+            told["without noise"] = replace(method, noise=0.0, noise_in="sketch")
+        shares = {
+            name: self._looked_up(each, lambda share, part=part: tell((part + share) / len(told)))  # type: ignore[misc]
+            for part, (name, each) in enumerate(told.items())
+        }
+        found = shares["as it is"]
+        needed = fewest_above(found.of, 0.5, self.level)
+        low, high = found.interval()
+        sentence = (
+            f"Told two words of which one stands in a document, somebody who may look up both named the right one for "
+            f"{found.right:,} of {found.of:,} documents ({low:.0%} to {high:.0%} of all, at 95 %); by guessing it "
+            "would be half."
+        )
+        if "without noise" in shares:
+            sentence += f" Without the noise it would be {shares['without noise'].right:,}."
+        sentence += f" {capital(power(needed, found.of))}."
+        verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
+        counts = {name: asdict(share) for name, share in shares.items()} | {"needed": needed, "level": self.level}
+        shown = f"{found.right:,} of {found.of:,}"
+        return Finding(self.variant, HELD, "", shown, verdict, sentence, counts, "half")
+
+    def _looked_up(self, method: LocalPlus, tell: Tell) -> Share:
+        """Each silo is looked into, in as many of its documents as it has of all."""
+        rng, key = rng_for(self.seed, "words of documents"), rng_for(self.seed, "key of the audit").bytes(32)
+        sizes = np.array([silo.documents for silo in self._everybody])
+        wanted = np.minimum(sizes, np.ceil((self.pairs or PAIRS) * sizes / sizes.sum()).astype(np.int64))
+        right = of = 0
+        for silo, many in zip(self._everybody, wanted, strict=True):
+            partner = self._partner(method, silo, key)
+            counts = silo.fields[FIELD]
+            for document in rng.permutation(silo.documents)[:many]:
+                inside, outside = _two_words(counts, int(document), rng)
+                if inside is None or outside is None:
+                    continue
+                words = [counts.vocabulary[inside], counts.vocabulary[outside]]
+                seen = partner.counts(words)
+                place = int(np.searchsorted(seen.documents, document))
+                there = place < len(seen.documents) and seen.documents[place] == document
+                mine, other = seen.held[FIELD][place] if there else (0.0, 0.0)
+                right += bool(rng.random() < 0.5) if mine == other else mine > other
+                of += 1
+                tell(of / max(wanted.sum(), 1))
+        return Share(int(right), of)
+
+    def _partner(self, method: LocalPlus, silo: Silo, key: bytes) -> Partner:
+        return method.partner(silo, key, max(1, *method.most(self._everybody)), self.seed, self.source)
+
+    def _swapped(self, sketcher: Sketcher, tell: Tell) -> Finding:
+        """Who knows all of a document but one word, and which two it may be, sees its whole sketch: which one is it?"""
+        promised = epsilon(GaussianEvent(sketcher.noise), 1, self.delta)
+        most = (1 + delta_of(GaussianEvent(sketcher.noise), 1, 0.0)) / 2
+        pairs = self.pairs or _pairs_for(sketcher.noise)
+        found = self._told_apart(sketcher, pairs, lambda share: tell(share / 2))
+        control = None
+        if CONTROL * sketcher.deviation >= 0.5:  # less cannot be drawn on whole numbers
+            weaker = replace(sketcher, noise=CONTROL * sketcher.noise)
+            control = self._told_apart(weaker, pairs, lambda share: tell((1 + share) / 2))
+        lower = lower_bound(found.right, found.of, self.level)
+        low, high = found.interval()
+        sentence = (
+            f"Of {found.of:,} documents, of which everything but one word was known, the right one of two words was "
+            f"named for {found.right:,} ({low:.0%} to {high:.0%} of all, at 95 %); the noise of a document's sketch, "
+            f"which is ε = {rounded_up(promised)} alone, allows {most:.1%}, and guessing would be half."
+        )
+        if lower > most:
+            verdict = "VIOLATED"
+        elif control is not None and lower_bound(control.right, control.of, self.level) > most:
+            verdict = "NOT SHOWN"
+            sentence += f" With half of the noise the same attack is right for {control.right:,}, and is caught."
+        else:
+            verdict = "NO POWER"
+            sentence += (
+                f" In {pairs:,} documents the attack would not even notice that half of the noise is missing, so that "
+                "it says nothing."
+            )
+        counts = {
+            "found": asdict(found),
+            "control": None if control is None else asdict(control),
+            "epsilon_claimed": promised,
+            "delta": self.delta,
+            "bound": most,
+            "level": self.level,
+            "epsilon_largest": matching_epsilon(lower_bound(found.of, found.of, self.level), self.delta),
+        }
+        shown = "" if verdict == "NO POWER" else f"ε ≥ {rounded_down(matching_epsilon(lower, self.delta))}"
+        return Finding(
+            self.variant, SWAPPED, f"ε = {rounded_up(promised)}", shown, verdict, sentence, counts, "ε ≥ 0.00"
+        )
+
+    def _told_apart(self, sketcher: Sketcher, pairs: int, tell: Tell) -> Share:
+        """The best test of two neighbours, on sketches as they are made for others."""
+        rng, bare = rng_for(self.seed, "neighbours"), replace(sketcher, noise=0.0)
+        hashing = sketcher.hashing(rng.bytes(32))
+        step = max(1, BLOCK // (sketcher.depth * sketcher.width))
+        right = of = 0
+        while of < pairs:
+            first, second, owned, truth = _neighbours(self._everybody, min(step, pairs - of), rng)
+            seen = sketcher.sketch(owned, hashing, self.source).astype(np.float64)
+            one, other = (bare.sketch(counts, hashing).astype(np.float64) for counts in (first, second))
+            evidence = np.einsum("pzw,pzw->p", seen - (one + other) / 2, other - one)
+            said = np.where(evidence == 0, rng.random(len(evidence)) < 0.5, evidence > 0)
+            right += int(np.count_nonzero(said == truth))
+            of += len(truth)
+            tell(of / pairs)
+        return Share(right, of)
+
+    def _asked(self, sketcher: Sketcher, tell: Tell) -> Finding:
+        """An owner holds the key, and tries all words on the cells that it is asked for."""
+        rng = rng_for(self.seed, "questions")
+        asked = [term for silo in self._everybody for query in silo.train for term in query.terms]
+        known = list(dict.fromkeys([*self._everybody[0].fields[FIELD].vocabulary, *asked]))
+        place = {word: number for number, word in enumerate(known)}
+        cells, signs = sketcher.places(known, sketcher.hashing(rng.bytes(32)))
+        dictionary = 2 * cells + (signs > 0)
+        chosen = [asked[i] for i in rng.integers(len(asked), size=QUESTIONS)]
+        right = 0
+        for done, word in enumerate(chosen, start=1):
+            right += bool(rng.random() < identify_by_cells(dictionary[place[word]], dictionary)[place[word]])
+            tell(done / QUESTIONS)
+        usual = max(asked, key=asked.count)
+        found, guess = Share(right, QUESTIONS), Share(chosen.count(usual), QUESTIONS)
+        needed = fewest_above(found.of, upper_bound(guess.right, guess.of, self.level), self.level)
+        low, high = found.interval()
+        sentence = (
+            f"Of {found.of} words that letters would ask about, an owner named {found.right} ({low:.0%} to {high:.0%} "
+            f"of all, at 95 %), out of a dictionary of {len(known):,}; always naming the most frequent one is right "
+            f"for {guess.right}. Who holds a copy of the sketch asks nobody."
+        )
+        verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
+        counts = {"found": asdict(found), "guess": asdict(guess), "dictionary": len(known), "level": self.level}
+        shown = f"{found.right} of {found.of}"
+        return Finding(self.variant, ASKED, "", shown, verdict, sentence, counts, f"{guess.right} of {guess.of}")
+
+
+def _pairs_for(noise: float) -> int:
+    """How many neighbours it takes, all but surely, to notice that noise is missing; at most MOST_PAIRS.
+
+    >>> _pairs_for(1.0), _pairs_for(4.0), _pairs_for(100.0)
+    (2000, 21584, 25000)
+    """
+    from scipy.special import ndtr
+
+    # Two words share hardly a cell: a word moves a sketch by √2 where the promise is about 2.
+    allowed, caught = (ndtr(shift / noise) for shift in (0.5, sqrt(0.5) / 2 / CONTROL))
+    return max(PAIRS, min(MOST_PAIRS, int((3 / (caught - allowed)) ** 2)))  # six deviations
+
+
+def _two_words(counts: TermCounts, document: int, rng: np.random.Generator) -> tuple[int | None, int | None]:
+    """A word that a document holds, and one that it does not, drawn from the words of all documents."""
+    held = counts.terms[counts.offsets[document] : counts.offsets[document + 1]]
+    if not len(held):
+        return None, None
+    return int(rng.choice(held)), _another_word(counts, held, rng)
+
+
+def _another_word(counts: TermCounts, held: NDArray[np.int32], rng: np.random.Generator) -> int | None:
+    drawn = counts.terms[rng.integers(len(counts.terms), size=50)]
+    free = drawn[~np.isin(drawn, held)]
+    return int(free[0]) if len(free) else None
+
+
+def _neighbours(
+    silos: Sequence[Silo], many: int, rng: np.random.Generator
+) -> tuple[TermCounts, TermCounts, TermCounts, NDArray[np.bool_]]:
+    """Documents, the same with one occurrence of a word replaced by another word, one of the two, and which one."""
+    counts = max((silo.fields[FIELD] for silo in silos), key=len)
+    once = np.flatnonzero(counts.counts == 1)
+    if not len(once):
+        raise ValueError("no document holds a word just once, so that none can be replaced; use other documents")
+    whose = np.repeat(np.arange(len(counts)), np.diff(counts.offsets))
+    entries = rng.choice(once, many)
+    first = counts.rows(whose[entries])
+    changed = first.terms.copy()
+    places = first.offsets[:-1] + entries - counts.offsets[whose[entries]]
+    for document, place in enumerate(places):
+        held = first.terms[first.offsets[document] : first.offsets[document + 1]]
+        another = _another_word(counts, held, rng)
+        if another is not None:  # otherwise the two are alike, and the attacker guesses
+            changed[place] = another
+    truth = rng.random(many) < 0.5
+    mixed = np.where(np.repeat(truth, np.diff(first.offsets)), changed, first.terms)
+    second, owned = (replace(first, terms=terms) for terms in (changed, mixed))
+    return first, second, owned, truth

@@ -1,0 +1,173 @@
+"""Findings of papers put to the test: a claim holds, does not hold, or cannot be told from the design there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedrank.experiments.report.contrast import Contrast
+from fedrank.experiments.report.statistics import LEVEL, t_quantile
+
+SMALL = 0.01  # of a measure between 0 and 1: a difference that nobody would act on
+ENOUGH = 0.8  # power of a design that is worth its time
+MOST = 1_000  # repeats; whoever needs more needs another design
+HOLDS = "holds"
+FAILS = "does not hold"
+OPEN = "cannot be told"
+UNTESTED = "not tested here"
+CANNOT = "this design cannot tell"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A claim, and the contrast of the variant that is said to be higher with the other one."""
+
+    says: str
+    column: str
+    contrast: Contrast
+    within: float | None = None  # if given: the two are said to differ by no more than this
+    reported: float | None = None  # the difference that the paper reports
+    scale: float = 1.0  # the highest value of the measure
+
+    @property
+    def small(self) -> float:
+        return SMALL * self.scale
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim and what the runs say about it."""
+
+    claim: Stated
+    verdict: str  # HOLDS, FAILS, OPEN or UNTESTED
+    level: float = LEVEL  # at which it was judged: its share of LEVEL
+    low: float = math.nan  # confidence interval of the difference at that level
+    high: float = math.nan
+    sought: float = math.nan  # the difference that power is for: the paper's, or the smallest of interest
+    power: float = math.nan  # of the design, for that difference
+    why: str = ""
+    outlook: str = ""  # where it cannot be told: what more repeats would show; part of why
+
+    @property
+    def says(self) -> str:
+        return self.claim.says
+
+    @property
+    def column(self) -> str:
+        return self.claim.column
+
+    @property
+    def contrast(self) -> Contrast:
+        return self.claim.contrast
+
+    @property
+    def scope(self) -> str:
+        return self.contrast.scope
+
+    @property
+    def difference(self) -> float:
+        """Mean of the variant said to be higher minus the other one."""
+        return self.contrast.difference
+
+    @property
+    def pairs(self) -> int:
+        """Repeats that both variants have."""
+        return self.contrast.repeats
+
+
+def judge_all(claims: Sequence[Stated]) -> tuple[Verdict, ...]:
+    """Judge the claims of one experiment together, the clearest first (Holm's step-down procedure).
+
+    The clearest one must be clear at LEVEL / claims, the next one at LEVEL / (claims - 1), and so on; from the first
+    that cannot be told, the others cannot be told either.
+    """
+    verdicts: dict[int, Verdict] = {}
+    clearest = sorted(range(len(claims)), key=lambda i: _decided_at(claims[i]))
+    left = sum(claim.contrast.tested for claim in claims)
+    for i in clearest:
+        verdicts[i] = judge(claims[i], LEVEL / max(left, 1))
+        left -= verdicts[i].verdict in (HOLDS, FAILS)
+    return tuple(verdicts[i] for i in range(len(claims)))
+
+
+def judge(claim: Stated, level: float = LEVEL) -> Verdict:
+    """Judge one claim by the confidence interval of its difference.
+
+    Without `within` a claim holds if the interval lies above 0; it does not if the interval lies below 0, or so close
+    around 0 that the difference is less than a hundredth of the measure's scale either way. With `within` it holds if
+    the interval lies inside ± within, and does not if it lies outside.
+    """
+    found, within = claim.contrast, claim.within
+    sought = _sought(claim)
+    power = found.power(sought, level) if within is None else found.power_alike(within, level)
+    low, high = found.interval(level)
+    if found.repeats == 0 and not found.counted:
+        return Verdict(claim, UNTESTED, level, why=found.why)
+    if not found.tested:
+        why = f"{CANNOT}: {found.why}{_on_these_queries(found)}"
+        return Verdict(claim, OPEN, level, sought=sought, power=0.0, why=why)
+    if within is not None:
+        verdict = HOLDS if -within < low and high < within else FAILS if low > within or high < -within else OPEN
+    else:
+        small = low > -claim.small and high < claim.small
+        verdict = HOLDS if low > 0 else FAILS if high < 0 or small else OPEN
+    if verdict != OPEN:
+        return Verdict(claim, verdict, level, low, high, sought, power)
+    outlook = _needed(claim, level)
+    return Verdict(claim, verdict, level, low, high, sought, power, f"{_could(claim, power)}; {outlook}", outlook)
+
+
+def _on_these_queries(found: Contrast) -> str:
+    """What repeats say, who know nothing about other queries."""
+    if math.isnan(found.luck):
+        return ""
+    half = t_quantile(1 - LEVEL / 2, found.repeats - 1) * found.luck
+    low, high = found.difference - half, found.difference + half
+    return f"; on exactly these, {found.repeats} repeats put it between {low:+.4g} and {high:+.4g}"
+
+
+def _sought(claim: Stated) -> float:
+    """The difference that a design should be able to show."""
+    if claim.within is not None:
+        return claim.within
+    return claim.small if not claim.reported else abs(claim.reported)
+
+
+def _decided_at(claim: Stated) -> float:
+    """The smallest level at which the interval would decide the claim: its p; infinite where there is no test."""
+    found = claim.contrast
+    if not found.tested:
+        return math.inf
+    far = abs(found.difference)
+    margin = claim.small if claim.within is None else claim.within
+    return min(found.beyond(margin - far), found.beyond(far if claim.within is None else far - margin))
+
+
+def _could(claim: Stated, power: float) -> str:
+    """The power of the design in words."""
+    if claim.within is not None:
+        return f"power {power:.2f} to show them alike"
+    whose = "the paper's difference" if claim.reported else "the smallest of interest"
+    return f"power {power:.2f} for {_sought(claim):.3g}, {whose}"
+
+
+def _needed(claim: Stated, level: float) -> str:
+    """What a difference as large as the one that was seen would take."""
+    from scipy.special import ndtri
+
+    found, within = claim.contrast, claim.within
+    distance = abs(found.difference) if within is None else abs(within - abs(found.difference))
+    against = found.difference < 0 if within is None else abs(found.difference) > within
+    told = "the opposite" if against else "it"
+    error = distance / float(ndtri(1 - level / 2) + ndtri(ENOUGH))
+    if error <= found.floor:
+        share = f"{found.unit} of one data set share their queries"
+        because = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
+        return f"more repeats would not show {told}: {because}"
+    count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "repeats")
+    luck, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
+    if luck > MOST * room:
+        return f"more than {MOST:,} {what} would be needed to show {told}"
+    wanted = max(math.ceil(luck / room), count + 1)
+    return f"about {wanted:,} {what} instead of {count:,} would show {told}"

@@ -1,0 +1,82 @@
+"""Sections as one web page that needs nothing from the network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from fedrank.experiments.report.sections import Drawing, Interactive, Part, Section
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+
+def page(title: str, sections: Sequence[Section], last: Sequence[Part] = ()) -> str:
+    """A web page. Several sections get a list of contents; `last` stands below all of them."""
+    from markupsafe import Markup
+
+    script = _script() if any(map(_is_lively, (*sections, *last))) else ""
+    values = {"title": title, "sections": sections, "last": last, "script": Markup(script)}
+    return _environment().get_template("page.html").render(**values, policy=Markup(policy(script)))
+
+
+def part(name: str) -> str:
+    """A file that pages are made of: `style.css`, `chart.js` or `lively.js`."""
+    return files("fedrank.experiments.report").joinpath("templates", name).read_text("utf-8")
+
+
+def policy(script: str | None = None) -> str:
+    """What a browser may do with a report: nothing is fetched, and no script runs but the one it comes with."""
+    allowed = f"; script-src '{_hash(_script() if script is None else script)}'" if script != "" else ""
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:{allowed}; base-uri 'none'; form-action 'none'"
+
+
+@cache
+def _script() -> str:
+    return part("chart.js") + part("lively.js")
+
+
+def _hash(script: str) -> str:
+    """By which a browser knows the one script that may run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _is_lively(part: Part) -> bool:
+    return isinstance(part, Interactive) or (isinstance(part, Section) and any(map(_is_lively, part.parts)))
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fedrank.experiments.report"),
+        autoescape=True,  # names and notes come from files
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"drawing": _drawing, "data": _data}
+    return environment
+
+
+def _data(part: Interactive) -> Markup:
+    """What the script reads: JSON in which nothing can end the element that it stands in."""
+    from markupsafe import Markup
+
+    text = json.dumps(part.data(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _drawing(figure: Drawing) -> Markup:
+    """The drawing, with its caption for those who cannot see it."""
+    from markupsafe import Markup
+
+    named = Markup('<svg role="img" aria-label="{}" ').format(figure.caption)
+    return Markup(figure.draw().replace("<svg ", named, 1))

@@ -1,0 +1,145 @@
+"""Several experiments as one, where they were tested on the same queries: one table, one set of curves, one test."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.experiments.report.findings import Findings, compare, is_of, nothing_beside, other_data, untested
+from fedrank.experiments.report.readings import Repeat, VariantRuns
+from fedrank.experiments.runner.runs import Runs
+from fedrank.experiments.spec.grid import NOTHING
+
+MOST_NAMED = 4  # experiments in a title
+
+
+def join(reported: Sequence[Findings], baseline: str | None = None) -> list[Findings]:
+    """The same findings, where those that can be compared are one. What they do not share is left out of it."""
+    groups: list[list[Findings]] = []
+    for findings in reported:
+        group = next((group for group in groups if all(_fit(one, findings) for one in group)), None)
+        if group is None:
+            groups.append([findings])
+        else:
+            group.append(findings)
+    return [group[0] if len(group) == 1 else _joined(group, baseline) for group in groups]
+
+
+def _fit(one: Findings, other: Findings) -> bool:
+    """Whether two experiments share a measure, and queries that it was measured on."""
+    if one.kind != other.kind or not {*one.measures} & {*other.measures}:
+        return False
+    if one.runs.finished[0].data.get("name") != other.runs.finished[0].data.get("name"):
+        return False
+    ours, theirs = _tested_on(one), _tested_on(other)
+    shared = [(repeat, repeat) for repeat in ours if repeat in theirs]
+    if not shared:  # other seeds of the same folds can stand in one table, though nothing pairs them
+        shared = [(first, second) for first in ours for second in theirs if first[0] == second[0]]
+    return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
+
+
+def _tested_on(findings: Findings) -> dict[Repeat, NDArray[np.str_]]:
+    return {repeat: reading.query_ids for variant in findings.variants for repeat, reading in variant.repeats.items()}
+
+
+def _joined(parts: Sequence[Findings], baseline: str | None) -> Findings:
+    names = _names(parts)
+    variants = tuple(
+        _as_of(name, variant) for name, part in zip(names, parts, strict=True) for variant in part.variants
+    )
+    measures = tuple(column for column in parts[0].measures if all(column in part.measures for part in parts))
+    nothing = nothing_beside(variants, measures)
+    chosen, why = _baseline(parts, names, variants, baseline)
+    if baseline == NOTHING and len(nothing) == 1:
+        chosen, why = nothing[0].values, "as chosen"
+    notes: list[str] = []
+    if unshared := sorted({column for part in parts for column in part.measures} - {*measures}):
+        notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
+    if len({run.asked for part in parts for run in part.runs.finished}) > 1 and any(part.served for part in parts):
+        notes.append(
+            "Experiments differ in their rounds: sums over rounds are left out, and final values are not of one age."
+        )
+    runs = [
+        replace(run, variant=f"{name}/{run.variant}")
+        for name, part in zip(names, parts, strict=True)
+        for run in part.runs
+    ]
+    notes += other_data(Runs(tuple(runs)).finished)
+    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) <= MOST_NAMED else f"{len(names)} experiments"
+    findings = Findings(
+        name=", ".join(names),
+        title=f"{listed}, compared",
+        folder=parts[0].folder,
+        grid=None,
+        text="",
+        measures=measures,
+        variants=variants,
+        baseline=chosen,
+        baseline_why=why,
+        comparisons={},
+        published=(),
+        claims=tuple(
+            replace(claim, claim=replace(claim.claim, says=f"{name}: {claim.says}"))
+            for name, part in zip(names, parts, strict=True)
+            for claim in part.claims
+        ),
+        runs=Runs(tuple(runs)),
+        expected=parts[0].expected if all(one.expected == two.expected for one, two in pairwise(parts)) else None,
+        notes=(),
+        nothing=nothing,
+        parts=tuple(replace(part, name=name) for name, part in zip(names, parts, strict=True)),
+    )
+    known = {variant.name: variant for variant in variants}
+    published = tuple(
+        replace(entry, variant=known.get(f"{name}/{entry.variant.name}", entry.variant))
+        for name, part in zip(names, parts, strict=True)
+        for entry in part.published
+        if entry.column in findings.columns
+    )
+    compared = {column: compare(findings, column) for column in findings.columns}
+    notes += untested(findings, compared)
+    # What holds of a comparison within one experiment has been said already where it holds of all.
+    notes += [
+        f"{name}: {note}" for name, part in zip(names, parts, strict=True) for note in part.notes if note not in notes
+    ]
+    return replace(findings, comparisons=compared, published=published, notes=tuple(dict.fromkeys(notes)))
+
+
+def _names(parts: Sequence[Findings]) -> list[str]:
+    """A name for each experiment: its own, or as much of its folder as tells it from the others."""
+    for length in range(max(len(part.folder.parts) for part in parts) + 1):
+        names = ["/".join(part.folder.parts[-length:]) if length else part.name for part in parts]
+        if max(Counter(names).values()) == 1:
+            break
+    return names
+
+
+def _as_of(name: str, variant: VariantRuns) -> VariantRuns:
+    alone = variant.name == "only"
+    label = name if alone else f"{name}: {variant.label}"
+    return replace(variant, name=f"{name}/{variant.name}", label=label, experiment=name)
+
+
+def _baseline(
+    parts: Sequence[Findings], names: Sequence[str], variants: Sequence[VariantRuns], wanted: str | None
+) -> tuple[VariantRuns, str]:
+    """The variant that was asked for, or the baseline of the first experiment that has one."""
+    runs = {name: part.runs for name, part in zip(names, parts, strict=True)}
+    for variant in variants:
+        if wanted is None:
+            break
+        own = variant.name.removeprefix(f"{variant.experiment}/")
+        exact = wanted in (variant.name, variant.label, own, variant.own_label)
+        if exact or any(is_of(wanted, runs[variant.experiment], name) for name in (own, variant.own_label)):
+            return variant, "as chosen"
+    for name, part in zip(names, parts, strict=True):
+        if part.baseline is not None:
+            for variant in variants:
+                if variant.name == f"{name}/{part.baseline.name}":
+                    return variant, f"the baseline of {name}"
+    return variants[0], "the first variant, because no baseline was named"

@@ -1,0 +1,109 @@
+"""Pictures for notebooks and papers: runs, models and clients in, a Matplotlib figure out.
+
+`fedrank.plot.curves(runs).savefig("curves.pdf")`. A notebook shows a figure that ends a cell. Matplotlib is imported
+when the first one is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrank.experiments.report.findings import Findings, find
+from fedrank.experiments.report.join import join
+from fedrank.experiments.report.readings import Reading, VariantRuns
+from fedrank.experiments.report.tables import heading
+from fedrank.experiments.runner.runs import Run, Runs
+from fedrank.names import nearest
+from fedrank.ranking.model import Model
+from fedrank.types import Crowd
+
+if TYPE_CHECKING:
+    from fedrank.experiments.report.figures import Picture
+
+__all__ = ["clients", "curves", "final", "weights"]
+
+
+def __dir__() -> list[str]:
+    """What a prompt completes."""
+    return __all__
+
+
+def curves(runs: Runs | Run, column: str | None = None) -> Picture:
+    """One column by round: a line for each variant, with a 95% band where there are enough repeats.
+
+    Without a name it is the first measure; "online" is what users saw while models learned.
+    """
+    from fedrank.experiments.report.figures import curves_figure
+
+    findings = _found(runs)
+    chosen = _column(column, [*findings.measures, *["online"] * findings.served])
+    return curves_figure(findings, chosen, heading(chosen))
+
+
+def final(runs: Runs | Run, column: str | None = None) -> Picture:
+    """The final value of one column: a point for each repeat, and the mean of each variant with its 95% interval."""
+    from fedrank.experiments.report.plot_figures import final_figure
+
+    findings = _found(runs)
+    chosen = _column(column, findings.columns)
+    return final_figure(findings, chosen, heading(chosen))
+
+
+def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
+    """The features that weigh most in linear models: of each variant, or of one model."""
+    from fedrank.experiments.report.figures import weights_figure
+
+    if isinstance(models, Model):
+        if models.ranker.hidden or models.weights.ndim > 1:
+            raise ValueError(f"{models} has no weight of its own for each feature; give a single linear model")
+        return weights_figure([_alone(models)], top)
+    shown = [variant for variant in _found(models).variants if variant.weights() is not None]
+    if not shown:
+        raise ValueError("none of these runs has a linear model, and others have no weight for each feature")
+    return weights_figure(shown, top)
+
+
+def clients(crowd: Crowd) -> Picture:
+    """How many queries each client holds, and how many of its documents have each grade."""
+    from fedrank.experiments.report.plot_figures import clients_figure
+
+    data = crowd.data
+    shares = np.zeros((len(crowd), data.top_grade + 1))
+    for row in range(len(crowd)):
+        queries = crowd.queries[crowd.pools[crowd.pool[row]] : crowd.pools[crowd.pool[row] + 1]]
+        places = np.concatenate([np.arange(data.offsets[query], data.offsets[query + 1]) for query in queries])
+        shares[row] = np.bincount(crowd.grades[crowd.view[row], places], minlength=data.top_grade + 1)
+    return clients_figure(np.diff(crowd.pools)[crowd.pool], shares / shares.sum(axis=1, keepdims=True))
+
+
+def _alone(model: Model) -> VariantRuns:
+    """A model that no run is known of, as if it were the only repeat of a variant."""
+    names = model.feature_names or tuple(f"feature {i + 1}" for i in range(model.features))
+    nobody = np.array([], dtype=np.str_)
+    return VariantRuns("", "", {}, {(1, 1): Reading({}, {}, 1, {}, nobody, {}, {}, model.weights, names)})
+
+
+def _found(runs: Runs | Run) -> Findings:
+    """What finished runs of one experiment come to, or of several that were tested on the same queries."""
+    if not isinstance(runs, Runs | Run):
+        raise TypeError(f"{runs!r} is no run that was read; give what fedrank.load_runs(folder) returns")
+    reported = join(find(Runs((runs,)) if isinstance(runs, Run) else runs))
+    if len(reported) > 1:
+        names = "; ".join(findings.name for findings in reported)
+        first = [*dict.fromkeys(run.experiment for run in reported[0].runs)]
+        raise ValueError(
+            f"these are experiments that were not tested on the same queries ({names}), which one picture mixes up; "
+            f"choose some, as in runs.filter(experiment={first if len(first) > 1 else first[0]!r})"
+        )
+    return reported[0]
+
+
+def _column(column: str | None, known: Sequence[str]) -> str:
+    if column is None:
+        return known[0]
+    if column not in known:
+        raise ValueError(f"no column {column!r}{nearest(column, known)}")
+    return column

@@ -1,0 +1,774 @@
+"""The tables of a report, for the page, for Markdown and for the terminal alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
+from fedrank.experiments.report.findings import HEADINGS, Findings
+from fedrank.experiments.report.readings import Threat, VariantRuns
+from fedrank.experiments.report.reproduced import OUTSIDE, WITHIN, Reproduced
+from fedrank.experiments.report.sections import Cell, Table
+from fedrank.experiments.report.statistics import LEVEL, Summary, summarise
+from fedrank.experiments.runner.cards import about_population
+from fedrank.experiments.runner.folder import Card, Json
+from fedrank.experiments.runner.privacy import together
+from fedrank.experiments.runner.runs import COUNTED, TIMED, Runs
+from fedrank.experiments.spec.experiment import to_tables
+from fedrank.experiments.spec.families import Elsewhere, default_of, is_required
+from fedrank.experiments.spec.grid import Grid
+from fedrank.experiments.spec.toml import TomlTable, readable
+from fedrank.privacy.promises import up
+
+ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
+
+
+def heading(column: str) -> str:
+    return HEADINGS.get(column, column)
+
+
+def provenance_rows(finished: Runs) -> list[tuple[str, str]]:
+    """When runs were done, by which code, where, and from which files; what is the same for all stands once."""
+    begun = sorted(run.begun for run in finished if run.begun)
+    ended = sorted(run.ended for run in finished if run.ended)
+    rows = {"begun": begun[0] if begun else "", "ended": ended[-1] if ended else ""}
+    for what in dict.fromkeys(name for run in finished for name in run.commits):
+        rows[f"commit of {'the ' if ' ' in what else ''}{what}"] = _each(
+            run.commits.get(what, "none") for run in finished
+        )
+    rows["versions"] = _each(", ".join(f"{k} {v}" for k, v in run.versions.items()) for run in finished)
+    rows["processor"] = _each(run.processor for run in finished)
+    for file in dict.fromkeys(name for run in finished for name in run.files):
+        sums = dict.fromkeys(run.files[file] for run in finished if file in run.files)
+        rows[file] = " and ".join(f"SHA-256 {one}" for one in sums)
+    return [(name, text) for name, text in rows.items() if text]
+
+
+def _each(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, values)))
+
+
+def final_table(findings: Findings, columns: Sequence[str] | None = None) -> Table:
+    """Final quality of each variant; ▲ and ▼ mark significant differences from the baseline."""
+    columns = findings.columns if columns is None else columns
+    names, words = _variant_columns(findings)
+    best = {column: _best(findings, column) for column in columns}
+    several = len(findings.variants) + len(findings.nothing) > 1
+    rows = []
+    for variant in findings.variants:
+        n = len(variant.repeats)
+        short = findings.expected is not None and n < findings.expected
+        repeats = Cell(f"{n} of {findings.expected}" if short else str(n), tone="worse" if short else "")
+        row = [*_variant_cells(findings, variant, words), repeats]
+        for column in columns:
+            summary = variant.summary(column)
+            hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}" if n > 1 else ""
+            row.append(
+                Cell(
+                    spread(column, summary),
+                    strong=several and variant.name in best[column],
+                    hint=hint,
+                    mark=mark_of(findings, variant, column),
+                )
+            )
+        rows.append(row)
+    for nothing in findings.nothing:
+        values = nothing.values
+        row = [*_variant_cells(findings, values, words), Cell(str(len(values.repeats)))]
+        for column in columns:
+            strong = several and values.name in best[column]
+            room = None if findings.baseline is None else ""  # the room of a mark, so that digits stand below digits
+            row.append(Cell(spread(column, values.summary(column)), strong, tone="quiet", mark=room))
+        rows.append(row)
+    notes = []
+    if several:
+        notes.append("Bold: highest mean of its column.")
+    notes += final_notes(findings)
+    return Table([*names, "repeats", *(heading(column) for column in columns)], rows, len(names), notes)
+
+
+def mark_of(findings: Findings, variant: VariantRuns, column: str) -> str | None:
+    """▲ or ▼ for a significant difference from the baseline, empty for none, None where there is no baseline."""
+    if findings.baseline is None:
+        return None
+    comparison = findings.comparisons.get(column, {}).get(variant.name)
+    return {"better": "▲", "worse": "▼", "": ""}[comparison.verdict if comparison else ""]
+
+
+def final_notes(findings: Findings) -> list[str]:
+    """What doing nothing is, and what marks mean."""
+    notes = []
+    if findings.nothing:
+        orders = ", ".join(dict.fromkeys(nothing.order for nothing in findings.nothing))
+        notes.append(f"Do nothing: the order that users have without learning ({orders}).")
+    if findings.baseline is not None and findings.is_tested:
+        notes.append(
+            f"▲ ▼: significantly above or below the baseline, {findings.baseline.label} ({findings.baseline_why}): "
+            f"corrected p < {LEVEL:g}, {_compared(findings)}."
+        )
+    return notes
+
+
+def interval_table(findings: Findings, column: str) -> Table:
+    """Mean with its confidence interval and range."""
+    names, words = _variant_columns(findings)
+    rows = []
+    for variant in findings.rows:
+        summary = variant.summary(column)
+        values = (summary.mean, summary.sd, summary.low, summary.high, summary.smallest, summary.largest)
+        rows.append([*_variant_cells(findings, variant, words), *(Cell(number(column, value)) for value in values)])
+    return Table([*names, "mean", "sd", "95% from", "to", "lowest", "highest"], rows, len(names))
+
+
+def comparison_table(findings: Findings, column: str) -> Table:
+    """Each variant against the baseline in one column."""
+    names, words = _variant_columns(findings)
+    rows = []
+    for variant in findings.variants:
+        comparison = findings.comparisons.get(column, {}).get(variant.name)
+        if comparison is None:
+            continue
+        found = comparison.contrast
+        rows.append(
+            [
+                *_variant_cells(findings, variant, words),
+                Cell(signed(column, found.difference), tone=comparison.verdict, hint=found.why),
+                Cell(interval(column, *found.interval())),
+                Cell(probability(comparison.p), hint=f"uncorrected p {probability(found.p)}", tone=comparison.verdict),
+                Cell(effect_size(found.effect)),
+                Cell(str(found.repeats)),
+                Cell(f"{found.counted:,} {found.unit}" if found.tested else "-", hint=found.why),
+            ]
+        )
+    header = [*names, "difference", "95% interval", "p, corrected", "effect (d)", "repeats", "tested over"]
+    return Table(header, rows, len(names))
+
+
+def nothing_table(findings: Findings, column: str) -> Table:
+    """Each variant against what users have without it."""
+    names, words = _variant_columns(findings)
+    several, rows = len(findings.nothing) > 1, []
+    for nothing in findings.nothing:
+        for variant in findings.variants:
+            found = nothing.comparisons.get(column, {}).get(variant.name)
+            if found is None:
+                continue
+            test = found.contrast
+            verdict = found.verdict or ("cannot be told" if test.tested else f"not tested: {test.why}")
+            row = [*_variant_cells(findings, variant, words), *([Cell(nothing.order)] if several else [])]
+            row += [Cell(signed(column, test.difference), tone=found.verdict), Cell(interval(column, *test.interval()))]
+            row += [Cell(f"{test.counted:,} {test.unit}"), Cell(probability(found.p))]
+            rows.append([*row, Cell(verdict, tone=found.verdict or "quiet")])
+    header = [*names, *(["order"] if several else []), "difference", "95% interval", "tested over", "p, corrected"]
+    header.append("verdict")
+    return Table(header, rows, len(names) + several)
+
+
+def published_table(findings: Findings) -> Table:
+    """Values from papers next to ours."""
+    rows = []
+    for entry in findings.published:
+        texts = (entry.variant.label, heading(entry.column), entry.source, *published_cells(entry))
+        rows.append([*map(Cell, texts), Cell(entry.verdict, tone=published_tone(entry.verdict), hint=entry.how)])
+    header = ["variant", "measure", "source", *PUBLISHED, "verdict"]
+    return Table(header, rows, 3, [PUBLISHED_RULE])
+
+
+PUBLISHED = ("published", "measured", "95% of our mean", "repeats", "ours - theirs", "its 95% interval", "z")
+PUBLISHED_RULE = (
+    "Rule: a published value is within if the 95% interval of ours - theirs holds 0. Its standard error is that of "
+    "luck: paired by folds where they are published, else of seeds within folds, with one run a fold behind the "
+    "published mean unless it says how many. With one seed a fold, the spread between folds can put a value outside, "
+    "and no more. z is the difference in standard errors. ± is the spread over repeats, and decides nothing."
+)
+
+
+def published_cells(entry: Reproduced) -> tuple[str, ...]:
+    """Cells under the headings of PUBLISHED."""
+    column, ours = entry.column, entry.measured
+    value = number(column, entry.value)
+    return (
+        value if entry.spread is None else f"{value} ± {number(column, entry.spread)}",
+        spread(column, ours),
+        of_mean(column, ours),
+        str(ours.n),
+        signed(column, entry.difference),
+        interval(column, *entry.interval),
+        "-" if math.isnan(entry.z) else f"{entry.z:+.1f}",
+    )
+
+
+def published_tone(verdict: str) -> str:
+    return {WITHIN: "better", OUTSIDE: "worse"}.get(verdict, "quiet")
+
+
+def claims_table(findings: Findings) -> Table:
+    """What the paper found, and whether it holds here."""
+    rows = []
+    for claim in findings.claims:
+        verdict = told_verdict(claim)
+        texts = (heading(claim.column), with_interval(claim), effect_size(claim.contrast.effect, 1), tested_over(claim))
+        cells = [Cell(claim.says), Cell(verdict, tone=TONES[claim.verdict]), *map(Cell, texts)]
+        rows.append([*cells, Cell(str(claim.pairs)), Cell(power(claim))])
+    tested = sum(claim.contrast.tested for claim in findings.claims)
+    note = (
+        f"On this data set, by the rule of all tables. Difference with a confidence interval at the level {LEVEL:g} "
+        f"that {_count(tested, 'tested claim')} of the experiment share{'s' if tested == 1 else ''} (Holm). A claim "
+        f"that something is better holds above 0, and does not hold below 0 or within a hundredth (±{SMALL:g} of a "
+        "measure that ends at 1); a claim that two are alike holds inside its margin. Power: how likely the design "
+        "would have shown the difference that the paper reports, or a hundredth."
+    )
+    header = ["claim", "verdict", "measure", "difference", "effect", "tested over", "repeats", "power"]
+    return Table(header, rows, 3, [note])
+
+
+TONES = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
+
+
+def told_verdict(claim: Verdict) -> str:
+    """A verdict, and why it is not clearer; a design that could not have told anything says just that."""
+    if not claim.why or claim.why.startswith(CANNOT):
+        return claim.why or claim.verdict
+    return f"{claim.verdict}: {claim.why}"
+
+
+class Footnotes:
+    """Short verdicts of a table, and below it why they are not clearer: each reason once."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, str] = {}
+
+    def short(self, claim: Verdict) -> str:
+        """A verdict with the mark of its reason; the power of the design has a column of its own."""
+        if not claim.why:
+            return claim.verdict
+        reason = (claim.outlook or claim.why).removeprefix(f"{CANNOT}: ")
+        mark = self._marks.setdefault(reason, f"({len(self._marks) + 1})")
+        return f"{CANNOT if claim.why.startswith(CANNOT) else claim.verdict} {mark}"
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"{mark} {reason[0].upper()}{reason[1:]}." for reason, mark in self._marks.items()]
+
+
+def with_interval(claim: Verdict) -> str:
+    """A difference and its confidence interval."""
+    difference = signed(claim.column, claim.difference)
+    known = "" if math.isnan(claim.low) else f" ({interval(claim.column, claim.low, claim.high)})"
+    return f"{difference}{known}"
+
+
+def tested_over(claim: Verdict) -> str:
+    """What was counted."""
+    found = claim.contrast
+    return (
+        f"{found.counted:,} {found.unit if found.counted != 1 else found.unit.removesuffix('s')}" if found.unit else "-"
+    )
+
+
+def power(claim: Verdict) -> str:
+    """The power of the design, and for which difference."""
+    if math.isnan(claim.power):
+        return "-"
+    return f"{claim.power:.2f} for {number(claim.column, claim.sought)}"
+
+
+def _compared(findings: Findings) -> str:
+    """How many comparisons a table corrects for, and over what they were made."""
+    main = findings.comparisons.get(findings.main, {}).values()
+    counts = sorted({found.comparisons for column in findings.comparisons.values() for found in column.values()})
+    units = list(dict.fromkeys(found.contrast.unit for found in main if found.contrast.tested))
+    made = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "0"
+    over = f"; {heading(findings.main)} is tested over {' and '.join(units)}" if units else ""
+    return f"{made} comparison{'' if made == '1' else 's'} in a column (Holm){over}"
+
+
+def clients_table(findings: Findings) -> Table | None:
+    """How well the final models serve clients, from the average one to the worst; None where all are alike."""
+    if findings.kind == "trees":
+        return _merged_table(findings)
+    names, words = _variant_columns(findings)
+    rows = []
+    for variant in findings.variants:
+        readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
+        for column in dict.fromkeys(name for reading in readings for name in reading if name not in ABOUT_CLIENTS):
+            values = [reading[column][~np.isnan(reading[column])] for reading in readings if column in reading]
+            values = [each for each in values if len(each)]
+            if not values:
+                continue
+            shown = (
+                float(np.mean([each.mean() for each in values])),
+                float(np.mean([np.percentile(each, 10) for each in values])),
+                float(np.mean([each.min() for each in values])),
+            )
+            cells = [Cell(column), Cell(str(max(map(len, values)))), *(Cell(f"{value:.4f}") for value in shown)]
+            rows.append([*_variant_cells(findings, variant, words), *cells])
+    if not rows:
+        return None
+    if findings.kind == "silo":
+        note = "Each client's final model on its own test queries; means over repeats."
+    else:
+        note = (
+            "Each client's final model on the queries that it searches with, by its own grades; means over repeats. "
+            "They learned from these queries: compare variants here, not with the tables above."
+        )
+    return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
+
+
+def _merged_table(findings: Findings) -> Table | None:
+    """Every client before and after merging: who gains, and who loses."""
+    names, words = _variant_columns(findings)
+    columns = [f"{where} {when}" for where in ("own", "others", "all") for when in ("before", "after")]
+    rows = []
+    for variant in findings.variants:
+        readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
+        for measure in findings.measures if readings else ():
+            tables = [np.array([reading[f"{measure} {column}"] for column in columns]) for reading in readings]
+            for client in range(min(table.shape[1] for table in tables)):
+                values = np.array([table[:, client] for table in tables]).T  # [columns, repeats]
+                means = [float(known.mean()) if len(known := row[~np.isnan(row)]) else math.nan for row in values]
+                cells = [Cell(measure), Cell(str(client + 1)), *(Cell(number(measure, mean)) for mean in means)]
+                rows.append([*_variant_cells(findings, variant, words), *cells])
+    if not rows:
+        return None
+    note = (
+        "Each client's model as it trained it (before) and as it became (after), on test queries of its own kind, of "
+        "the other clients' kinds, and on all of them; means over repeats."
+    )
+    return Table([*names, "measure", "client", *columns], rows, len(names) + 2, [note])
+
+
+def cost_table(findings: Findings) -> Table:
+    """What a run of each variant cost, on average over repeats."""
+    names, words = _variant_columns(findings)
+    rows = []
+    # Nobody searches while trees grow, and what travels is not counted.
+    costs = [name for name in (*COUNTED, *TIMED) if findings.kind != "trees" or name.endswith("seconds")]
+    for variant in findings.variants:
+        cells = [Cell(amount(name, variant.cost(name))) for name in costs]
+        rows.append([*_variant_cells(findings, variant, words), *cells])
+    note = "Means over repeats, each for a whole run. Times depend on the machine and on what else it was doing."
+    return Table([*names, *(heading(name) for name in costs)], rows, len(names), [note])
+
+
+def unfinished_table(runs: Runs) -> Table:
+    """Runs that no table counts, each with its reason."""
+    rows = [
+        [
+            Cell(run.variant),
+            Cell(f"fold {run.fold}, seed {run.seed}"),
+            Cell(run.status, tone="worse" if run.status in ("failed", "broken") else ""),
+            Cell(f"{run.round:,} of {run.asked:,}" if run.asked else "-"),
+            Cell(run.reason),
+        ]
+        for run in runs
+    ]
+    return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
+
+
+def robustness_table(findings: Findings) -> Table | None:
+    """Quality without attack next to quality under attack, rule by rule; None where nobody attacks.
+
+    A row is a rule and an attack, everything else being the same.
+    """
+    threats = [(variant, variant.threat) for variant in findings.variants]
+    known = [(variant, threat) for variant, threat in threats if threat is not None]
+    if not any(threat.malicious for _, threat in known):
+        return None
+    named = _settings_that_differ([threat for _, threat in known])
+    quiet: dict[tuple[str, str], float] = {}
+    cells: dict[tuple[str, str, str], dict[tuple[int, int], float]] = {}
+    labels: dict[tuple[str, str, str], str] = {}  # of a row's first variant
+    settings: dict[str, dict[str, object]] = {}
+    for variant, threat in known:
+        settings[threat.rest] = variant.settings
+        rule, mean = _called(threat.rule, named), variant.summary(findings.main).mean
+        if not threat.malicious:
+            quiet[rule, threat.rest] = mean
+            continue
+        place = threat.rest, rule, _called(threat.attack, named | {"knowledge", "scale"})
+        cells.setdefault(place, {})[threat.malicious, threat.clients] = mean
+        labels.setdefault(place, variant.label)
+    for rule, rest in quiet:
+        if not any(place[:2] == (rest, rule) for place in cells):
+            cells[rest, rule, "none"] = {}
+    order = list(settings)
+    shares = sorted({share for values in cells.values() for share in values})
+    varied = list(dict.fromkeys(key for each in settings.values() for key in each if not _is_threat(key)))
+    words = {place: [*(readable(settings[place[0]].get(key, "")) for key in varied), *place[1:]] for place in cells}
+    alike = len(set(map(tuple, words.values()))) < len(words)  # only the names of variants tell them apart
+    rows = []
+    for (rest, rule, attack), values in sorted(cells.items(), key=lambda item: order.index(item[0][0])):
+        before, plain = quiet.get((rule, rest), math.nan), quiet.get(("mean", rest), math.nan)
+        row = [Cell(labels.get((rest, rule, attack), ""))] if alike else []
+        row += [Cell(text) for text in words[rest, rule, attack]]
+        row.append(Cell(number(findings.main, before)))
+        row.append(Cell("" if rule == "mean" or math.isnan(before - plain) else signed(findings.main, before - plain)))
+        for share in shares:
+            value = values.get(share, math.nan)
+            lost = f" ({signed(findings.main, value - before)})" if not math.isnan(value - before) else ""
+            row.append(Cell("" if math.isnan(value) else f"{number(findings.main, value)}{lost}"))
+        rows.append(row)
+    header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence alone"]
+    header += [f"{malicious} of {count}" for malicious, count in shares]
+    note = (
+        f"Mean {heading(findings.main)}; in brackets, what the attack took from the same rule without attack. "
+        "“Defence alone”: the rule against the mean when nobody attacks."
+    )
+    return Table(header, rows, len(header) - len(shares) - 2, [note])
+
+
+def unlearned_table(findings: Findings) -> Table | None:
+    """Quality before and after unlearning, what it cost, and how near it came; None where nobody was forgotten."""
+    names, words = _variant_columns(findings)
+    rows, main = [], findings.main
+    for variant in findings.variants:
+        receipts = [reading.receipt for reading in variant.repeats.values() if reading.receipt]
+        qualities = [receipt.quality[main] for receipt in receipts if main in receipt.quality]
+        qualities = [one for one in qualities if None not in (one["parent"], one["unlearned"])]
+        if not qualities:
+            continue
+        shares = [share for one in receipts if (share := one.cost["share_of_retraining"]) is not None]
+        near = [receipt.verified["within_spread"] for receipt in receipts if "within_spread" in receipt.verified]
+        before, after = (summarise([quality[when] for quality in qualities]) for when in ("parent", "unlearned"))
+        cells = [spread(main, before), spread(main, after), of_mean(main, after)]
+        cells.append(f"{np.mean(shares):.2f}" if shares else "unknown")
+        cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else "not verified")
+        rows.append([*_variant_cells(findings, variant, words), Cell(str(len(qualities))), *map(Cell, cells)])
+    if not rows:
+        return None
+    header = [*names, "repeats", "parent", "unlearned", "95% of its mean", "steps, of retraining"]
+    header.append("within the spread of retrained")
+    note = (
+        f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting, and "
+        "a wide spread is easily kept."
+    )
+    return Table(header, rows, len(names), [note])
+
+
+def promotion_table(findings: Findings) -> Table | None:
+    """How many of the documents that an attack promotes reach the top ten; None where nothing is promoted."""
+    names, words = _variant_columns(findings)
+    rows = []
+    for variant in findings.variants:
+        reached = [reading.promotion for reading in variant.repeats.values() if reading.promotion is not None]
+        if reached:
+            promoted = summarise(reached)
+            rows.append(
+                [*_variant_cells(findings, variant, words), Cell(str(promoted.n)), Cell(spread("promotion", promoted))]
+            )
+    if not rows:
+        return None
+    note = "Compare with the same rule without attack: some of these documents deserve their place."
+    return Table([*names, "repeats", "promoted documents in the top ten"], rows, len(names), [note])
+
+
+def _is_threat(setting: str) -> bool:
+    """Whether a setting is told by the rule, the attack and the share of attackers."""
+    return setting.partition(".")[0] in ("variants", "attack", "aggregator") or setting == "clients.malicious"
+
+
+def _settings_that_differ(threats: list[Threat]) -> set[str]:
+    """Settings of rules and attacks without which two variants would have the same cell of the table."""
+    groups: dict[tuple[object, ...], list[TomlTable]] = {}
+    for threat in threats:
+        attack = threat.attack if threat.malicious else {}
+        place = threat.rest, threat.malicious, threat.rule.get("name"), attack.get("name")
+        groups.setdefault((*place, "rule"), []).append(threat.rule)
+        groups.setdefault((*place, "attack"), []).append(attack)
+    return {
+        key
+        for tables in groups.values()
+        for key in {key for table in tables for key in table}
+        if any(table.get(key) != tables[0].get(key) for table in tables)
+    }
+
+
+def _called(method: TomlTable, named: set[str]) -> str:
+    """A method by its name, and by settings that must be named: "fang, partial", "sign-flip, scale = 3"."""
+    texts = (f"{'' if key == 'knowledge' else f'{key} = '}{readable(method[key])}" for key in method if key in named)
+    return ", ".join([str(method.get("name", "none")), *texts])
+
+
+def privacy_table(findings: Findings) -> Table | None:
+    """What may be claimed for each variant's model, against whom; None where nothing was protected."""
+    if not any(variant.is_protected for variant in findings.variants):
+        return None
+    names, words = _variant_columns(findings)
+    rows = []
+    cards = [card for variant in findings.variants if (card := variant.card) is not None]
+    for variant in findings.variants:
+        if variant.card is None:
+            continue
+        first = _variant_cells(findings, variant, words)
+        rows += [[*first, *map(Cell, cells)] for cells in _claimed(variant.card)]
+    about = "What is stated is what the client that took part most often has spent."
+    notes = [*dict.fromkeys(card.summary for card in cards), about, *_together(findings)]
+    return Table([*names, "mechanism", "against", "ε", "δ", "for"], rows, len(names) + 2, notes)
+
+
+def _claimed(card: Card) -> list[tuple[str, ...]]:
+    """Cells for every promise of a card."""
+    if card.mechanism is None or not card.promises:
+        return [("none", "everybody", "none", "", "")]
+    name = card.mechanism["name"]
+    return [
+        (name, row.against, "none", "", "")
+        if row.epsilon is None
+        else (name, row.against, up(row.epsilon), f"{row.delta:g}", row.often)
+        for row in card.promises
+    ]
+
+
+def _together(findings: Findings) -> list[str]:
+    """What the runs of an experiment would cost the same people together, where each is priced alone."""
+    line = together(findings.runs)
+    return [] if line is None else [f"{line}."]
+
+
+def privacy_lines(findings: Findings) -> list[str]:
+    """What each protected variant has spent, and where a budget ended a run, a line each."""
+    by_text: dict[str, list[str]] = {}
+    for variant in findings.variants:
+        card = variant.card
+        if card is None or card.mechanism is None:
+            continue
+        by_claim: dict[str, list[str]] = {}
+        for row in card.promises:
+            claim = "nothing can be claimed"
+            if row.epsilon is not None:
+                claim = f"ε = {up(row.epsilon)} at δ = {row.delta:g} is spent"
+            by_claim.setdefault(claim, []).append(row.against)
+        text = "; ".join(f"{claim} against {', '.join(whom)}" for claim, whom in by_claim.items())
+        by_text.setdefault(text, []).append(variant.label)
+    lines = []
+    for text, labels in by_text.items():
+        lines.append(f"{labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {text}")
+    lines += [
+        f"{run.label}: {note}" for run in findings.runs.finished for note in run.notes if "privacy budget" in note
+    ]
+    populations = {card.population["name"]: card.population for card in _cards(findings) if card.population}
+    return [*lines, *map(about_population, populations.values()), *_together(findings)]
+
+
+def _cards(findings: Findings) -> list[Card]:
+    """Of all repeats; those of a population in the order in which they count ever more."""
+
+    def counted(card: Card) -> tuple[int, int, float]:
+        people = card.population or {"forgotten": (), "runs": 0, "epsilon": {}}
+        spent = (math.inf if cost is None else cost for cost in people["epsilon"].values())
+        return len(people["forgotten"]), people["runs"], max(spent, default=0.0)
+
+    cards = [reading.card for variant in findings.variants for reading in variant.repeats.values() if reading.card]
+    return sorted(cards, key=counted)
+
+
+def asked_rows(findings: Findings) -> list[tuple[str, str]]:
+    """What was asked, one line per part of the experiment; settings that have their default are left out."""
+    facts, about = findings.runs.finished[0].data, findings.about
+    tables = {} if findings.grid is None else _as_asked(findings.grid)
+    first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
+    rows = []
+    for key in [*(key for key in first if key in tables), *(key for key in tables if key not in first)]:
+        more = data_facts(facts) if key == "data" else []
+        rows.append((key.replace("_", " "), "; ".join([readable(tables[key]), *more])))
+    if "data" not in tables and facts:
+        rows.insert(0, ("data", "; ".join([str(facts.get("name", "")), *data_facts(facts)])))
+    varies = [f"{key}: {readable(values)}" for key, values in about.vary.items()]
+    varies += [", ".join(about.variants)] if about.variants else []
+    if varies:
+        rows.append(("varies", "; ".join(varies)))
+    folds = sorted({run.fold for run in findings.runs})
+    seeds = sorted({run.seed for run in findings.runs})
+    each = "" if findings.expected is None else f", {findings.expected} for each variant"
+    rows.append(("repeats", f"{_count(len(folds), 'fold')} x {_count(len(seeds), 'seed')}{each}"))
+    return rows
+
+
+def _as_asked(grid: Grid[Any]) -> TomlTable:
+    """What all variants have in common, as far as it was said and is not what would have been without saying it."""
+    tables: TomlTable = {}
+    for key in to_tables(grid.base):
+        if key in ("kind", "title", "seeds") or key not in grid.tables:
+            continue
+        part, given = getattr(grid.base, key), grid.tables[key]
+        if isinstance(given, dict) and dataclasses.is_dataclass(part) and not isinstance(part, Elsewhere):
+            given = _but_defaults(part, given)
+        if given != {}:
+            tables[key] = given
+    return tables
+
+
+def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
+    """A table without the settings that have their default; the name of a method stays."""
+    fields = {field.name: field for field in dataclasses.fields(part)}
+    kept: TomlTable = {}
+    for key, value in given.items():
+        field = fields.get(key)
+        if field is not None and key != "name" and not is_required(field):
+            now = getattr(part, key)
+            if now == default_of(field):
+                continue
+            if isinstance(value, dict) and dataclasses.is_dataclass(now) and not isinstance(now, (type, Elsewhere)):
+                value = _but_defaults(now, value)
+        kept[key] = value
+    return kept
+
+
+def headline(findings: Findings) -> str:
+    """The result in one or two sentences."""
+    best, column = findings.best, findings.main
+    value = f"{heading(column)} {spread(column, best.summary(column))}"
+    repeats = _count(len(best.repeats), "repeat")
+    without = ""
+    if (nothing := findings.nothing_for(best)) is not None:
+        mean = number(column, nothing.values.summary(column).mean)
+        without = f" Without learning, users have {mean} ({nothing.order})."
+    if len(findings.variants) == 1:
+        return f"{value} over {repeats}.{without}"
+    text = f"Highest {heading(column)}: {best.label}, {spread(column, best.summary(column))} over {repeats}."
+    if findings.baseline is not None:
+        verdicts = [comparison.verdict for comparison in findings.comparisons[column].values()]
+        better, worse = verdicts.count("better"), verdicts.count("worse")
+        text += (
+            f" Of {_count(len(verdicts), 'variant')} compared with {findings.baseline.label}, {better} {_is(better)} "
+            f"significantly better and {worse} significantly worse."
+        )
+    return text + without
+
+
+def number(column: str, value: float) -> str:
+    """A value with the digits that its column deserves."""
+    if math.isnan(value):
+        return "-"
+    return _not_below_zero(f"{value:,.2f}" if column == "online_sum" else f"{value:.4f}")
+
+
+def signed(column: str, value: float) -> str:
+    """A difference with its sign, where what is shown of it has one.
+
+    >>> signed("map", -0.00001), signed("map", 0.25)
+    ('0.0000', '+0.2500')
+    """
+    shown = number(column, value)
+    return f"+{shown}" if value > 0 and shown.strip("0.") else shown
+
+
+def interval(column: str, low: float, high: float) -> str:
+    """The confidence interval of a difference; a dash where there is none."""
+    return "-" if math.isnan(low) else f"{signed(column, low)} to {signed(column, high)}"
+
+
+def of_mean(column: str, summary: Summary) -> str:
+    """The confidence interval of a mean; a dash where there is none."""
+    return "-" if math.isnan(summary.low) else f"{number(column, summary.low)} to {number(column, summary.high)}"
+
+
+def effect_size(value: float, digits: int = 2) -> str:
+    """Cohen's d, with its sign."""
+    return "-" if math.isnan(value) else _not_below_zero(f"{value:+.{digits}f}")
+
+
+def _not_below_zero(shown: str) -> str:
+    """A number as it is shown; what rounds to zero has no sign."""
+    return shown if shown.strip("+-0.,") else shown.lstrip("+-")
+
+
+def spread(column: str, summary: Summary) -> str:
+    if math.isnan(summary.sd):
+        return number(column, summary.mean)
+    return f"{number(column, summary.mean)} ± {number(column, summary.sd)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min.
+
+    >>> duration(185)
+    '3 min 05 s'
+    """
+    if math.isnan(seconds):
+        return "-"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def probability(p: float) -> str:
+    if math.isnan(p):
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def amount(name: str, value: float) -> str:
+    """Bytes, seconds and counts for people.
+
+    >>> amount("bytes_up", 73_600.0)
+    '73.6 kB'
+    """
+    if math.isnan(value):
+        return "-"
+    if name.endswith("seconds"):
+        return duration(value)
+    if not name.startswith("bytes"):
+        return f"{value:,.0f}"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def _variant_columns(findings: Findings) -> tuple[list[str], list[str]]:
+    """Headings, and the settings behind them: one column a setting where every variant has the same few."""
+    keys = list(findings.variants[0].settings)
+    regular = all(list(variant.settings) == keys and "=" in variant.name for variant in findings.variants)
+    names, words = (keys, keys) if regular and 1 <= len(keys) <= 4 else (["variant"], [])
+    return (["experiment", *names], words) if findings.parts else (names, words)
+
+
+def _variant_cells(findings: Findings, variant: VariantRuns, keys: list[str]) -> list[Cell]:
+    width = max(len(keys), 1) + bool(findings.parts)
+    if variant in (nothing.values for nothing in findings.nothing):
+        texts = [variant.label, *[""] * (width - 1)]
+    else:
+        texts = [readable(variant.settings[key]) for key in keys] or [variant.own_label]
+        texts = [variant.experiment, *texts] if findings.parts else texts
+    hint = "" if variant.label == variant.name else variant.name
+    cells = [Cell(text, hint=hint) for text in texts]
+    if variant is findings.baseline:
+        place = max(i for i, text in enumerate(texts) if text or i == 0)
+        cells[place] = Cell(f"{texts[place]} (baseline)", hint=hint)
+    return cells
+
+
+def _best(findings: Findings, column: str) -> set[str]:
+    means = {variant.name: variant.summary(column).mean for variant in findings.rows}
+    known = [mean for mean in means.values() if not math.isnan(mean)]
+    return {name for name, mean in means.items() if known and mean == max(known)}
+
+
+def data_facts(facts: Json) -> list[str]:
+    """Numbers of queries, features and grades, as far as they are known."""
+    sentences = []
+    if "train_queries" in facts and "test_queries" in facts:
+        train, test = (readable(facts[f"{part}_queries"]) for part in ("train", "test"))
+        sentences.append(f"{train} training and {test} test queries in one fold")
+    if "features" in facts:
+        sentences.append(f"{readable(facts['features'])} features, normalised: {facts.get('normalised', 'unknown')}")
+    if "top_grade" in facts:
+        sentences.append(f"grades 0 to {facts['top_grade']}")
+    return sentences
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def _is(n: int) -> str:
+    return "is" if n == 1 else "are"

@@ -1,0 +1,189 @@
+"""Sections in a terminal, without drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedrank.experiments.report.sections import (
+    Interactive,
+    Listing,
+    Pairs,
+    Paragraph,
+    Part,
+    Points,
+    Section,
+    Table,
+    Tone,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES: dict[Tone, str] = {
+    "better": "green",
+    "worse": "red",
+    "warn": "yellow",
+    "quiet": "dim",
+    "note": "dim",
+    "name": "cyan",
+    "lead": "",
+    "": "",
+}
+
+
+LONGEST_WORD = 30  # that is not broken; longer ones are mostly paths
+# Escape sequences in a name from somebody else's folder could rewrite what a terminal shows.
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    """Text in which a terminal finds nothing to obey.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return text if text.isprintable() else text.translate(CONTROLS)
+
+
+def show(sections: Sequence[Section], console: Console) -> None:
+    """Print sections, with an empty line behind each."""
+    for section in sections:
+        _show(section, console)
+        console.print()
+
+
+def _show(part: Part, console: Console) -> None:
+    from rich.text import Text
+
+    match part:
+        case Section():
+            if part.heading:
+                over = (printable("  " + part.over), "dim") if part.over else ""
+                console.print(Text.assemble((printable(part.heading), "bold"), over))
+            for inner in part.parts:
+                _show(inner, console)
+        case Paragraph():
+            _line(part, console)
+        case Points():
+            for point in part.points:
+                console.print(Text(printable(f"- {point}")))
+        case Pairs():
+            rows = [(Text(printable(name), style="dim"), Text(printable(text))) for name, text in part.pairs]
+            console.print(_grid(rows))
+        case Table():
+            _table(part, console)
+        case Interactive():
+            for inner in part.still:
+                _show(inner, console)
+        case Listing():
+            console.print(Text(printable(part.text)), soft_wrap=True)
+
+
+def _line(part: Paragraph, console: Console) -> None:
+    from rich.text import Text
+
+    looks = {"strong": "bold", "code": "cyan", "": ""}
+    text = Text.assemble(*((printable(span.text), looks[span.style]) for span in part.spans), style=STYLES[part.tone])
+    console.print(text, soft_wrap=any(span.style == "code" for span in part.spans))  # what is to be typed stays whole
+
+
+def _grid(rows: Sequence[Sequence[object]]) -> object:
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, pad_edge=False, show_header=False)
+    grid.add_column(no_wrap=all(len(str(row[0])) <= LONGEST_WORD for row in rows))
+    grid.add_column()
+    for row in rows:
+        grid.add_row(*row)  # type: ignore[arg-type]
+    return grid
+
+
+def _table(table: Table, console: Console) -> None:
+    from rich.text import Text
+
+    rows = [[(printable(name), "dim") for name in table.header]] * (not table.bare)
+    rows += [
+        [(printable(str(cell)), "bold" if cell.strong else STYLES[cell.tone]) for cell in row] for row in table.rows
+    ]
+    if not _show_plainly(table, rows, console):
+        _show_wrapped(table, rows, console)
+    for note in table.notes:
+        console.print(Text(printable(note), style="dim"))
+
+
+def _show_plainly(table: Table, rows: Sequence[Sequence[tuple[str, str]]], console: Console) -> bool:
+    """Print a table that fits as it is, as Rich would, at a tenth of the time; False if it does not fit."""
+    from rich.cells import cell_len
+    from rich.segment import Segment, Segments
+
+    widths = [max((cell_len(row[i][0]) for row in rows), default=0) for i in range(len(table.header))]
+    one_line = not any("\n" in text or "\t" in text for row in rows for text, _ in row)
+    if not one_line or not any(widths) or sum(widths) + 2 * (len(widths) - 1) > console.width:
+        return False
+    styles = {style: console.get_style(style) for row in rows for _, style in row}
+    segments = []
+    for row in rows:
+        for i, (text, style) in enumerate(row):
+            space = " " * (widths[i] - cell_len(text))
+            between = "  " if i + 1 < len(row) else "\n"
+            before, behind = ("", space + between) if table.is_words(i) else (space, between)
+            segments += [Segment(before), Segment(text, styles[style]), Segment(behind)]
+    console.print(Segments(segments), soft_wrap=True, end="")
+    return True
+
+
+def _show_wrapped(table: Table, rows: Sequence[Sequence[tuple[str, str]]], console: Console) -> None:
+    """Print a table whose words must be wrapped. Words and numbers stay whole; where they cannot, rows are records."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    widths = _widths(table, rows, console.width - 2 * (len(table.header) - 1))
+    if widths is None:
+        _show_records(table, rows, console)
+        return
+    grid = Grid(box=None, pad_edge=False, show_header=False)
+    for i, width in enumerate(widths):
+        side = "left" if table.is_words(i) else "right"
+        grid.add_column(justify=side, overflow="fold", width=width)  # type: ignore[arg-type]
+    for row in rows:
+        grid.add_row(*(Text(text, style=style) for text, style in row))
+    console.print(grid)
+
+
+def _widths(table: Table, rows: Sequence[Sequence[tuple[str, str]]], room: int) -> list[int] | None:
+    """How wide each column is when words are wrapped; None where not even that makes room."""
+    from rich.cells import cell_len
+
+    headings = 0 if table.bare else 1
+    least, widths = [], []
+    for i in range(len(table.header)):
+        texts = [row[i][0] for row in rows]
+        lines = [line for text in texts for line in text.splitlines()]
+        words = [word for text in texts[:headings] for word in text.split()]  # a heading may be wrapped in any column
+        if i == table.whole or not table.is_words(i):
+            words += texts[headings:]
+        else:
+            words += [word for text in texts[headings:] for word in text.split() if len(word) <= LONGEST_WORD]
+        least.append(max(map(cell_len, words), default=1))
+        widths.append(max(map(cell_len, lines), default=1))
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
+        widths[widest] -= 1
+    return widths
+
+
+def _show_records(table: Table, rows: Sequence[Sequence[tuple[str, str]]], console: Console) -> None:
+    """Every row by itself: what its first column says, and below it the others by their names."""
+    from rich.text import Text
+
+    for row in rows if table.bare else rows[1:]:
+        console.print(Text(row[0][0], style=row[0][1] or "bold"))
+        pairs = [
+            (Text(f"  {printable(name)}", style="dim"), Text(text, style=style))
+            for name, (text, style) in zip(table.header[1:], row[1:], strict=True)
+            if text
+        ]
+        console.print(_grid(pairs))

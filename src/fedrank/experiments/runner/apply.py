@@ -1,0 +1,143 @@
+"""A trained model on new data: scores, TREC run files, measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.catalog import CATALOG, load
+from fedrank.data.letor import read_comments
+from fedrank.data.log_fold import TEST_SHARE, log_part
+from fedrank.data.logs import SearchLog, load_log, pairs_of
+from fedrank.data.normalise import normalise
+from fedrank.data.ranking import RankingData
+from fedrank.experiments.runner.folder import table
+from fedrank.names import nearest
+from fedrank.ranking.measures import measure, per_query, ranking
+from fedrank.ranking.model import Model, Scorer, Tell, check_features, read_for, unheard
+from fedrank.trees.model_files import load_model
+from fedrank.types import Scores
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a model ranks one set of queries."""
+
+    measures: tuple[str, ...]
+    query_ids: NDArray[np.str_]  # [queries]
+    values: NDArray[np.float64]  # [measures, queries]; NaN where a measure skips a query
+
+    def csv(self) -> str:
+        """One row a query; empty where a measure skips it."""
+        return table(["query", *self.measures], zip(self.query_ids, *self.values, strict=True))
+
+
+def score_lines(
+    model_path: str | Path,
+    data: str,
+    trec: str | None = None,
+    client: int | None = None,
+    tell: Tell = unheard,
+) -> Iterator[str]:
+    """Lines of a score file (one number a document), or of a TREC run file with the given tag."""
+    if trec is not None and trec.split() != [trec]:
+        raise ValueError(f"the tag {trec!r} of a TREC run must be one word")
+    read, scores = _scored(model_path, data, client, tell)
+    if trec is None:
+        return (f"{float(one):.9g}\n" for one in scores)
+    return _trec_lines(read, scores, _document_ids(data, read), trec)
+
+
+def evaluate_model(
+    model_path: str | Path,
+    data: str,
+    measures: Sequence[str],
+    client: int | None = None,
+    tell: Tell = unheard,
+) -> Quality:
+    """Measures of a model on judged data."""
+    parsed = [measure(text) for text in measures]
+    read, scores = _scored(model_path, data, client, tell)
+    return Quality(tuple(map(str, parsed)), read.query_ids, per_query(parsed, scores, read))
+
+
+def _scored(model_path: str | Path, data: str, client: int | None, tell: Tell) -> tuple[RankingData, Scores]:
+    model = load_model(model_path, tell)
+    if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
+        raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
+    read = _read(data, model, tell)
+    return read, model.score(read, client)
+
+
+def _read(data: str, model: Scorer, tell: Tell) -> RankingData:
+    """A file, the latest entries of a search log, or the test part of a set of the catalog (of the model's own fold).
+
+    Normalised as the model expects.
+    """
+    if model.normalised == "global":
+        ranges = getattr(model, "ranges", None)
+        if ranges is None:
+            raise ValueError(
+                'the model was trained on features with normalise = "global" and does not say within which ranges; '
+                'train it again with this version of fedrank, or with "query" or "none"'
+            )
+        read = _read_plainly(data, model, "none", tell)
+        check_features(read, model.features)
+        return normalise(read, "global", ranges)
+    return _read_plainly(data, model, model.normalised, tell)
+
+
+def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData:
+    if Path(data).is_file():
+        return read_for(data, model.features, how)
+    if Path(data).is_dir():
+        log, rows = _latest(data)
+        tell(f"{data} is a search log: its latest {len(rows):,} entries, in which what was clicked has grade 1")
+        return log_part(log, rows, how)
+    if data not in CATALOG:
+        raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
+    # A model of fold 3 was trained on the test queries of fold 1.
+    fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1
+    return load(data, fold, normalise=how).test
+
+
+def _latest(folder: str) -> tuple[SearchLog, NDArray[np.int64]]:
+    """A log, and the entries that a run on it would test on unless it asks for another share."""
+    log = load_log(folder)
+    return log, np.arange(len(log) - math.floor(len(log) * TEST_SHARE), len(log))
+
+
+def _document_ids(data: str, read: RankingData) -> list[str]:
+    """Ids from the comments of the file where there are any, or query-position."""
+    named: list[str] = []
+    if Path(data).is_file():
+        named = [_id_in(comment) for comment in read_comments(data)]
+    elif Path(data).is_dir():
+        log, rows = _latest(data)
+        known = log.document[pairs_of(log, rows)]
+        named = [log.documents[one] if one >= 0 else "" for one in known]
+    if named and all(named):
+        return named
+    position = np.arange(read.documents) - np.repeat(read.offsets[:-1], np.diff(read.offsets)) + 1
+    queries = np.repeat(read.query_ids, np.diff(read.offsets))
+    return [f"{query}-{place}" for query, place in zip(queries, position, strict=True)]
+
+
+def _id_in(comment: str) -> str:
+    """`docid = GX000-00 inc = 1` and `GX000-00` both name GX000-00."""
+    words = comment.replace("=", " ").split()
+    if words[:1] == ["docid"]:
+        words = words[1:]
+    return words[0] if words else ""
+
+
+def _trec_lines(data: RankingData, scores: Scores, documents: Sequence[str], tag: str) -> Iterator[str]:
+    order = ranking(scores, data.offsets)
+    for query, (begin, end) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
+        for rank, row in enumerate(order[begin:end], start=1):
+            yield f"{data.query_ids[query]} Q0 {documents[row]} {rank} {float(scores[row]):.9g} {tag}\n"

@@ -1,0 +1,222 @@
+"""The audit of a spec of any kind: attacks on what would leave those who learn, and all that they found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from fedrank import __version__
+from fedrank.attacks import audits, forests, sketches
+from fedrank.attacks.audits import Audit, Finding, Plan, PlannedAttack, carry_out
+from fedrank.attacks.forests import ForestAudit, SharedForests
+from fedrank.attacks.histograms import HistogramAudit, Roots
+from fedrank.attacks.infer import LEVEL, REPEATS, RUNS, Tell
+from fedrank.attacks.sketches import SketchAudit
+from fedrank.data.ranking import RankingData
+from fedrank.experiments.runner.data import clients_of, load_fold
+from fedrank.experiments.runner.folder import FORMAT
+from fedrank.experiments.runner.privacy import setting_of
+from fedrank.experiments.runner.silo import silos_of
+from fedrank.experiments.spec.grid import Grid, Variant
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.progress import Progress, quiet
+from fedrank.seeds import rng_for
+from fedrank.trees.boosters import Booster
+from fedrank.trees.drawing import drawn_features
+from fedrank.trees.forest import Forest
+from fedrank.trees.forestry import Forestry
+from fedrank.trees.histograms import Histograms, rules_of
+from fedrank.trees.holder import Holder
+from fedrank.trees.mergers import Alone, Pooled
+from fedrank.trees.together import Bagged, Cyclic, useful
+from fedrank.trees.training import train_locally
+from fedrank.trees.voting import elected_for_root
+from fedrank.types import Source
+
+ALL_ATTACKS = "audit"  # what is told of all attacks together
+TREES = 100  # of a forest that is attacked: growing more takes long
+
+
+@dataclass(frozen=True)
+class _Effort:
+    """How much is attacked, and where noise comes from."""
+
+    messages: int | None
+    repeats: int
+    runs: int
+    source: Source | None
+
+
+def audit_experiment(
+    grid: Grid[Any],
+    *,
+    messages: int | None = None,
+    repeats: int = REPEATS,
+    runs: int = RUNS,
+    source: Source | None = None,
+    progress: Progress = quiet,
+) -> list[Finding]:
+    """Attack every variant of a spec, on its first fold and with its first seed.
+
+    Without a number, so many `messages` are read as take a minute or so. `source` is for tests: noise comes from the
+    system's secure source.
+    """
+    effort, several = _Effort(messages, repeats, runs, source), len(grid.variants) > 1
+    news = [_of_variant(progress, variant.name) if several else progress for variant in grid.variants]
+    plans = [_plan(variant, grid, effort, tell) for variant, tell in zip(grid.variants, news, strict=True)]
+    attacks = sum(isinstance(step, PlannedAttack) for plan in plans for step in plan)
+    found: list[Finding] = []
+    begun = 0
+    for plan, tell in zip(plans, news, strict=True):
+        for step in plan:
+            begun += isinstance(step, PlannedAttack)
+            found += carry_out([step], _and_all(tell, progress, begun, attacks))
+    return found
+
+
+def _of_variant(progress: Progress, variant: str) -> Progress:
+    return lambda what, done, of, detail="": progress(f"{variant}: {what}", done, of, detail)
+
+
+def _and_all(tell: Progress, progress: Progress, number: int, attacks: int) -> Progress:
+    """Tell of one attack, and of all of them together."""
+
+    def both(what: str, done: float, of: float, detail: str = "") -> None:
+        tell(what, done, of, detail)
+        if attacks > 1:
+            share = number - 1 + done / of
+            progress(ALL_ATTACKS, share, attacks, f"attack {number} of {attacks}" if share < attacks else "")
+
+    return both
+
+
+def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort, progress: Progress) -> Plan:
+    """The attacks that fit a variant."""
+    (fold, seed), experiment = grid.repeats()[0], variant.experiment
+    if isinstance(experiment, SiloExperiment):
+        return SketchAudit(
+            method=experiment.method,
+            silos=partial(silos_of, experiment, seed),
+            delta=experiment.privacy.delta,
+            seed=seed,
+            variant=variant.name,
+            level=_level(sketches.TESTS, grid),
+            source=effort.source,
+        ).plan()
+    if isinstance(experiment, TreesExperiment):
+        kind, seen = ForestAudit, {}
+        if isinstance(experiment.merge, Histograms) and experiment.merge.private == "no":
+            kind, seen = HistogramAudit, {"roots": partial(_roots, experiment, fold, seed)}
+        return kind(
+            **seen,
+            forests=None if isinstance(experiment.merge, Alone) else partial(_shared, experiment, fold, seed),
+            seed=seed,
+            variant=variant.name,
+            level=_level(forests.TESTS, grid),
+            note=_smaller(experiment),
+        ).plan()
+    crowd = clients_of(experiment, fold, seed)
+    return Audit(
+        setting=setting_of(experiment, crowd.data.features.shape[1]),
+        crowd=crowd,
+        mechanism=experiment.mechanism,
+        local=experiment.local,
+        delta=experiment.privacy.delta,
+        seed=seed,
+        variant=variant.name,
+        level=_level(audits.TESTS, grid),
+        **vars(effort),
+        progress=progress,
+    ).plan()
+
+
+def _level(tests: int, grid: Grid[Any]) -> float:
+    return LEVEL / (tests * len(grid.variants))
+
+
+def _smaller(experiment: TreesExperiment) -> str:
+    """In what the forests that are attacked differ from those of a run."""
+    differs = []
+    if experiment.booster.trees > TREES:
+        differs.append(f"{TREES} trees were grown at most, where a run grows {experiment.booster.trees:,} at most")
+    if experiment.tune:
+        differs.append("settings were not tuned")
+    return "; ".join(differs)
+
+
+def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> list[SharedForests]:
+    """The forests that leave those who grow them."""
+    # As in a run: trees read raw features as well as scaled ones.
+    fold = load_fold(replace(experiment.data, normalise=experiment.data.normalise or "none"), number)
+    booster: Booster = replace(experiment.booster, trees=min(TREES, experiment.booster.trees))  # type: ignore[type-var]
+    if experiment.split is None:
+        [forest] = _grown(booster, 1, tell, lambda grow: [grow(fold.train, useful(fold.validation), seed=seed)])
+        return [SharedForests(forest, (fold.train,), (fold.test,))]
+    portions = experiment.split(fold, rng_for(seed, "split"))
+    train = tuple(portion.train for portion in portions)
+    held_out = tuple(fold.test if portion.test is None else portion.test for portion in portions)
+    merge = experiment.merge
+    if isinstance(merge, (Bagged, Cyclic, Histograms, Pooled)):
+        [forest] = _grown(booster, 1, tell, lambda grow: [merge(portions, (), grow, seed)[0]])
+        if isinstance(merge, Pooled) or (isinstance(merge, Histograms) and merge.edges == "pooled"):
+            train, held_out = (RankingData.join(train),), (fold.test,)
+        return [SharedForests(forest, train, held_out)]
+    local = _grown(booster, len(portions), tell, lambda grow: train_locally(portions, grow, seed))
+    return [
+        SharedForests(*each)
+        for each in zip(local, ((one,) for one in train), ((one,) for one in held_out), strict=True)
+    ]
+
+
+def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
+    """The first histograms that a server sees."""
+    merge = experiment.merge
+    assert isinstance(merge, Histograms)
+    assert experiment.split is not None
+    fold = load_fold(replace(experiment.data, normalise=experiment.data.normalise or "none"), number)
+    train = tuple(portion.train for portion in experiment.split(fold, rng_for(seed, "split")))
+    rules = rules_of(experiment.booster)
+    edges = merge.edges_for(train, rules.bins)
+    features = drawn_features(edges.features, rules.feature_share, seed, 0)
+    if 0 < merge.vote < len(features):
+        rows = sum(one.documents for one in train)
+        features = elected_for_root([Holder(one, edges, rules, seed) for one in train], merge.vote, rows.bit_length())
+    return Roots((RankingData.join(train),) if merge.secure else train, edges, rules, features, seed)
+
+
+def _grown(booster: Booster, forests: int, tell: Tell, grow: Any) -> Sequence[Forest]:
+    """Grow so many forests, and tell how far they are."""
+    forestry = Forestry(booster)
+    forestry.turn = lambda: tell(
+        sum(1.0 if grown.whole else len(grown.trees) / booster.trees for grown in forestry.forests) / forests
+    )
+    grown: Sequence[Forest] = grow(forestry)
+    return grown
+
+
+def as_facts(found: Sequence[Finding], grid: Grid[Any]) -> dict[str, Any]:
+    """All counts, for a file."""
+    fold, seed = grid.repeats()[0]
+    return {
+        "format": FORMAT,
+        "fedrank": __version__,
+        "title": grid.title,
+        "kind": grid.kind,
+        "fold": fold,
+        "seed": seed,
+        "level": LEVEL,
+        "findings": [plain(asdict(each)) for each in found],
+    }
+
+
+def plain(value: Any) -> Any:
+    """For JSON, which knows no infinity: null instead."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

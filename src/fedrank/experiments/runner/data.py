@@ -1,0 +1,128 @@
+"""The data and the clients of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedrank.data.catalog import Fold, load, load_files
+from fedrank.data.feature_sets import default_normalisation, fixed_ranges, log_features
+from fedrank.data.live_ranking import collection_fold
+from fedrank.data.log_fold import TEST_SHARE, log_fold
+from fedrank.data.logs import load_log
+from fedrank.data.ranking import RankingData
+from fedrank.experiments.runner.places import corrected_crowd, corrected_data
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.sections import DataSpec
+from fedrank.federated.clients import make_clients
+from fedrank.ranking.propensity import OWN, Bias
+from fedrank.types import Crowd
+
+
+def load_fold(data: DataSpec, fold: int) -> Fold:
+    """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
+    if data.log is not None:
+        share = TEST_SHARE if data.test_share is None else data.test_share
+        source = None if data.propensities == OWN else data.propensities  # those of each client: see `clients_of`
+        return _load_log(data.log, data.users, share, data.normalise, data.described_by, source, data.bias)
+    if data.collection is not None:
+        return _load_collection(data.collection, data.parts or 1, fold, data.described_by, data.normalise)
+    if data.name is not None:
+        return _load_named(data.name, fold, data.normalise)
+    # A file that changed while this process lives, as in a notebook, is read again.
+    now = tuple((status.st_mtime_ns, status.st_size) for status in map(Path.stat, data.files().values()))
+    return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
+
+
+def _log(
+    folder: str,
+    users: int | None,
+    share: float,
+    normalise: str | None,
+    features: str,
+    propensities: str | None,
+    bias: Bias,
+) -> Fold:
+    """The fold of a search log, whose features must be those that are asked for, if any are; clicks are corrected."""
+    log = load_log(folder)
+    has = log_features(log)
+    if features and features != has:
+        raise ValueError(
+            f"data.features: {folder} has the features {has}, not {features}; build it again with `fedrank logs build "
+            f"--features {features}`, or leave data.features out"
+        )
+    fold = log_fold(folder, users, share, normalise or default_normalisation(has), fixed_ranges(has))
+    if propensities is None:
+        return fold
+    train, notes = corrected_data(fold.train, log, propensities, bias)
+    return replace(fold, train=train, notes=(*fold.notes, *notes))
+
+
+def _files(
+    now: tuple[tuple[int, int], ...],
+    train: str,
+    test: str,
+    validation: str | None,
+    normalise: str,
+    features: int | None,
+) -> Fold:
+    return load_files(train, test, validation, normalise, features=features)
+
+
+_load_named = lru_cache(maxsize=2)(load)
+_load_files = lru_cache(maxsize=2)(_files)
+_load_log = lru_cache(maxsize=2)(_log)
+_load_collection = lru_cache(maxsize=5)(collection_fold)
+
+
+def drop_kept_logs() -> None:
+    """Read logs again when they are asked for next: one has changed on disk."""
+    _load_log.cache_clear()
+
+
+def drop_kept_data() -> None:
+    """Let go of what was read, where others will read it themselves."""
+    for kept in (_load_named, _load_files, _load_log, _load_collection):
+        kept.cache_clear()
+
+
+def judged(fold: Fold, data: DataSpec) -> RankingData:
+    """The queries by which models are judged."""
+    queries = fold.test if data.evaluate_on == "test" else fold.validation
+    if queries is None:
+        raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
+    return queries
+
+
+def described(name: str, train_queries: int, test_queries: int, data: RankingData) -> dict[str, Any]:
+    """What a run says about its data."""
+    return {
+        "name": name,
+        "train_queries": train_queries,
+        "test_queries": test_queries,
+        "features": data.features.shape[1],
+        "normalised": data.normalised,
+        "top_grade": data.top_grade,
+    }
+
+
+def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> Crowd:
+    """The clients of an experiment."""
+    crowd = make_clients(
+        load_fold(experiment.data, fold).train,
+        experiment.clients.count,
+        partition=experiment.clients.partition,
+        user=experiment.clients.users,
+        interactions=experiment.clients.interactions,
+        user_per=experiment.clients.user_per,
+        malicious=experiment.clients.malicious,
+        malicious_user=getattr(experiment.attack, "user", None),
+        people=experiment.clients.people,
+        seed=seed,
+    )
+    data = experiment.data
+    if data.log is None or data.propensities != OWN:
+        return crowd
+    return corrected_crowd(crowd, load_log(data.log), data.bias)

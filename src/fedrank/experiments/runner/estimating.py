@@ -1,0 +1,72 @@
+"""What would people have clicked with a model? The files behind the question."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.log_fold import TEST_SHARE, log_part
+from fedrank.data.logs import SearchLog, load_log
+from fedrank.experiments.runner.places import read_propensities, shown_results
+from fedrank.ranking.estimate import CannotTell, ClickEstimate, estimate_clicks
+from fedrank.ranking.model import Model, Scorer, Tell, unheard
+from fedrank.ranking.propensity import Bias
+from fedrank.trees.model_files import load_model
+
+
+def estimate_model(
+    model_path: str | Path,
+    folder: str | Path,
+    *,
+    latest: float | None = None,
+    bias: Bias = "position",
+    propensities: str | Path | None = None,
+    client: int | None = None,
+    tell: Tell = unheard,
+) -> ClickEstimate:
+    """What people of a log of shown lists would have clicked, had this model ordered each list; or `CannotTell`.
+
+    Of a log that the model learned from, only the latest fifth of the entries counts, which it has not seen, unless
+    `latest` names another share.
+    """
+    log, model = load_log(folder), load_model(model_path, tell)
+    if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
+        raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
+    shown = shown_results(log)
+    _check_features(model, log)
+    learned = model.notes.get("data") == log.folder.name
+    share = (TEST_SHARE if learned else 1.0) if latest is None else latest
+    if not 0 < share <= 1:
+        raise ValueError(f"latest = {share:g} is no share of the entries; use a number above 0, up to 1")
+    if learned and share > TEST_SHARE:
+        tell("the model learned from entries of this log that are counted here, which flatters it; use --latest 0.2")
+    elif learned and latest is None:
+        tell(f"the model learned from this log; only its latest {TEST_SHARE:.0%} are counted")
+    kept = len(log) - math.floor(len(log) * share)
+    ranges: Any = getattr(model, "ranges", None)
+    data = log_part(log, np.arange(len(log)), model.normalised, ranges)
+    return estimate_clicks(
+        shown,
+        np.asarray(model.score(data, client), np.float64),
+        log.features,
+        bias,
+        None if propensities is None else read_propensities(propensities),
+        shown.search >= kept,
+    )
+
+
+def _check_features(model: Scorer, log: SearchLog) -> None:
+    names = log.feature_names
+    if len(names) != model.features:
+        raise CannotTell(f"features differ: the model reads {model.features}, the log has {len(names)}")
+    if model.feature_names and model.feature_names != names:
+        place = next(i for i, (one, other) in enumerate(zip(model.feature_names, names, strict=True)) if one != other)
+        raise CannotTell(
+            f"features differ: feature {place + 1} is {model.feature_names[place]!r} in the model and {names[place]!r} "
+            "in the log"
+        )
+    if model.normalised == "global" and getattr(model, "ranges", None) is None:
+        raise CannotTell('features differ: the model has normalise = "global" and does not say within which ranges')

@@ -1,0 +1,128 @@
+"""Runs that failed: what is written into their folders, and what is told of many that failed for one reason."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrank.experiments.runner.runs import Run, load_runs
+from fedrank.experiments.runner.writer import Task
+from fedrank.experiments.spec.experiment import Experiment, to_tables
+from fedrank.federated.server import RoundError
+from fedrank.files import read_text, told, write_whole
+from fedrank.kernels.devices import DeviceError
+
+TRACEBACK = "traceback.txt"  # in the folder of a run that failed
+LAST_LINES = 6  # of a traceback that are shown
+# What fedrank raises itself, in words that need no traceback.
+EXPLAINED = (ValueError, OSError, ImportError, RoundError, DeviceError)
+PLACE = re.compile(r" \((round \d+)?(, )?(client \d+)?\)$")  # how the reason of a failure ends
+
+
+def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """Write the traceback of a failure into the run folder; what `run.json` says of it."""
+    with suppress(OSError):  # a disk may be full, and what goes into run.json matters more
+        write_whole(folder / TRACEBACK, "".join(traceback.format_exception(problem)))
+    message = problem.message if isinstance(problem, RoundError) else told(problem)
+    place = {name: getattr(problem, name, None) for name in ("round", "client")}
+    known = {"message": message or type(problem).__name__} | place
+    line = own_line(problem, experiment)
+    if line is None and isinstance(problem, EXPLAINED):
+        return known
+    cause = _first_cause(problem)
+    said = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+    return known | {"message": said if line is None else f"{said}; {line}", "crashed": True}
+
+
+def own_line(problem: BaseException, experiment: Experiment) -> str | None:
+    """The deepest line of a method from outside fedrank that a problem passed through; None where it did not."""
+    outside = _modules_outside(to_tables(experiment))
+    found = None
+    for each in _causes(problem):
+        for frame, line in traceback.walk_tb(each.__traceback__):
+            if str(frame.f_globals.get("__name__", "")).partition(".")[0] in outside:
+                code = frame.f_code
+                found = f"{Path(code.co_filename).name}, line {line}, in {code.co_qualname}"
+    return found
+
+
+def _causes(problem: BaseException) -> Iterator[BaseException]:
+    """A problem, and what it was raised from."""
+    one: BaseException | None = problem
+    while one is not None:
+        yield one
+        one = one.__cause__
+
+
+def _first_cause(problem: BaseException) -> BaseException:
+    return list(_causes(problem))[-1]
+
+
+def _modules_outside(table: Any) -> set[str]:
+    """The packages of methods that do not come with fedrank, from the tables of a spec."""
+    if isinstance(table, dict):
+        name = table.get("name")
+        own = {name.partition(":")[0].partition(".")[0]} if isinstance(name, str) and ":" in name else set()
+        return own.union(*map(_modules_outside, table.values()))
+    return set()
+
+
+@dataclass(frozen=True)
+class FailureCause:
+    """Why runs failed."""
+
+    reason: str
+    runs: tuple[str, ...]  # labels of all that failed for it
+    lines: tuple[str, ...] = ()  # the last ones of the first traceback, where it is one of somebody's own code
+    file: Path | None = None  # that traceback
+
+    @property
+    def told(self) -> str:
+        """In one line: a single run by its name, several by their number and the first of them."""
+        if len(self.runs) == 1:
+            return f"failed {self.runs[0]}: {self.reason}"
+        return f"failed {len(self.runs):,} runs, the first of them {self.runs[0]}: {self.reason}"
+
+
+def causes(failed: Iterable[tuple[Task, str]]) -> list[FailureCause]:
+    """Failures by their cause, each once, in the order in which they came up."""
+    groups: dict[str, list[tuple[Task, str]]] = {}
+    for task, reason in failed:
+        alike = PLACE.sub("", reason).replace(str(task.folder), "")
+        groups.setdefault(alike, []).append((task, reason))
+    return [_cause(some) for some in groups.values()]
+
+
+def alike(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs that are not finished by their state and reason, wherever in a run it came up."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        reason = PLACE.sub("", run.reason).replace(str(run.path), "")
+        groups.setdefault((run.status, reason), []).append(run)
+    return list(groups.values())
+
+
+def several(runs: Sequence[Run]) -> str:
+    """Runs in few words: a single one by its name, several by their number and the first of them."""
+    first = f"{runs[0].variant} fold {runs[0].fold} seed {runs[0].seed}"
+    return first if len(runs) == 1 else f"{len(runs):,} runs, the first of them {first}"
+
+
+def _cause(some: Sequence[tuple[Task, str]]) -> FailureCause:
+    task, reason = some[0]
+    runs = tuple(each.label for each, _ in some)
+    file = task.folder / TRACEBACK
+    if not file.is_file() or not (load_runs(task.folder)[0].error or {}).get("crashed"):
+        return FailureCause(reason, runs)
+    return FailureCause(reason, runs, _last_lines(read_text(file)), file)
+
+
+def _last_lines(text: str) -> tuple[str, ...]:
+    """Where a traceback ends, of what came first where one problem led to another."""
+    first = text.partition("\nThe above exception was the direct cause")[0].rstrip()
+    return tuple(line for line in first.splitlines() if line.strip(" ~^"))[-LAST_LINES:]

@@ -1,0 +1,214 @@
+"""One run in which several clients train forests apart and merge them: local models go in, merged ones come out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.catalog import Fold
+from fedrank.data.ranking import RankingData
+from fedrank.experiments.runner.cards import NOISED_FOREST, NOISED_IN_SUM, about_priced_edges, forest_card
+from fedrank.experiments.runner.folder import Card, Paid
+from fedrank.experiments.runner.writer import RunWriter
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.files import private_folder
+from fedrank.privacy.ledger import Ledger
+from fedrank.privacy.population import LEDGER
+from fedrank.privacy.promises import cost_together, up
+from fedrank.ranking.given import Given
+from fedrank.ranking.measures import average
+from fedrank.seeds import rng_for
+from fedrank.trees.boosters import Grower
+from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.histograms import Histograms, edges_round, rules_of
+from fedrank.trees.mergers import ENOUGH, Merger, Stacking
+from fedrank.trees.model_files import save_any, with_notes
+from fedrank.trees.splits import Portion
+from fedrank.trees.training import Merging, merge_grown, train_locally
+from fedrank.trees.tuning import Studies
+
+MOST_FEATURES = 10_000  # with more, the sampler of noise would cost a little more
+NOISED_TREES = (
+    "who takes part, and how many there are",
+    "a person whose queries lie with several clients counts as several",
+    "local models of the clients, which a run trains beside the forest to compare; they leave nobody",
+    "least and greatest values of features, which a model holds where data are normalised globally",
+)
+AGREED_EDGES = "bin edges from a file: if they were made from data, they tell of them"
+CONVENTIONS = {
+    "rounds": "one round: clients train their models and merge them; values are those of the merged models, mean over "
+    "clients",
+    "final": "the only evaluation",
+}
+
+
+def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, nothing: Given) -> None:
+    """Split, train, merge, measure and save."""
+    assert experiment.split is not None
+    assert experiment.merge is not None
+    writer.know(conventions=CONVENTIONS)
+    kept = writer.begin()
+
+    def turn(step: str = "") -> None:
+        writer.turn(0, 1, lambda: {"forests": [asdict(grown) for grown in forestry.forests]})
+
+    studies = Studies(experiment.tune, writer.folder, lambda done, best: writer.say(0, 1, best.quality), turn)
+    forestry = Forestry(
+        experiment.booster,
+        studies if experiment.tune else None,
+        turn,
+        forests=[] if kept is None else [Grown(**grown) for grown in kept["forests"]],
+    )
+    seed, threads = writer.task.seed, writer.threads
+    portions = experiment.split(fold, rng_for(seed, "split"))
+    writer.know(portions=_held(fold, portions), **_too_few(experiment.merge, portions))
+    account = TreeAccount(writer.folder / LEDGER)
+    forestry.charge = account.charge
+    local = train_locally(portions, forestry, seed, threads, turn)
+    outcome = merge_grown(fold, portions, local, forestry, experiment.merge, experiment.measures, seed, threads, turn)
+    save_merged(outcome, writer, fold)
+    tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
+    untuned = sum(best.trees == 0 for best in studies.best)
+    notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
+    card = forest_card(len(outcome.local))
+    if isinstance(experiment.merge, Histograms):
+        card = account.card(card, experiment.merge, rules_of(experiment.booster), len(portions), fold)
+    finish_merge(outcome, writer, fold, nothing, card=card, tuned=tuned, notes=notes if untuned else [])
+
+
+def _held(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
+    """Queries, documents and relevant ones of the whole set and of every client."""
+    whole = {"train": fold.train, "validation": fold.validation, "test": fold.test}
+    parts = [{"client": "all"} | whole]
+    parts += [
+        {"client": one.name, "train": one.train, "validation": one.validation, "test": one.test, "merge": one.merge}
+        for one in portions
+    ]
+    return [
+        {name: _counted(part) if isinstance(part, RankingData) else part for name, part in row.items()} for row in parts
+    ]
+
+
+def _counted(data: RankingData) -> dict[str, int]:
+    return {"queries": data.queries, "documents": data.documents, "relevant": int((data.grades > 0).sum())}
+
+
+def _too_few(merge: Merger, portions: Sequence[Portion]) -> dict[str, Any]:
+    """Facts of a run whose merge sets are too small to say what stacking is worth."""
+    smallest = min(portion.merge.queries for portion in portions)
+    if not isinstance(merge, Stacking) or smallest >= ENOUGH:
+        return {}
+    why = f"a merge set has {smallest} queries; from {ENOUGH} on stacking can be tested"
+    return {"not_testable": why, "notes": [f"not testable: {why}"]}
+
+
+class TreeAccount:
+    """The ledger of a forest grown under noise: a round is a tree, for which all clients pay before it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ledger: Ledger | None = None
+
+    def charge(self, clients: int, round: int) -> None:
+        """Charge a tree; one that a crash took is charged again, since its sums may have left."""
+        if self._ledger is None:
+            self._ledger = Ledger.open(self.folder, clients)
+        self._ledger.reserve({round: np.arange(clients)})
+        self._ledger.begun(round)
+
+    def card(self, bare: Card, merge: Histograms, rules: Grower, clients: int, fold: Fold) -> Card:
+        """What may be claimed for the forest, by what the ledger says."""
+        if self._ledger is None:  # a finished forest that is only written again
+            self._ledger = Ledger.open(self.folder, clients) if self.folder.exists() else None
+        if self._ledger is None:
+            return bare
+        charged, edges = self._ledger.rounds(), self._ledger.times(edges_round(rules))
+        self._ledger.close()
+        noise = merge.tree_noise(clients)
+        if noise is None:
+            return _with_priced_edges(bare, merge, edges, clients, fold.train.features.shape[1])
+        bare = replace(bare, rounds_charged=charged)
+        return noised_card(bare, merge, rules, (charged - edges) * noise.releases, clients, edges)
+
+
+def _with_priced_edges(bare: Card, merge: Histograms, times: int, clients: int, features: int) -> Card:
+    """A forest for which nothing can be claimed, but the edges of whose bins have their price."""
+    noise = merge.edge_noise(clients)
+    if noise is None:
+        return bare
+    cost = noise.promise(features).epsilon(times, merge.delta)
+    said = about_priced_edges(merge.unit, times, cost, merge.delta)
+    return replace(bare, rounds_charged=times, summary=bare.summary + said)
+
+
+def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Card:
+    """What may be claimed for a forest of which so much was told under noise; edges were estimated so often."""
+    paid = paid_for_trees(merge, rules, releases, clients, edges)
+    releases += edges
+    mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
+    sees = NOISED_IN_SUM if merge.secure else NOISED_FOREST
+    cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
+    left_open = (*NOISED_TREES, AGREED_EDGES) if merge.edges == "file" else NOISED_TREES
+    said = f"{releases:,} releases cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
+    return replace(
+        bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, promises=(paid,), not_covered=left_open,
+        summary=said,
+    )  # fmt: skip
+
+
+def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Paid:
+    """What so many releases of trees under noise cost, with bin edges that were estimated so often."""
+    noise, edge_noise = merge.tree_noise(clients), merge.edge_noise(clients)
+    assert noise is not None
+    promise = noise.priced(MOST_FEATURES, rules.bins, rules.fraction)
+    spent = [(promise, releases)]
+    if edge_noise is not None:
+        spent.append((edge_noise.promise(MOST_FEATURES), edges))
+    total, each = cost_together(spent, merge.delta), promise.epsilon(1, merge.delta)
+    releases += edges
+    return Paid(
+        against="server",
+        epsilon=None if math.isinf(total) else total,
+        epsilon_each_time=None if math.isinf(each) else each,
+        times=releases,
+        paid_per="round",
+        delta=merge.delta,
+        unit=merge.unit,
+        neighbours="zero-out",
+        because=promise.because,
+    )
+
+
+def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, nothing: Given, **facts: Any) -> None:
+    """Write what a run of merged models has besides them, and that it is finished."""
+    per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
+    writer.add(1, values=average(per_query).tolist())
+    writer.say(1, 1)
+    found = (fold.test.query_ids.tolist(), per_query)
+    writer.finish(1, queries=found, nothing=nothing, clients=_by_client(outcome), **facts)
+
+
+def _by_client(outcome: Merging) -> dict[str, Any]:
+    columns = {
+        "client": list(outcome.queries),
+        "queries": list(outcome.queries.values()),
+        "interactions": [0] * len(outcome.queries),
+    }
+    return columns | outcome.by_client()
+
+
+def save_merged(outcome: Merging, writer: RunWriter, fold: Fold) -> None:
+    """`model.json` where all clients have the same model; otherwise one folder for each, and every local model."""
+    origin = writer.origin(fold.name)
+    if len({id(model) for model in outcome.merged}) == 1:
+        save_any(with_notes(outcome.merged[0], origin), writer.folder / "model.json")
+    for number, (local, merged) in enumerate(zip(outcome.local, outcome.merged, strict=True), start=1):
+        for kind, model in (("local", local), ("merged", merged)):
+            folder = private_folder(writer.folder / "clients") / str(number) / kind
+            folder.mkdir(parents=True, exist_ok=True)
+            save_any(with_notes(model, origin), folder / "model.json")

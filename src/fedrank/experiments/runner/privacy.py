@@ -1,0 +1,464 @@
+"""What a spec would spend, what a run has spent, and the card that says so next to every model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.catalog import describe as describe_data
+from fedrank.data.logs import not_persons
+from fedrank.experiments.runner.data import clients_of, load_fold
+from fedrank.experiments.runner.folder import Card, Paid, paid_for
+from fedrank.experiments.runner.recorded import check_recorded
+from fedrank.experiments.runner.runs import Run, kept_ledgers
+from fedrank.experiments.runner.writer import Stopped, Task
+from fedrank.experiments.spec.experiment import to_toml
+from fedrank.experiments.spec.families import describe
+from fedrank.experiments.spec.federated import FederatedExperiment, promised_in
+from fedrank.federated.arrival import schedule
+from fedrank.federated.round import Outcome
+from fedrank.privacy.ledger import Ledger, LedgerError
+from fedrank.privacy.mechanisms import PricedMechanism
+from fedrank.privacy.population import (
+    FOLDER,
+    LEDGER,
+    PEOPLE,
+    SIMULATED,
+    Account,
+    BudgetSpentError,
+    LedgerTerms,
+    Population,
+    forgotten,
+    open_ledger,
+    spent_together,
+    totals,
+)
+from fedrank.privacy.promises import OBSERVERS, Promise, Setting, noise_for, up
+from fedrank.privacy.spending import SharedSpending, Spending
+from fedrank.ranking.given import GIVEN
+from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
+from fedrank.types import has
+
+UNPROTECTED = (
+    "No mechanism: updates leave clients as they are, and clicks can be read from an update. Nothing can be claimed "
+    "against anybody who sees one."
+)
+UNLIKELY = 1e-3  # that anybody takes part more often than was planned for
+TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which people ask what noise they need
+NOT_COVERED = (
+    "who takes part, and when, is not hidden from the server",
+    "people who belong together, or one person with several devices, count as several clients",
+    "online quality, rewards, traffic, how many took part in a round, quality by client and the curves of a report are "
+    "measured in simulation only; "
+    "a deployment must not collect them",
+    "settings that were chosen by looking at results of the same people are not counted, nor are runs on them outside "
+    "their population",
+)
+
+
+@dataclass(frozen=True)
+class Price:
+    """One promise with what it costs."""
+
+    promise: Promise
+    times: int  # how often the client that pays most has paid
+    each: float  # ε of one time
+    total: float  # ε of all of them
+    delta: float
+
+    @property
+    def paid(self) -> Paid:
+        """As it stands on a card, which knows no infinity."""
+        promise = self.promise
+        return Paid(
+            against=promise.against,
+            epsilon=None if math.isinf(self.total) else self.total,
+            epsilon_each_time=None if math.isinf(self.each) else self.each,
+            times=self.times,
+            paid_per=promise.paid,
+            delta=self.delta,
+            unit=promise.unit,
+            neighbours=promise.neighbours,
+            because=promise.because,
+        )
+
+
+def setting_of(experiment: FederatedExperiment, features: int | None = None) -> Setting:
+    """What the promises of an experiment depend on."""
+    features = _features(experiment) if features is None else features
+    return promised_in(experiment, experiment.learner.ranker.size(features))
+
+
+def promises_of(experiment: FederatedExperiment, features: int | None = None) -> list[Promise]:
+    """What a concrete experiment promises; nothing without a mechanism."""
+    mechanism = experiment.mechanism
+    return [] if mechanism is None else mechanism.promises(setting_of(experiment, features))
+
+
+def prices(promises: Sequence[Promise], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
+    """What the client that took part most often has paid, against each observer; `lost` rounds were done again."""
+    rows = []
+    for promise in promises:
+        times = promise.times(participations, rounds, lost)
+        rows.append(Price(promise, times, promise.epsilon(1, delta), promise.epsilon(times, delta), delta))
+    return rows
+
+
+def planned(experiment: FederatedExperiment) -> list[Price]:
+    """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
+    often, rounds = _most_often(experiment, experiment.rounds)
+    return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
+
+
+def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
+    """How often anybody takes part in so many rounds, all but surely, and how many of these there are."""
+    from scipy.stats import binom
+
+    clients = experiment.clients
+    if experiment.arrival is not None:
+        return _arrivals(replace(experiment, rounds=rounds))
+    # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
+    share = experiment.federation(attacked=False).cohort(clients.count) / clients.count
+    return rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share)), rounds
+
+
+def most_participations(experiment: FederatedExperiment) -> int:
+    """How often the client takes part in rounds that does so most often, all but surely (99.9 %)."""
+    return _most_often(replace(experiment, arrival=None), experiment.rounds)[0]
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a run on named people would cost them, next to what they have spent."""
+
+    name: str
+    limit: float
+    delta: float
+    runs: int  # so far
+    spent: dict[str, float]  # against whom -> ε of all runs so far; inf: nothing can be claimed
+    alone: dict[str, float]  # of this run
+    after: dict[str, float]  # of all runs and this one, if who pays most here has paid most before
+    rounds: int  # of this run
+    paid: int  # rounds that the limit pays for
+    refusal: str | None  # why not for all of them
+
+    @property
+    def left(self) -> dict[str, float]:
+        """ε that may still be spent. Runs are composed, so that one may cost more alone than it adds."""
+        return {against: max(0.0, self.limit - self.spent.get(against, 0.0)) for against in self.after}
+
+
+def prospect(experiment: FederatedExperiment, home: Path) -> Prospect | None:
+    """Before a run on named people whose ledgers lie below `home`; None where they are simulated."""
+    budget, delta, folder = experiment.privacy.budget, experiment.privacy.delta, home / FOLDER / experiment.population
+    if experiment.population == SIMULATED or budget is None:
+        return None
+    people = Population(folder, experiment.clients.count, delta, budget)
+    check_recorded(home.absolute(), experiment.population)
+    if Population.find(folder) is not None:  # looking must not begin it
+        people = Population.open(folder, people.people, delta, budget)
+    others = people.accounts()
+    terms = LedgerTerms(people.people, delta, tuple(promises_of(experiment)))
+
+    def account(rounds: int) -> Account:
+        often, done = _most_often(experiment, rounds)
+        return Account(terms, np.full(people.people, often), done, 0)
+
+    whole = account(experiment.rounds)
+    refusal = people.refused(whole, others)
+    paid, too_many = (0, whole.rounds) if refusal else (whole.rounds, whole.rounds + 1)
+    while too_many - paid > 1:
+        middle = (paid + too_many) // 2
+        paid, too_many = (paid, middle) if people.refused(account(middle), others) else (middle, too_many)
+    return Prospect(
+        name=people.name,
+        limit=budget,
+        delta=delta,
+        runs=len(others),
+        spent=spent_together(others, delta),
+        alone=spent_together([whole], delta),
+        after=spent_together([*others, whole], delta),
+        rounds=whole.rounds,
+        paid=paid,
+        refusal=refusal,
+    )
+
+
+def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TARGETS) -> dict[str, list[float]]:
+    """For those against whom something can be promised: the noise that keeps each target ε."""
+    mechanism = experiment.mechanism
+    if mechanism is None or not hasattr(mechanism, "noise"):
+        return {}
+    setting, delta = setting_of(experiment), experiment.privacy.delta
+    found = {}
+    for against, row in alike_rows(planned(experiment)).items():
+        if row.promise.event is None:
+            continue
+
+        def with_noise(noise: float, against: str = row.promise.against) -> Promise:
+            changed: PricedMechanism = replace(mechanism, noise=noise)  # type: ignore[type-var]
+            return next(each for each in changed.promises(setting) if each.against == against)
+
+        found[against] = [noise_for(with_noise, row.times, delta, target) for target in targets]
+    return found
+
+
+class Spent:
+    """What a run under way has spent: its ledger, where there is a mechanism, and that of its people."""
+
+    def __init__(
+        self,
+        experiment: FederatedExperiment,
+        promises: list[Promise],
+        ledger: Ledger | None,
+        journal: Spending | None,
+        population: Population | None = None,
+    ) -> None:
+        self._experiment, self._promises, self._ledger = experiment, promises, ledger
+        self.journal, self._population = journal, population
+        self._done = 0  # rounds that are safe
+
+    @classmethod
+    @contextmanager
+    def open(cls, experiment: FederatedExperiment, task: Task, features: int) -> Iterator[Spent]:
+        promises = promises_of(experiment, features)
+        if not promises:
+            yield cls(experiment, promises, None, None)
+            return
+        privacy, rounds = experiment.privacy, experiment.rounds
+        spec = hashlib.sha256(to_toml(task.experiment).encode()).hexdigest()
+        terms = LedgerTerms(experiment.clients.count, privacy.delta, tuple(promises), spec)
+        place, population = task.folder / LEDGER, None
+        if experiment.population == SIMULATED:
+            _check_is_in_no_population(place)
+        else:
+            assert privacy.budget is not None
+            folder = task.home / FOLDER / experiment.population
+            if Population.find(folder) is None:  # a population that is missing is not begun again
+                check_recorded(task.home, experiment.population)
+            population = Population.open(folder, terms.people, privacy.delta, privacy.budget)
+            place = folder / task.folder.absolute().relative_to(task.home) / LEDGER
+        with ExitStack() as opened:
+            # A ledger that is set aside moves, and whoever adds up all charges at that moment would miss it.
+            with nullcontext() if population is None else population.deciding():
+                if population is not None:
+                    check_recorded(task.home, population.name)
+                ledger = opened.enter_context(open_ledger(place, terms))
+            if population is None:
+                journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget)
+            else:
+                journal = SharedSpending(ledger, terms, rounds, population, place)
+            try:
+                yield cls(experiment, promises, ledger, journal, population)
+            except Stopped:
+                ledger.give_back()
+                raise
+
+    def forget(self, round: int) -> None:
+        """All rounds up to this one are safe in the checkpoint."""
+        self._done = round
+        if self._ledger is not None:
+            self._ledger.forget(round)
+
+    def stop(self, round: int) -> None:
+        """No round is under way, and all up to this one are safe: what was reserved for later ones is given back."""
+        self.forget(round)
+        if self._ledger is not None:
+            self._ledger.give_back()
+
+    def card(self) -> Card:
+        """The privacy card of the model as it is now."""
+        often, rounds = 0, 0
+        if self._ledger is not None:
+            often, rounds = int(self._ledger.participations().max()), self._ledger.rounds()
+        lost = max(0, rounds - self._done)
+        rows = prices(self._promises, often, rounds, self._experiment.privacy.delta, lost)
+        return replace(card(self._experiment, rows, often, rounds), population=self._together())
+
+    def _together(self) -> dict[str, Any] | None:
+        """What all runs on the same people have spent by now; None where people are simulated."""
+        return None if self._population is None else all_runs_on(self._population)
+
+
+def all_runs_on(people: Population) -> dict[str, Any]:
+    """What all runs on the same people have spent by now, for a card."""
+    accounts = people.accounts()
+    return {
+        "name": people.name,
+        "limit": people.limit,
+        "runs": len(accounts),
+        **totals(accounts),
+        "forgotten": forgotten(people.folder),
+    }
+
+
+def _check_is_in_no_population(ledger: Path) -> None:
+    """People who take part in one run only do not pay for what others did."""
+    for above in ledger.absolute().parents:
+        if above.parent.name == FOLDER and (above / PEOPLE).exists():
+            raise ValueError(
+                f"{ledger.parent} lies in the population {above.name!r}, where this run, on simulated people, would be "
+                "counted as one on them; choose another --out or --name"
+            )
+
+
+def together(runs: Iterable[Run]) -> str | None:
+    """What some runs, each priced alone because people are simulated, would have cost real people; None for one run."""
+    try:
+        accounts = [found for run in runs for ledger in kept_ledgers(run.path) if (found := Account.read(ledger))]
+    except LedgerError as problem:
+        return f"What all runs together would cost real people is not known: {problem}"
+    if len(accounts) < 2:
+        return None
+    delta = min(account.terms.delta for account in accounts)
+    groups = [[one for one in accounts if one.terms.people == n] for n in {one.terms.people for one in accounts}]
+    spent = [spent_together(group, delta) for group in groups]
+    most = {
+        against: max(each.get(against, 0.0) for each in spent)
+        for against in OBSERVERS
+        if any(against in each for each in spent)
+    }
+    costs: dict[str, list[str]] = {}
+    for against, cost in most.items():
+        costs.setdefault("no ε at all" if math.isinf(cost) else f"ε = {up(cost)}", []).append(against)
+    said = "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items())
+    return (
+        f"People are simulated, and each run is priced alone. To real people, all {len(accounts):,} runs together "
+        f"would cost {said or 'nothing'}, at δ = {delta:g}; tuning and other experiments on them come on top"
+    )
+
+
+def until_spent(outcomes: Iterator[Outcome], rounds: int, budget: float | None) -> Iterator[tuple[Outcome, bool]]:
+    """Rounds until the last one or until the budget ends, and whether each is the last.
+
+    Whether a budget pays for another round is known only when that is tried, so rounds come one later then.
+    """
+    if budget is None:
+        yield from ((outcome, outcome.round == rounds) for outcome in outcomes)
+        return
+    before = None
+    with suppress(BudgetSpentError):
+        for outcome in outcomes:
+            if before is not None:
+                yield before, False
+            before = outcome
+    if before is not None:
+        yield before, True
+
+
+def card(experiment: FederatedExperiment, rows: Sequence[Price], participations: int, rounds: int) -> Card:
+    """The privacy card of a model."""
+    mechanism = experiment.mechanism
+    not_covered = list(NOT_COVERED)
+    if experiment.start not in (None, GIVEN):
+        not_covered.append("what the model cost from which the run went on")
+    secret = has(mechanism, "hides cohort") and experiment.clients.participation < 1
+    if secret:
+        not_covered.append("ledger/ and history/ tell who took part: they stay with the server")
+    if hasattr(experiment.aggregator, "queries"):
+        not_covered.append("the queries that the server learns from itself, which are training queries here")
+    if hasattr(experiment.clients.partition, "warm_up"):
+        not_covered.append("queries that the partition shares with everybody are not protected at all")
+    if experiment.data.normalise == "global":
+        not_covered.append("the smallest and largest value of each feature of all clients, which are in model.json")
+    if experiment.data.propensities == SHARED:
+        not_covered.append(IN_THE_CLEAR)
+    if experiment.arrival is not None:
+        not_covered.append(
+            "when a client sends, or says that it could, tells when it searched; times are not protected"
+        )
+    not_covered += not_persons(experiment.data.log)
+    kept = None
+    if experiment.record_every:
+        kept = f"every client's update of every {experiment.record_every}. round, in history/"
+        not_covered.append("recorded updates in history/ are as the server received them; guard them like it")
+    made = Card(
+        mechanism=None if mechanism is None else describe(mechanism),
+        who_sees_what="the server sees every update as it is" if mechanism is None else mechanism.sees,
+        delta=experiment.privacy.delta,
+        budget=experiment.privacy.budget,
+        rounds_charged=rounds,
+        participations_charged=None if secret else participations,  # who took part how often is the server's secret
+        promises=tuple(row.paid for row in rows),
+        not_covered=tuple(not_covered),
+        kept_updates=kept,
+        clients=experiment.clients.count,
+    )
+    return replace(made, summary=summary(made))
+
+
+def summary(card: Card) -> str:
+    """The card as a paragraph."""
+    if card.mechanism is None:
+        return UNPROTECTED
+    parts = [f"Mechanism {card.mechanism['name']}: {card.who_sees_what}."]
+    for row in card.promises:
+        if row.epsilon is None:
+            parts.append(f"Against the {row.against}: nothing can be claimed ({row.because}).")
+        else:
+            claim = f"ε = {up(row.epsilon)} at δ = {row.delta:g}, paid {row.often}"
+            parts.append(f"Against the {row.against}: {claim} ({row.because}).")
+    return " ".join(parts)
+
+
+def alike_rows(rows: Sequence[Price]) -> dict[str, Price]:
+    """Rows by those against whom they hold, with those that say the same together."""
+    if all(_same(row.promise, rows[0].promise) for row in rows):
+        return {"everybody": rows[0]} if rows else {}
+    found: dict[str, Price] = {}
+    for row in rows:
+        key = next((key for key, other in found.items() if _same(other.promise, row.promise)), None)
+        if key is None:
+            found[row.promise.against] = row
+        else:
+            found[f"{key}, {row.promise.against}"] = found.pop(key)
+    return found
+
+
+def _same(one: Promise, other: Promise) -> bool:
+    return replace(one, against=other.against) == other
+
+
+def budget_lines(rows: Sequence[Price], budget: float | None) -> list[str]:
+    """Where a budget will end a run before its last round."""
+    lines = []
+    for row in rows:
+        if budget is None or row.promise.event is None or row.total <= budget:
+            continue
+        times = row.promise.affordable(row.delta, budget, row.times)
+        lines.append(
+            f"The budget of ε = {budget:g} pays for {paid_for(row.promise.paid, times)} of {row.times:,}: the run will "
+            "stop by itself then."
+        )
+    return list(dict.fromkeys(lines))
+
+
+def enough(noise: float) -> str:
+    """Noise, rounded up to three digits: less would not keep the target.
+
+    >>> enough(18.61), enough(118.04), enough(0.51234), enough(2.0)
+    ('18.7', '119', '0.513', '2')
+    """
+    unit = 10.0 ** (math.floor(math.log10(noise)) - 2)
+    return f"{math.ceil(noise / unit - 1e-9) * unit:.3g}"
+
+
+def _features(experiment: FederatedExperiment) -> int:
+    if experiment.data.name is not None:
+        return describe_data(experiment.data.name).features
+    return int(load_fold(experiment.data, experiment.data.folds[0]).train.features.shape[1])
+
+
+def _arrivals(experiment: FederatedExperiment) -> tuple[int, int]:
+    """Of kind "async": how often the busiest client sends, which the log decides, and how many rounds there are."""
+    assert experiment.arrival is not None
+    clients = clients_of(experiment, experiment.data.folds[0], experiment.seeds[0])
+    plan = schedule(clients, experiment.arrival)
+    return int(plan.participations(experiment.rounds, len(clients)).max()), min(experiment.rounds, plan.rounds)

@@ -1,0 +1,129 @@
+"""Where a result comes from: when, by which code, on which processor, from which files.
+
+Checksums of large files are kept beside the parsed data, under the file's size, time and ends, so that a file is read
+for it once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedrank.data.cache import cache_key
+from fedrank.experiments.spec.experiment import Experiment
+from fedrank.files import opened, read_text, write_whole
+from fedrank.kernels.compile import cache_folder
+
+CODE = Path(__file__).parents[2]
+HERE = "working directory"
+CHANGES, UNKNOWN = "with changes", "perhaps with changes"
+SMALL = 1 << 20  # bytes that are read again rather than looked up
+SECONDS_FOR_GIT = 10.0
+SHA256 = re.compile(r"[0-9a-f]{64}")
+Sums = dict[str, str]  # file -> SHA-256
+
+
+def data_sums(experiment: Experiment) -> Sums:
+    """The checksum of every file that an experiment reads, under the name that its spec or the catalog has for it.
+
+    Built-in data have no file: the version of fedrank stands for them.
+    """
+    files: dict[str, Path] = experiment.data.files()
+    start = getattr(experiment, "start", None)
+    if start is not None and (model := Path(start) / "model.json" if Path(start).is_dir() else Path(start)).is_file():
+        files = files | {start: model}
+    return {name: checksum(path) for name, path in sorted(files.items())}
+
+
+def checksum(file: Path) -> str:
+    """SHA-256 of a file."""
+    status = os.stat(file)
+    if status.st_size <= SMALL:
+        return _digest(file)
+    return _checksum(file.resolve(), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=4096)
+def _checksum(file: Path, size: int, changed: int, inode: int) -> str:
+    kept = cache_folder() / "checksums" / cache_key([file], {"inode": inode})
+    with suppress(OSError, ValueError):
+        known = read_text(kept).strip()
+        if SHA256.fullmatch(known):
+            return known
+    found = _digest(file)
+    with suppress(OSError):  # where nothing can be kept, it is read again
+        write_whole(kept, found + "\n")
+    return found
+
+
+def _digest(file: Path) -> str:
+    with opened(file) as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Files that are other ones now, or that one of the two did not read."""
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+@cache
+def commits() -> dict[str, str]:
+    """The commits of fedrank's own code and of the working directory, where these lie in a repository of git."""
+    own = _commit(CODE, tracked="__init__.py")
+    here = _commit(Path.cwd())
+    found = {"fedrank": own, HERE: here if here != own else ""}
+    return {what: commit for what, commit in found.items() if commit}
+
+
+def _commit(folder: Path, tracked: str = "") -> str:
+    """The commit that a folder is at, and whether it has changes; empty where there is none, or no git.
+
+    An installed package may lie within somebody's repository and be no part of it: `tracked` has to be.
+    """
+    with suppress(OSError, subprocess.SubprocessError):
+        if tracked:
+            _git(folder, "ls-files", "--error-unmatch", tracked)
+        commit = _git(folder, "rev-parse", "HEAD").strip()
+        try:
+            changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+        except subprocess.TimeoutExpired:  # a very large repository
+            return f"{commit} {UNKNOWN}"
+        return f"{commit} {CHANGES}" if changes.strip() else commit
+    return ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    # Nothing that the repository's own settings name is started.
+    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *words]
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True, timeout=SECONDS_FOR_GIT, env=environment
+    )
+    return done.stdout
+
+
+@cache
+def processor() -> str:
+    """The processor by its name, as far as the system tells, and how many cores it has."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError, ValueError):
+        if found := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            name = found[1].strip()
+    cores = os.cpu_count()
+    return f"{name}, {cores} core{'' if cores == 1 else 's'}" if cores else name
+
+
+def known(experiment: Experiment) -> dict[str, Any]:
+    """What a run says of its origin when it begins. A file that cannot be read is told by whoever reads its data."""
+    files: Sums = {}
+    with suppress(OSError, ValueError):
+        files = data_sums(experiment)
+    return {"commits": commits(), "processor": processor(), "files": files}

@@ -1,0 +1,689 @@
+"""Runs as they are found on disk: read, filtered, grouped, and cleared away where they are not finished.
+
+Large files are read when asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import io
+import itertools
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.experiments.runner.cards import read_card
+from fedrank.experiments.runner.folder import FORMAT, STATES, Card, Facts, Receipt, read_json, round_kept
+from fedrank.experiments.runner.frames import framed
+from fedrank.experiments.spec.experiment import Experiment
+from fedrank.experiments.spec.grid import read_tables
+from fedrank.experiments.spec.toml import parse_toml
+from fedrank.files import is_alive, is_locked, locked, opened, read_bytes, read_text, told
+from fedrank.glance import Glance, as_rows, number
+from fedrank.names import nearest
+from fedrank.privacy.ledger import CHANGED, PARTICIPANTS
+from fedrank.privacy.population import FORGOTTEN, LEDGER
+from fedrank.ranking.model import check_content
+
+Column = NDArray[np.float64]
+Queries = tuple[NDArray[np.str_], dict[str, Column]]  # ids, measure -> values
+
+DISCOUNT = 0.9995  # of online quality, per round
+NOTHING = "nothing.csv"
+LOCK = "lock"  # held while a process works on a run
+COUNTED, TIMED = ("interactions", "bytes_up", "bytes_down"), ("seconds", "cpu_seconds")  # what a run costs
+BOOKKEEPING = ("round", "online", *COUNTED)  # all other columns are measures
+OURS = ("run.json", "rounds.csv", "spec.toml")  # a folder without any of these is none of our business
+REPEAT = re.compile(r"fold-(\d+)-seed-(\d+)")
+DIGITS = re.compile(r"(\d+)")
+GLANCED = 500  # runs whose files are looked at for one table in a notebook
+END = 8192  # bytes that hold the last rows of a table
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Run(Glance, Facts):
+    """One variant of an experiment on one fold with one seed, as found on disk."""
+
+    path: Path
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        facts = {"status": self.status, "rounds": f"{self.round:,} of {self.asked:,}", "reason": self.reason}
+        if self.status == "finished":
+            with suppress(OSError, ValueError):  # a damaged one is told by `checked`
+                column, value = self.so_far
+                facts[column] = f"{value:.4f}"
+        return f"{self.experiment}, {self.label}", facts | {"folder": str(self.path)}
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the whole experiment, with its experiment.toml."""
+        return self.path.parent.parent
+
+    @property
+    def repeat(self) -> tuple[int, int]:
+        """(fold, seed): what pairs this run with those of other variants."""
+        return self.fold, self.seed
+
+    @property
+    def label(self) -> str:
+        return f"{self.variant}, fold {self.fold}, seed {self.seed}"
+
+    @property
+    def rounds(self) -> dict[str, Column]:
+        """Columns of rounds.csv; NaN where a round was not evaluated."""
+        return _read_rounds(*_version_of(self._file("rounds.csv")), self.status == "finished")
+
+    @property
+    def queries(self) -> Queries:
+        """Query ids of the test set, and each measure per query; NaN where the measure skips a query."""
+        return _read_queries(*_version_of(self._file("queries.csv")))
+
+    @property
+    def nothing(self) -> dict[str, Column]:
+        """Each measure per query, in the order of `queries`, for what users have without the model; else empty."""
+        file = self._file(NOTHING)
+        return _nothing_in(NOTHING, _text(file))[1] if os.path.exists(file) else {}
+
+    @property
+    def clients(self) -> Queries:
+        """Client ids, and how well the final model serves each on its own queries; empty where all are alike."""
+        file = self._file("clients.csv")
+        return _read_queries(*_version_of(file)) if os.path.exists(file) else (np.array([], dtype=np.str_), {})
+
+    @property
+    def model(self) -> dict[str, Any] | None:
+        """Contents of model.json, or None where there is none."""
+        file = self.path / "model.json"
+        if not file.exists():
+            return None
+        content = read_json(file)
+        check_content(content, file.name)
+        return content
+
+    @property
+    def card(self) -> Card | None:
+        """The privacy card of the model, or None where there is none."""
+        return read_card(self.path)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What unlearning did, where this run is the result of it."""
+        return Receipt.read(self.path)
+
+    @property
+    def spec(self) -> Experiment:
+        """What was run. Its data may be gone by now, and code from outside the package is not imported."""
+        grid = read_tables(read_toml(self.path / "spec.toml"), here=False)
+        spec: Experiment = grid.base
+        return spec
+
+    @property
+    def seconds(self) -> float:
+        """Time on the clock up to the last entry of timing.csv; NaN where there is none."""
+        return self._times()["seconds"]
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """All interactions and bytes, as far as they were counted, and seconds on the clock and of processors."""
+        rounds = self.rounds
+        counted = {name: rounds[name] for name in COUNTED if name in rounds}
+        totals = {name: float(values[-1]) if len(values) else np.nan for name, values in counted.items()}
+        return totals | self._times()
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Offline measures that were recorded, in the order of rounds.csv."""
+        return _measures(self.rounds)
+
+    @property
+    def evaluated(self) -> NDArray[np.int64]:
+        """Rows of rounds.csv that were evaluated offline; all of them where nothing was measured."""
+        return _evaluated(self.rounds)
+
+    def final(self, column: str) -> float:
+        """Mean of the last ten evaluations: the noise of single rounds should not decide a comparison.
+
+        Online quality is taken from the same rounds. Where training chose its own end, the last evaluation counts.
+        """
+        rounds = self.rounds
+        return self._mean_of_last(self._column(column, rounds)[_evaluated(rounds)])
+
+    @property
+    def finals(self) -> dict[str, float]:
+        """The final value of every measure; where users were served, of online quality too, and its discounted sum."""
+        rounds = self.rounds
+        rows, served = _evaluated(rounds), "online" in rounds
+        columns = (*_measures(rounds), "online") if served else _measures(rounds)
+        values = {name: self._mean_of_last(rounds[name][rows]) for name in columns}
+        return values | {"online_sum": self.online_sum()} if served else values
+
+    @property
+    def so_far(self) -> tuple[str, float]:
+        """The first measure, or online quality where nothing is measured, and its final value up to now.
+
+        Only the end of rounds.csv is read, unless evaluations are rare.
+        """
+        file = self._file("rounds.csv")
+        for size in (END, None):
+            names, lines = _last_lines(file, size)
+            column = next((name for name in names if name not in BOOKKEEPING), "online")
+            if column not in names:
+                return column, float("nan")
+            values: list[float] = []
+            for line in reversed(lines):
+                value = _cell(file, names, line, column)
+                if not np.isnan(value):
+                    values.append(value)
+                if len(values) == self.behind_final:
+                    return column, float(np.mean(values[::-1]))
+        return column, float(np.mean(values[::-1])) if values else float("nan")
+
+    def online_sum(self, discount: float = DISCOUNT) -> float:
+        """Online quality of the whole run: early rounds count more, because those users were served first."""
+        online = self._column("online")
+        return float(np.sum(discount ** np.arange(len(online)) * online))
+
+    def checked(self) -> Run:
+        """The same run, marked as broken if it is said to be finished and its files turn out to be unreadable."""
+        if self.status != "finished":
+            return self
+        try:
+            self.rounds  # noqa: B018
+            if os.path.exists(self._file("queries.csv")):
+                self.queries  # noqa: B018
+            self.nothing, self.model, self.seconds  # noqa: B018
+        except (OSError, ValueError) as problem:
+            return self.broken(told(problem))
+        return self
+
+    def broken(self, why: str) -> Run:
+        """The same run, which cannot be understood."""
+        return replace(self, status="broken", error={"message": why, "round": None, "client": None})
+
+    @property
+    def reason(self) -> str:
+        """Why the run is not finished, in one line; empty if it is."""
+        if self.status == "finished":
+            return ""
+        if self.error is None:
+            return f"stopped after round {self.round} of {self.asked}" if self.status != "running" else "still running"
+        where = [f"{name} {self.error[name]}" for name in ("round", "client") if self.error.get(name) is not None]
+        message = str(self.error.get("message", "unknown"))
+        return f"{message} ({', '.join(where)})" if where else message
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)  # a path of many is made faster than a Path
+
+    def _mean_of_last(self, values: Column) -> float:
+        values = values[~np.isnan(values)][-self.behind_final :]
+        return float(values.mean()) if len(values) else float("nan")
+
+    def _column(self, name: str, rounds: dict[str, Column] | None = None) -> Column:
+        rounds = self.rounds if rounds is None else rounds
+        if name not in rounds:
+            raise KeyError(f"no column {name!r} in {self.path / 'rounds.csv'}; it has {', '.join(rounds)}")
+        return rounds[name]
+
+    def _times(self) -> dict[str, float]:
+        file = self._file("timing.csv")
+        try:
+            names, lines = _last_lines(file, END)
+        except FileNotFoundError:
+            names, lines = [], []
+        return {name: _cell(file, names, lines[-1], name) if lines and name in names else np.nan for name in TIMED}
+
+
+@dataclass(frozen=True, repr=False)
+class Runs:
+    """A small table of runs: iterate over it, filter it, group it, or turn it into rows."""
+
+    runs: tuple[Run, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    def __getitem__(self, index: int) -> Run:
+        return self.runs[index]
+
+    @property
+    def _tally(self) -> str:
+        states = Counter(run.status for run in self)
+        return ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+
+    def __repr__(self) -> str:
+        tally = self._tally
+        lines = [f"Runs({len(self)}{': ' + tally if tally else ''})"]
+        for (_, name), group in self.group("folder", "experiment").items():
+            variants = group.group("variant")
+            lines.append(f"  {name}: {len(variants)} variant{'s' if len(variants) != 1 else ''}")
+            for (variant,), some in list(variants.items())[:8]:
+                done = sum(run.status == "finished" for run in some)
+                lines.append(f"    {variant}: {done} of {len(some)} finished")
+            if len(variants) > 8:
+                lines.append(f"    ... and {len(variants) - 8} more")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """A row for each variant; what it comes to is left out where thousands of files would have to be read."""
+        rows: list[dict[str, Any]] = []
+        for (_, name, variant), some in self.group("folder", "experiment", "variant").items():
+            done = some.finished
+            row = {"experiment": name, "variant": variant, "finished": f"{len(done)} of {len(some)}"}
+            if len(self) <= GLANCED:
+                with suppress(OSError, ValueError):
+                    columns = [run.so_far for run in done]
+                    if len({column for column, _ in columns}) == 1:
+                        row[columns[0][0]] = f"{np.mean([value for _, value in columns]):.4f}"
+            rows.append(row)
+        return as_rows(f"{number(len(self), 'run')}{': ' * bool(rows)}{self._tally}", rows)
+
+    @property
+    def finished(self) -> Runs:
+        """Those that ran to their last round: the only ones a report counts."""
+        return Runs(tuple(run for run in self if run.status == "finished"))
+
+    def filter(self, **wanted: Any) -> Runs:
+        """Runs that match every keyword, a field of `Run` or a varied setting; a list, tuple or set means "any of".
+
+        `runs.filter(status="finished", fold=[1, 2], **{"aggregator.name": "krum"})`
+        """
+        for name in wanted:
+            known = {*Run.__dataclass_fields__, *(setting for run in self for setting in run.settings)}
+            if len(self) and name not in known:
+                raise KeyError(f"no field or setting {name!r} to filter by{nearest(name, sorted(known))}")
+        return Runs(tuple(run for run in self if all(_matches(run, name, value) for name, value in wanted.items())))
+
+    def group(self, *fields: str) -> dict[tuple[Any, ...], Runs]:
+        """Runs by the values of some fields, in order of appearance."""
+        groups: dict[tuple[Any, ...], list[Run]] = {}
+        for run in self:
+            groups.setdefault(tuple(getattr(run, name) for name in fields), []).append(run)
+        return {key: Runs(tuple(some)) for key, some in groups.items()}
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per run, with final values where it finished."""
+        rows = []
+        for run in self.checked():
+            row = {"experiment": run.experiment, "variant": run.variant, **run.settings}
+            row |= {"fold": run.fold, "seed": run.seed, "status": run.status}
+            row |= {"round": run.round, "rounds": run.asked}
+            if run.status == "finished":
+                row |= run.finals
+            rows.append(row)
+        return rows
+
+    def final(self) -> Any:
+        """The final values of finished runs, one a row: experiment, variant, settings, fold, seed, measure, value.
+
+        A pandas frame where pandas is installed, else a list of records.
+        """
+        return framed(
+            [
+                _who(run) | {"measure": name, "value": value}
+                for run in self._counted
+                for name, value in run.finals.items()
+            ]
+        )
+
+    def curves(self) -> Any:
+        """What finished runs measured on the way, one value a row: as `final`, and round and interactions.
+
+        Online quality stands at the rounds that were evaluated, too.
+        """
+        rows = []
+        for run in self._counted:
+            who, rounds, places = _who(run), run.rounds, run.evaluated
+            columns = [name for name in (*run.measures, "online") if name in rounds]
+            counted = rounds.get("interactions", np.full(len(rounds["round"]), np.nan))
+            for place in places:
+                at = {"round": int(rounds["round"][place]), "interactions": int(counted[place])}
+                measured = ((name, float(rounds[name][place])) for name in columns)
+                rows += [
+                    who | at | {"measure": name, "value": value} for name, value in measured if not np.isnan(value)
+                ]
+        return framed(rows)
+
+    @property
+    def _counted(self) -> Iterator[Run]:
+        """Finished runs, one by one while their files are in memory; damaged ones do not count."""
+        return (run for each in self if (run := each.checked()).status == "finished")
+
+    def to_pandas(self) -> Any:
+        """The same rows as a data frame."""
+        try:
+            import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        except ImportError:
+            raise ImportError(
+                "to_pandas needs pandas, which is not installed; run `pip install pandas`, or use table(), "
+                "which gives the same rows as a list"
+            ) from None
+        return pandas.DataFrame(self.table())
+
+    def checked(self) -> Runs:
+        """The same runs, with finished ones whose files turn out to be unreadable marked as broken."""
+        return Runs(tuple(run.checked() for run in self))
+
+
+def _who(run: Run) -> dict[str, Any]:
+    return {"experiment": run.experiment, "variant": run.variant, **run.settings, "fold": run.fold, "seed": run.seed}
+
+
+def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Runs:
+    """Every run at or below one or several folders. A damaged run comes back as "broken" and says why."""
+    if isinstance(folders, (str, os.PathLike)):
+        folders = [folders]
+    paths: dict[Path, None] = {}  # keeps order, drops doubles
+    for folder in folders:
+        root = Path(folder)
+        if not root.is_dir():
+            raise FileNotFoundError(f"no folder {root}; give a folder of runs, or one run folder")
+        paths.update(dict.fromkeys(map(Path, _run_folders(str(root.resolve())))))
+    runs: list[Run] = []
+    seen: dict[tuple[Any, ...], Path] = {}
+    for path in paths:
+        run = _load(path)
+        first = seen.setdefault((run.folder, run.variant, run.repeat), path)
+        if first != path and run.status != "broken":
+            # Counting a copied folder as another repeat would make a result look surer than it is.
+            run = run.broken(f"same variant, fold and seed as {first}; delete one of them")
+        runs.append(run)
+    return Runs(tuple(runs))
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """All that is known about a run without its curves, for programs."""
+    facts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    facts |= {"reason": run.reason, "finals": run.finals if run.status == "finished" else {}}
+    return facts | {"seconds": run.seconds if (run.path / "timing.csv").exists() else None}
+
+
+def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:
+    """Delete the folders of interrupted, failed and broken runs, except those to keep; returns what was deleted.
+
+    Each folder is looked at again first: a run that was resumed or finished in the meantime stays, and so does
+    anything that does not hold a file of ours. Ledgers stay in any case: what people have spent is not unspent when
+    a run is deleted.
+    """
+    deleted = []
+    for run in runs:
+        if run.status not in ("interrupted", "failed", "broken") or (keep is not None and keep(run)):
+            continue
+        if not _may_delete(run.path):
+            continue
+        now = _load(run.path)
+        # Broken ones may look fine by themselves: copies of another run, or files that only a full reading found bad.
+        if now.status == "running" or (now.status == "finished" and run.status != "broken"):
+            continue
+        _delete_but_ledgers(run.path)
+        deleted.append(run.path)
+    return deleted
+
+
+def _delete_but_ledgers(folder: Path) -> None:
+    kept = kept_ledgers(folder)
+    for ledger in kept:
+        # Changes of a run that is gone must not get into another one. Who took part stays.
+        (ledger / CHANGED).unlink(missing_ok=True)
+    spared = {*kept, folder / FORGOTTEN}
+    for each in list(folder.iterdir()) if any(map(Path.exists, spared)) else ():
+        if each.is_dir() and not each.is_symlink() and each not in spared:
+            shutil.rmtree(each)
+        elif each not in spared:
+            each.unlink()
+    if not any(map(Path.exists, spared)):
+        shutil.rmtree(folder)
+
+
+def kept_ledgers(folder: Path) -> list[Path]:
+    """Ledgers of a run, which stay when it is deleted."""
+    return sorted(each for each in folder.glob(f"{LEDGER}*") if (each / PARTICIPANTS).is_file())
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary; an error names the file."""
+    try:
+        return parse_toml(read_text(file))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read as TOML: {error}") from None
+
+
+def _run_folders(root: str) -> Iterator[str]:
+    try:
+        with os.scandir(root) as entries:
+            inside = list(entries)
+    except FileNotFoundError:  # deleted while we looked
+        return
+    except OSError:  # reported as broken, rather than passed over
+        yield root
+        return
+    if _holds_run(root, {entry.name for entry in inside}):
+        yield root
+        return
+    for below in sorted(inside, key=_natural):
+        if below.is_dir(follow_symlinks=False) and not below.name.startswith("."):
+            yield from _run_folders(below.path)
+
+
+def _is_run_folder(path: Path) -> bool:
+    return _holds_run(str(path), set(os.listdir(path)))
+
+
+def _holds_run(path: str, names: set[str]) -> bool:
+    if "run.json" in names:
+        return True
+    return bool(REPEAT.fullmatch(os.path.basename(path))) and (not names or any(name in names for name in OURS))
+
+
+def _may_delete(path: Path) -> bool:
+    try:
+        if not path.is_dir() or path.is_symlink() or not _is_run_folder(path):
+            return False
+        file = path / "run.json"
+        # What a newer fedrank wrote is only broken to us.
+        return not file.exists() or not read_json(file).get("format", FORMAT) > FORMAT
+    except (OSError, TypeError):
+        return False
+    except ValueError:
+        return bool(REPEAT.fullmatch(path.name))  # an unreadable run.json: ours if its folder is named like ours
+
+
+def _natural(entry: os.DirEntry[str]) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in DIGITS.split(entry.name)]
+
+
+def _load(path: Path) -> Run:
+    """One run folder, judged by its small files and the last line of rounds.csv."""
+    repeat = REPEAT.fullmatch(path.name)
+    fold, seed = (int(repeat[1]), int(repeat[2])) if repeat else (0, 0)
+    run = Run(
+        path=path, experiment=path.parent.parent.name, variant=path.parent.name, fold=fold, seed=seed, status="broken"
+    )
+    try:
+        if not (path / "run.json").exists():
+            return run.broken("no run.json: stopped before its first round")
+        run = Run(path=path, **Facts.values(path))
+        if run.status not in STATES:
+            return run.broken(f"run.json has status {run.status!r}, which is none of {', '.join(STATES)}")
+        if run.status == "running":
+            # run.json was written when the run began, or was taken up again.
+            status = "running" if _worked_on(path, run.pid) else "interrupted"
+            return replace(run, status=status, round=_round_reached(path, run.round))
+        if run.status == "finished":
+            _check_end(run._file("rounds.csv"), run.round)
+    except KeyError as missing:
+        return run.broken(f"run.json lacks {missing}")
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        return run.broken(told(problem))
+    return run
+
+
+def _round_reached(path: Path, begun: int) -> int:
+    """Up to which round a run is safe; where it keeps no checkpoint yet, the last round that has a row."""
+    kept = round_kept(path)
+    if kept is not None:
+        return kept
+    try:
+        file = os.path.join(path, "rounds.csv")
+        names, lines = _last_lines(file, END)
+        return int(_cell(file, names, lines[-1], "round")) if lines else begun
+    except (OSError, ValueError, OverflowError):  # being written, or no number of a round
+        return begun
+
+
+def _check_end(file: str, round: int) -> None:
+    with opened(file) as lines:
+        cells = lines.readline().count(b",")
+        lines.seek(max(0, os.fstat(lines.fileno()).st_size - END))
+        end = lines.read()
+    last = (end.splitlines() or [b""])[-1]
+    if last.count(b",") != cells or last.split(b",")[0] != str(round).encode() or not end.endswith(b"\n"):
+        raise ValueError(
+            f"rounds.csv ends with {last[:40].decode(errors='replace')!r}, not with a whole row of round {round}"
+        )
+
+
+def _last_lines(file: str, size: int | None) -> tuple[list[str], list[str]]:
+    """Names of the columns of a table, and its rows within the last `size` bytes (None: all); whole ones only."""
+    with opened(file) as table:
+        names = table.readline().decode().strip().split(",")
+        end = os.fstat(table.fileno()).st_size
+        if size is not None and end - table.tell() > size:
+            table.seek(end - size)
+            table.readline()  # the rest of a row
+        return names, table.read().decode().split("\n")[:-1]  # behind the last line end a row is being written
+
+
+def _cell(file: str, names: list[str], line: str, column: str) -> float:
+    cells = line.split(",")
+    if len(cells) != len(names):
+        name = os.path.basename(file)
+        raise ValueError(f"{name} has a row of {len(cells)} cells where the header has {len(names)}")
+    return float(cells[names.index(column)] or "nan")
+
+
+def working_on(folder: Path) -> AbstractContextManager[None]:
+    """Mark a run folder as worked on by this process, in a way that ends with it however it ends.
+
+    A number of a process alone would not do: after a restart, another may have it.
+    """
+    return locked(folder / LOCK, str(folder))
+
+
+def _worked_on(folder: Path, pid: int) -> bool:
+    held = is_locked(folder / LOCK)
+    return pid > 0 and is_alive(pid) if held is None else held
+
+
+def _matches(run: Run, name: str, wanted: Any) -> bool:
+    value = run.settings.get(name) if name in run.settings else getattr(run, name, None)
+    if isinstance(wanted, (list, tuple, set, frozenset)) and not isinstance(value, (list, tuple)):
+        return value in wanted
+    return bool(value == wanted)
+
+
+def _version_of(file: str) -> tuple[str, int, int, int]:
+    # A running experiment appends to its files: the cached text of an older state must not be used.
+    # The inode as well: where a clock jumps back, a new file may bear the time of the old one.
+    state = os.stat(file)
+    return file, state.st_ino, state.st_mtime_ns, state.st_size
+
+
+def _measures(rounds: dict[str, Column]) -> tuple[str, ...]:
+    return tuple(name for name in rounds if name not in BOOKKEEPING)
+
+
+def _evaluated(rounds: dict[str, Column]) -> NDArray[np.int64]:
+    measures = _measures(rounds)
+    if not measures:
+        return np.arange(len(rounds["round"]))
+    return np.flatnonzero(np.any([~np.isnan(rounds[name]) for name in measures], axis=0))
+
+
+# Bounded, because a thousand long runs would not fit into memory together.
+@functools.lru_cache(maxsize=64)
+def _read_rounds(file: str, _inode: int, _changed: int, _size: int, finished: bool) -> dict[str, Column]:
+    text = _text(file)
+    whole = len(text) if finished else text.rfind("\n") + 1  # a row may still be being written
+    names, columns = _columns(file, text[:whole] or text)
+    if "round" not in names:
+        raise ValueError(f"{os.path.basename(file)} lacks the column 'round'")
+    return {name: _numbers(file, name, cells) for name, cells in zip(names, columns, strict=True)}
+
+
+@functools.lru_cache(maxsize=64)
+def _read_queries(file: str, _inode: int, _changed: int, _size: int) -> Queries:
+    return _queries_in(file, _text(file))
+
+
+def _queries_in(file: str, text: str) -> Queries:
+    (_, *names), (ids, *columns) = _columns(file, text)
+    values = {name: _numbers(file, name, cells) for name, cells in zip(names, columns, strict=True)}
+    return np.array(ids, dtype=np.str_), values
+
+
+# By its text: what users have without a model is the same in the folders of all variants and seeds.
+_nothing_in = functools.lru_cache(maxsize=64)(_queries_in)
+
+
+def _columns(file: str, text: str) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns of a table, and their cells."""
+    lines = text.removesuffix("\n").split("\n")
+    if '"' not in text and "\r" not in text and max(map(len, lines)) <= csv.field_size_limit():
+        # As nearly all tables are: split at once, which is several times as fast.
+        flat = ",".join(lines).split(",")
+        widths = [commas + 1 for commas in map(str.count, lines, itertools.repeat(","))]
+    else:
+        try:
+            rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        except csv.Error as error:
+            raise ValueError(f"{os.path.basename(file)} cannot be read as CSV: {error}") from None
+        flat, widths = [cell for row in rows for cell in row], [len(row) for row in rows]
+    if not any(flat):
+        raise ValueError(f"{os.path.basename(file)} is empty")
+    width = widths[0]
+    if {*widths} != {width}:
+        bad = next(i for i, cells in enumerate(widths) if cells != width)
+        raise ValueError(
+            f"{os.path.basename(file)} line {bad + 1} has {widths[bad]} cells where the header has {width}"
+        )
+    return flat[:width], [flat[width + i :: width] for i in range(width)]
+
+
+def _text(file: str) -> str:
+    return read_bytes(file).decode("utf-8")  # line ends within quotes stay as they are
+
+
+# Rounds, interactions and bytes are the same in all repeats of most variants, and more than half of what is read.
+_last_read: dict[str, tuple[Sequence[str], Column]] = {}
+
+
+def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
+    before = _last_read.get(name)
+    if before is not None and before[0] == cells:
+        return before[1]
+    try:
+        if "" in cells:  # of rounds that were not evaluated, which are most
+            values = np.full(len(cells), np.nan)
+            values[[place for place, cell in enumerate(cells) if cell]] = [*map(float, filter(None, cells))]
+        else:
+            values = np.fromiter(map(float, cells), np.float64, len(cells))
+    except ValueError as error:
+        raise ValueError(f"{os.path.basename(file)} column {name!r}: {error}") from None
+    values.setflags(write=False)
+    if name == "round" or name in COUNTED:
+        _last_read[name] = cells, values
+    return values

@@ -1,0 +1,347 @@
+"""Many runs: plan them, do them side by side, tell how far they are, and stop without losing anything."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedrank.experiments.runner.ahead import check_ahead
+from fedrank.experiments.runner.data import drop_kept_data
+from fedrank.experiments.runner.elsewhere import send
+from fedrank.experiments.runner.folder import round_kept
+from fedrank.experiments.runner.perform import perform
+from fedrank.experiments.runner.provenance import Sums, changed_files, data_sums
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.writer import News, Task
+from fedrank.experiments.spec.experiment import Experiment, to_toml
+from fedrank.experiments.spec.grid import Grid
+from fedrank.experiments.spec.kinds import KINDS
+from fedrank.files import read_text, told, write_whole
+from fedrank.glance import Glance
+from fedrank.progress import Progress, here
+from fedrank.ranking.cuda.choice import DEVICES, check_device
+
+ALL_RUNS = "all runs"  # what is told of all of them together
+SECONDS_TO_STOP = 30.0  # until a worker that was asked to stop is ended
+
+
+@dataclass(repr=False)
+class Results(Glance):
+    """What became of the runs of an experiment."""
+
+    finished: list[Task] = field(default_factory=list)
+    skipped: list[Task] = field(default_factory=list)  # finished before
+    interrupted: list[Task] = field(default_factory=list)
+    failed: list[tuple[Task, str]] = field(default_factory=list)
+    stopped: str = ""  # why runs elsewhere were interrupted, where nobody here asked for it
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        done = {"finished": self.finished, "finished before": self.skipped, "interrupted": self.interrupted}
+        return "", {what: f"{len(tasks):,}" for what, tasks in done.items() if tasks} | {
+            "failed": f"{len(self.failed):,}, first {self.failed[0][0].label}: {self.failed[0][1]}"
+            if self.failed
+            else ""
+        }
+
+
+def plan(grid: Grid[Any], name: str, out: str | Path) -> list[Task]:
+    """Every run of a question, in the order in which they are done: all variants of a repeat before the next."""
+    folder = Path(out) / name
+    return [
+        Task(
+            folder / variant.name / f"fold-{fold}-seed-{seed}",
+            variant.experiment.single(fold, seed),
+            name,
+            variant.name,
+            variant.settings,
+            fold,
+            seed,
+        )
+        for fold, seed in grid.repeats()
+        for variant in grid.variants
+    ]
+
+
+def run_experiment(
+    question: Grid[Any] | Experiment,
+    name: str,
+    out: str | Path = "runs",
+    *,
+    workers: int | None = None,
+    threads: int = 1,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> Results:
+    """Do all runs that are not finished, `workers` of them at a time, each in its own process if there are several.
+
+    With device = "cuda" clients learn on a graphics card, with "auto" where it pays; what comes out is the same. With
+    "cuda-float16" it is what features give that are rounded to two bytes.
+    How far they are is told to `progress`; without one a notebook shows it, and a script nothing.
+
+    With an `executor`, such as that of a cluster, runs are done wherever it does them, and all at a time that it takes
+    if `workers` is not given. Its machines must see the folder `out` under the same path. What comes out is the same.
+    """
+    # Of their cards, workers know.
+    check_device("auto" if executor is not None and device in DEVICES else device)
+    grid = question if isinstance(question, Grid) else Grid.of(question)
+    tasks = [replace(task, device=device) for task in plan(grid, name, out)]
+    results = Results()
+    waiting: list[Task] = []
+    read: dict[Any, Sums | None] = {}
+    for task in tasks:
+        (results.skipped if is_finished(task, read) else waiting).append(task)
+    for experiment in {task.experiment.data: task.experiment for task in waiting}.values():
+        experiment.require_data()
+    check_ahead(waiting)
+    folder = Path(out) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "experiment.toml", grid.toml())
+    if not waiting:
+        return results
+    show = _Show(progress or here(), len(tasks), results)
+    most = len(waiting) if workers is None and executor is not None else workers or 1
+    workers = max(1, min(most, len(waiting)))
+    if workers > 1 or executor is not None:
+        drop_kept_data()  # each reads its own
+    with stopping() as stop:
+        if executor is not None:
+            left, results.stopped = send(waiting, executor, workers, threads, stop, show)
+            results.interrupted += left
+        elif workers == 1:
+            _one_after_the_other(waiting, threads, stop, show)
+        else:
+            _side_by_side(waiting, workers, threads, stop, show)
+    return results
+
+
+def tell_news(progress: Progress, task: Task, news: News) -> None:
+    """Tell on how far a run has come."""
+    if news.round == news.rounds:
+        return  # there are files to write yet
+    speed = f", {news.interactions / news.seconds:,.0f} interactions/s" if news.interactions else ""
+    quality = "" if math.isnan(news.quality) else f", {task.experiment.measures[0]} {news.quality:.4f}"
+    unit = KINDS[task.experiment.kind].unit
+    detail = f"{unit} {news.round:,} of {news.rounds:,}{quality}{speed}"
+    progress(task.label, news.round, news.rounds, detail)
+
+
+@dataclass
+class _Show:
+    """Notes what becomes of runs, and tells it on."""
+
+    progress: Progress
+    runs: int
+    results: Results
+
+    def news(self, task: Task, news: News) -> None:
+        tell_news(self.progress, task, news)
+
+    def lost(self, task: Task, round: int, reason: str) -> None:
+        """A worker elsewhere is gone, and the run goes on from this round."""
+        rounds = task.experiment.rounds_asked
+        self.progress(task.label, min(round, rounds - 1), rounds, f"sent again after round {round:,}: {reason}")
+
+    def ended(self, task: Task, status: str, reason: str = "") -> None:
+        results = self.results
+        if status == "failed":
+            results.failed.append((task, reason or load_runs(task.folder)[0].reason))
+        else:
+            getattr(results, status).append(task)
+        done = len(results.finished) + len(results.skipped)
+        self.progress(task.label, 1, 1, f"{status} ({done} of {self.runs})")
+        self.progress(ALL_RUNS, done, self.runs, f"{done} of {self.runs}")
+
+
+def is_finished(task: Task, read: dict[Any, Sums | None] | None = None) -> bool:
+    """Whether the folder already holds this very run; one of another spec, or of other data, is never overwritten.
+
+    `read` remembers the checksums of data from one task to the next.
+    """
+    spec = task.folder / "spec.toml"
+    if not spec.exists():
+        return False
+    if read_text(spec) != to_toml(task.experiment):
+        raise FileExistsError(
+            f"{task.folder} holds a run of another spec, and nothing is overwritten; choose another --out or --name, "
+            "or delete that folder"
+        )
+    [run] = load_runs(task.folder)
+    if run.status == "running":
+        raise FileExistsError(f"{task.folder} is being worked on by another process; wait for it, or stop it")
+    if run.files and (run.status == "finished" or round_kept(task.folder) is not None):
+        _check_same_data(task, run.files, run.status, {} if read is None else read)
+    return run.status == "finished"
+
+
+def _check_same_data(task: Task, before: Sums, status: str, read: dict[Any, Sums | None]) -> None:
+    """Refuse to take a run as done, or to go on with it, whose data have changed since; those that are gone may be."""
+    key = (task.experiment.data, getattr(task.experiment, "start", None))
+    if key not in read:
+        try:
+            read[key] = data_sums(task.experiment)
+        except (OSError, ValueError):  # whoever reads them will say so, where they are needed
+            read[key] = None
+    now = read[key]
+    changed = [] if now is None else changed_files(before, now)
+    if changed:
+        more = f" and {len(changed) - 1} more of its files" if len(changed) > 1 else ""
+        was = "finished with" if status == "finished" else "was begun with"
+        raise FileExistsError(
+            f"{task.folder} {was} other data: {changed[0]}{more} changed since (run.json has the checksums), so that "
+            "its result is not that of the data that are here, and nothing is overwritten; choose another --out or "
+            "--name, delete that folder, or bring the old data back"
+        )
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask runs to stop at the end of their round; a second Ctrl-C does not wait for that."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # only the main thread may listen to signals
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _one_after_the_other(waiting: list[Task], threads: int, stop: Callable[[], bool], show: _Show) -> None:
+    for task in waiting:
+        if stop():
+            show.results.interrupted.append(task)
+        else:
+            show.ended(task, *_performed(task, threads, partial(show.news, task), stop))
+
+
+def _performed(task: Task, threads: int, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:
+    """Do a run; its status, and what went wrong where its folder cannot say it."""
+    try:
+        return perform(task, threads, tell, stop), ""
+    except OSError as problem:  # others may go on: their folders may lie elsewhere
+        return "failed", told(problem)
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    task: Task | None = None
+
+
+def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callable[[], bool], show: _Show) -> None:
+    """Processes that take one task after the other. A worker that dies takes nobody with it."""
+    # Runs use one core each: libraries that start threads of their own would only get in each other's way.
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    context = multiprocessing.get_context("spawn")
+    stopped = context.Event()
+    left = waiting[::-1]
+
+    def hire() -> _Worker:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, stopped, threads), daemon=True)
+        with _without_ctrl_c():
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def give(worker: _Worker) -> None:
+        worker.task = None if stop() or not left else left.pop()
+        with suppress(OSError):  # it died while idle; waiting for its answer will show that
+            worker.pipe.send(worker.task)
+
+    staff = [hire() for _ in range(workers)]
+    for worker in staff:
+        give(worker)
+    deadline = float("inf")
+    while any(worker.task for worker in staff):
+        if stop() and not stopped.is_set():
+            stopped.set()
+            deadline = time.monotonic() + SECONDS_TO_STOP
+        busy = {worker.pipe: worker for worker in staff if worker.task}
+        for pipe in wait(list(busy), timeout=0.2):
+            worker = busy[pipe]  # type: ignore[index]
+            task = worker.task
+            assert task is not None
+            try:
+                message = worker.pipe.recv()
+            except (EOFError, ConnectionError):
+                worker.process.join()
+                code = worker.process.exitcode or 0
+                why = f"its process was killed (signal {-code})" if code < 0 else "its process ended"
+                why += "; perhaps memory ran out. Run the command again to resume it"
+                show.ended(task, "interrupted" if stop() else "failed", why)
+                staff.remove(worker)
+                if left and not stop():
+                    staff.append(hire())
+                    give(staff[-1])
+                continue
+            if isinstance(message, News):
+                show.news(task, message)
+            else:
+                show.ended(task, *message)
+                give(worker)
+        if time.monotonic() > deadline:
+            for worker in staff:
+                worker.process.terminate()
+    show.results.interrupted += left[::-1]
+    for worker in staff:
+        worker.process.join(SECONDS_TO_STOP)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Processes that are started within do not receive Ctrl-C, not even while they import; it waits for this one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(pipe: Connection, stopped: Any, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; both receive Ctrl-C
+    deserted = False
+
+    def tell(message: Any) -> None:
+        nonlocal deserted
+        try:
+            pipe.send(message)
+        except OSError:  # the parent is gone: stop as if it had asked
+            deserted = True
+
+    while not deserted:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        if task is None:
+            return
+        tell(_performed(task, threads, tell, lambda: deserted or stopped.is_set()))

@@ -1,0 +1,309 @@
+"""One run of kind "silo": organisations made from a collection train, and are judged on queries they kept aside."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.collection import Collection, load_collection
+from fedrank.data.ranking import RankingData
+from fedrank.data.text import Tokeniser
+from fedrank.experiments.runner.data import described
+from fedrank.experiments.runner.federated import per_query
+from fedrank.experiments.runner.folder import Card, Paid
+from fedrank.experiments.runner.writer import NOISE, RunWriter
+from fedrank.experiments.spec.families import describe
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.files import write_whole
+from fedrank.privacy.promises import up
+from fedrank.ranking.given import Given
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
+from fedrank.seeds import rng_for
+from fedrank.silo.costs import measure_sketches
+from fedrank.silo.features import FEATURE_NAMES, RANGES
+from fedrank.silo.silos import Silo, SilosRule, make_silos
+from fedrank.silo.training import PARAMETERS, SILO_METHODS, Lists, Local, LocalPlus, own_bm25
+from fedrank.types import Weights
+
+CONVENTIONS = {
+    "rounds": "row r is after pass r of every silo over its own lists",
+    "final": "the last evaluation",
+    "quality": "on the test queries of all silos, each ranking the documents of its own silo; where every silo has its "
+    "own model, the mean over the models",
+    "interactions": "documents trained on, counted again in every pass",
+}
+NOT_COVERED = (
+    "that a document exists, and how long it is",
+    "the queries: every silo holds the key and can look up which words another asks for",
+)
+SKETCHES = "sketches.json"  # what questions find and cost, where a spec asks for it
+_RANKER = Linear()
+_BYTES = 4  # a weight on its way
+
+
+def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
+    """Make the silos, let them tell each other what the method asks for, once, and train pass by pass."""
+    method, seed, last = experiment.method, writer.task.seed, experiment.rounds
+    silo_card(experiment)  # refuses what no silo could make up for
+    collection = _collection(experiment.data.source)
+    silos = silos_of(experiment, seed)
+    card = silo_card(experiment, silos)
+    kept = writer.begin(lambda models: evaluator(_ranking_part(models), _RANKER), online=False)
+    # What silos told each other was noised, and that is paid once: a resumed run goes on with the same lists.
+    lists = _made(experiment, seed) if kept is None else _unpacked(kept)
+    members = len(lists.train)
+    weights = method.first(members) if kept is None else kept["weights"]
+    test = RankingData.join(lists.test)
+    evaluator = Evaluator(test, experiment.measures)
+    conventions = CONVENTIONS | ({} if card.mechanism is None else {"noise": NOISE})
+    notes = _notes(collection, silos, lists.added)
+    if experiment.measure_sketches and isinstance(method, LocalPlus) and method.counts == "sketch":
+        notes.append(_measured(method, silos, writer.folder / SKETCHES, seed))
+    writer.know(
+        notes=notes,
+        conventions=conventions,
+        data=described(collection.name, sum(data.queries for data in lists.train), test.queries, test),
+        behind_final=1,
+    )
+    packed = _packed(lists)
+    writer.keep(writer.round, packed | {"weights": weights})
+    documents = method.trained_on(lists)
+    sent = _BYTES * PARAMETERS * members if weights.ndim == 1 else 0
+    for round in range(writer.round + 1, last + 1):
+        weights = method.step(weights, lists, round, seed)
+        traffic = sent + (lists.bytes if round == 1 else 0)
+        ends = round == last
+        model = weights if ends or round % experiment.evaluate_every == 0 else None
+        writer.add(round, interactions=documents, bytes_up=traffic, bytes_down=traffic, model=model)
+        writer.turn(round, last, lambda weights=weights: packed | {"weights": weights}, ends)  # type: ignore[misc]
+    ranking = _ranking_part(weights)
+    origin = writer.origin(collection.name)
+    save_model(
+        Model(_RANKER, ranking, len(FEATURE_NAMES), test.normalised, FEATURE_NAMES, origin, test.ranges),
+        writer.folder / "model.json",
+    )
+    writer.finish(
+        last,
+        queries=(test.query_ids.tolist(), per_query(evaluator, ranking, _RANKER)),
+        nothing=Given("BM25 of title and body", evaluator.per_query_of_scores(own_bm25(silos))),
+        clients=_by_silo(experiment.measures, ranking, lists, evaluator),
+        card=card,
+    )
+
+
+def _packed(lists: Lists) -> dict[str, Any]:
+    """Lists as the parts of a checkpoint."""
+    parts: dict[str, Any] = {"added": lists.added, "lists": {"bytes": lists.bytes, "silos": len(lists.test)}}
+    for kind, sets in (("train", lists.train), ("test", lists.test)):
+        for silo, data in enumerate(sets):
+            for name in _ARRAYS:
+                parts[f"{kind}.{silo}.{name}"] = getattr(data, name)
+            parts[f"{kind}.{silo}.about"] = {name: getattr(data, name) for name in _ABOUT}
+    return parts
+
+
+def _unpacked(kept: Mapping[str, Any]) -> Lists:
+    def one(place: str) -> RankingData:
+        arrays = {name: kept[f"{place}.{name}"] for name in _ARRAYS}
+        about = kept[f"{place}.about"]
+        ranges = RANGES if about["normalised"] == "global" else None
+        return RankingData(**arrays, **about, feature_names=FEATURE_NAMES, ranges=ranges)
+
+    train, test = (
+        tuple(one(f"{kind}.{silo}") for silo in range(many))
+        for kind, many in (("train", len(kept["added"])), ("test", kept["lists"]["silos"]))
+    )
+    return Lists(train, test, kept["added"], kept["lists"]["bytes"])
+
+
+_ARRAYS, _ABOUT = ("features", "grades", "offsets", "query_ids"), ("name", "top_grade", "normalised")
+
+
+# Runs that differ in method or seed share a collection, and those that differ in method alone share silos.
+_collection: Callable[[str], Collection] = lru_cache(maxsize=2)(load_collection)
+
+
+def silos_of(experiment: SiloExperiment, seed: int) -> list[Silo]:
+    """The organisations of an experiment."""
+    return _silos(experiment.data.source, SilosRule(**asdict(experiment.silos)), seed)
+
+
+def _made(experiment: SiloExperiment, seed: int) -> Lists:
+    """What every silo trains on; runs that differ only in how they train on it share it, and so its noise."""
+    method = experiment.method
+    kind = next((kind for kind in (LocalPlus, Local) if isinstance(method, kind)), None)
+    if kind is None or type(method) not in SILO_METHODS.values():
+        return method.lists(silos_of(experiment, seed), seed)
+    settings = {each.name: getattr(method, each.name) for each in fields(kind) if each.name not in _OF_TRAINING}
+    return _lists(kind(**settings), experiment.data.source, SilosRule(**asdict(experiment.silos)), seed)
+
+
+@lru_cache(maxsize=6)
+def _lists(method: Local, name: str, rule: SilosRule, seed: int) -> Lists:
+    return method.lists(_silos(name, rule, seed), seed)
+
+
+_OF_TRAINING = ("rate", "batch", "steps")
+
+
+@lru_cache(maxsize=4)
+def _silos(name: str, rule: SilosRule, seed: int) -> list[Silo]:
+    return make_silos(_collection(name), rule, Tokeniser(), seed)
+
+
+def _ranking_part(weights: Weights) -> Weights:
+    """Without the bias, which moves no document."""
+    return np.ascontiguousarray(weights[..., : len(FEATURE_NAMES)])
+
+
+def _by_silo(measures: tuple[str, ...], weights: Weights, lists: Lists, everybody: Evaluator) -> dict[str, Any]:
+    """A row for each silo: its model on its own test queries, and on those of all silos."""
+    rows = []
+    for silo, own in enumerate(lists.test[: len(lists.train)]):
+        model = weights[silo] if weights.ndim == 2 else weights
+        rows.append([*Evaluator(own, measures)(model, _RANKER), *everybody(model, _RANKER)])
+    columns = {
+        "client": range(len(rows)),
+        "queries": [data.queries for data in lists.train],
+        "interactions": [data.documents for data in lists.train],
+    }
+    names = [*measures, *(f"{name} everywhere" for name in measures)]
+    return columns | dict(zip(names, np.transpose(rows), strict=True))
+
+
+def _notes(collection: Collection, silos: list[Silo], added: NDArray[np.int64]) -> list[str]:
+    notes = [
+        f"silo {silo.number}: {silo.documents:,} documents, {len(silo.train)} queries to train on and "
+        f"{len(silo.test)} to be tested on; {more:,} documents of others in its training lists"
+        for silo, more in zip(silos, added, strict=False)
+    ]
+    outside = silos[len(added) :]
+    if outside:
+        tested = sum(len(silo.test) for silo in outside)
+        notes.append(f"{len(outside)} more silos take no part; the model is tested on their {tested} queries, too")
+    if collection.unknown:
+        notes.append(f"{collection.unknown:,} judgements name a query or a document that is not there; left out")
+    return notes
+
+
+def _measured(method: LocalPlus, silos: list[Silo], path: Path, seed: int) -> str:
+    """Measure the sketches of the first silo's bodies by what the others ask, write it down, and say it."""
+    members = [silo for silo in silos if silo.train]
+    asked = [term for silo in members[1:] for query in silo.train for term in query.terms]
+    rule = replace(method.rule, k=max(1, *method.most(members)))
+    key = rng_for(seed, "key of the silos").bytes(32)
+    found = measure_sketches(members[0].fields["body"], asked, method.sketcher, rule, key)
+    write_whole(path, json.dumps(asdict(found), indent=2))
+    return (
+        f"a question about one of {found.terms} terms finds {found.cover:.2f} of the best {found.k} of "
+        f"{found.documents:,} documents in {found.milliseconds:.3g} ms and {found.megabytes:.3g} MB; asking the "
+        f"sketches of all finds {found.naive_cover:.2f} in {found.naive_milliseconds:.3g} ms and "
+        f"{found.naive_megabytes:.3g} MB"
+    )
+
+
+def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -> Card:
+    """What may be claimed; where every answer has its own noise, for one answer, or for all that these silos ask."""
+    method, delta, budget = experiment.method, experiment.privacy.delta, experiment.privacy.budget
+    sees, not_covered = [], []
+    mechanism, promise, because = None, None, ""
+    if method.first(1).ndim == 1:
+        sees.append("the server and the other silos see the model as every silo leaves it")
+        not_covered.append("the weights that a silo sends while training, which tell of its own documents and queries")
+    if isinstance(method, LocalPlus):
+        sees.append("silos find documents of each other, with their lengths and term counts")
+        not_covered += NOT_COVERED
+        promise = _promised(method, delta, silos)
+        if promise is not None:
+            mechanism = describe(method) | {"name": method.noise_in}
+        elif method.counts == "sketch" and method.noise_in == "paper":
+            because = " The published noise is added, one draw for all rows of a document, which hides nothing."
+    spent = math.inf if promise is None or promise.epsilon is None else promise.epsilon
+    if budget is not None and sees and spent > budget:
+        claim = "adds no noise, so that no ε holds"
+        if because:
+            claim = "adds the published noise, which hides nothing, so that no ε holds"
+        if promise is not None:
+            claim = f"costs ε = {up(spent)} for one occurrence of a term"
+        raise ValueError(f"the method {claim}, and the budget is {budget:g}; use more noise, or another budget")
+    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "." + because
+    if promise is not None and promise.paid_per == "once":
+        summary += (
+            f" Sketches are noised: ε = {up(spent)} at δ = {delta:g} for one occurrence of one term, paid "
+            "once for all queries of all silos; a word that stands k times costs as a group of k."
+        )
+    elif promise is not None:
+        summary += (
+            f" Every answer is noised: ε = {up(spent)} for one occurrence of one term, {promise.often}; a "
+            "word that stands k times costs as a group of k."
+        )
+    elif sees:
+        summary += " Nothing can be claimed." if because else " Nothing is noised, and nothing can be claimed."
+    return Card(
+        clients=experiment.silos.count,
+        mechanism=mechanism,
+        who_sees_what="; ".join(sees),
+        delta=delta,
+        budget=budget,
+        promises=() if promise is None else (promise,),
+        not_covered=tuple(not_covered),
+        summary=summary,
+    )
+
+
+def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> Paid | None:
+    """None: nothing can be claimed."""
+    if method.counts == "exact" or method.noise_in == "paper":
+        return None
+    unit, neighbours = (
+        "one occurrence of one term in one field of one document",
+        ("one occurrence is replaced by another term: lengths are published"),
+    )
+    against = "silos and relays that see sketches or answers"
+    if method.noise_in == "lookup":
+        times = 1 if silos is None else _numbers_told(silos)
+        return Paid(
+            against=against,
+            epsilon=method.epsilon * times,
+            epsilon_each_time=method.epsilon,
+            times=times,
+            paid_per="number that is told",
+            delta=delta,
+            unit=unit,
+            neighbours=neighbours,
+            because="Laplace noise on every count and on every number of documents that a silo tells",
+        )
+    spent = method.sketcher.privacy(delta)
+    if math.isinf(spent):
+        return None
+    return Paid(
+        against=against,
+        epsilon=spent,
+        epsilon_each_time=spent,
+        times=1,
+        paid_per="once",
+        delta=delta,
+        unit=unit,
+        neighbours=neighbours,
+        because="Gaussian noise in the sketch of the document and in that of the document frequencies",
+    )
+
+
+def _numbers_told(silos: Sequence[Silo]) -> int:
+    """Of one document by the silo that is asked most: for a term to train on its count and how many documents hold it,
+    for a term to be tested on the latter."""
+    members = [silo for silo in silos if silo.train]
+    asked = [
+        sum(2 * len(one.terms) for one in silo.train) + sum(len(one.terms) for one in silo.test) for silo in members
+    ]
+    return sum(asked) - min(asked)

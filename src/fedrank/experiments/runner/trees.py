@@ -1,0 +1,223 @@
+"""One run of kind "trees".
+
+Without a split, one organisation grows one forest: a round is a tree, and row r of `rounds.csv` is the forest of the
+first r trees, up to the size that the validation queries chose. With one, every client trains its own forest and they
+merge: there is one round. A run can be stopped at any tree; its checkpoint holds all trees so far.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.catalog import Fold
+from fedrank.data.ranking import RankingData
+from fedrank.experiments.runner.cards import forest_card
+from fedrank.experiments.runner.data import described, judged, load_fold
+from fedrank.experiments.runner.folder import table
+from fedrank.experiments.runner.merge import perform_merge
+from fedrank.experiments.runner.writer import RunWriter
+from fedrank.experiments.spec.experiment import of_sizes
+from fedrank.experiments.spec.sections import DataSpec
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.files import write_whole
+from fedrank.ranking.given import Given, given_order
+from fedrank.ranking.measures import Evaluator, average
+from fedrank.trees.arrays import Trees
+from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, Past, Step, best_size
+from fedrank.trees.forest import lightgbm, planted, save_forest
+from fedrank.trees.selection import Selected
+from fedrank.trees.tuning import best_of, tune
+
+CONVENTIONS = {
+    "rounds": "row r is the forest of the first r trees; the last row is the model, of the size that ranks the "
+    "validation queries best",
+    "final": "the last evaluation, which is that of the model",
+    "stopping": f"by {MEASURE} of the validation queries under fedrank's convention: those without a relevant document "
+    "do not count, where LightGBM counts them as 1",
+}
+
+
+def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
+    """Grow the trees that are left, and judge the model that comes out."""
+    fold, evaluator, nothing = begin_trees(experiment, writer)
+    if experiment.split is not None:
+        perform_merge(experiment, writer, fold, nothing)
+    else:
+        _perform_forest(experiment, writer, fold, evaluator, nothing)
+
+
+def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, Given]:
+    """Say what the run is about; its data, the queries by which models are judged, and how users have them now."""
+    asked = data_of(experiment)
+    fold, engine = load_fold(asked, writer.task.fold), _engine()
+    writer.know(
+        notes=fold.notes,
+        conventions=CONVENTIONS | {"engine": engine},
+        data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
+        engine=engine,
+        behind_final=1,
+    )
+    evaluator = Evaluator(judged(fold, asked), experiment.measures)
+    return fold, evaluator, given_order(evaluator, asked.given)
+
+
+def data_of(experiment: TreesExperiment) -> DataSpec:
+    """Trees read raw features as well as scaled ones, and raw ones are what a search engine has."""
+    return replace(experiment.data, normalise=experiment.data.normalise or "none")
+
+
+def _perform_forest(
+    experiment: TreesExperiment, writer: RunWriter, fold: Fold, evaluator: Evaluator, nothing: Given
+) -> None:
+    seed, threads, last = writer.task.seed, writer.threads, experiment.booster.trees
+    booster, tuned = experiment.booster, None
+    if experiment.tune:
+        if fold.validation is None:
+            raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
+        booster, trials = tune(
+            booster, fold.train, fold.validation, experiment.tune, writer.folder / "study.db", seed, threads,
+            lambda done, best: writer.say(0, last, best.quality), writer.check,
+        )  # fmt: skip
+        tuned = {"trials": len(trials), **best_of(trials).settings}
+    forest = _Growing(fold.train, evaluator, experiment.sizes, writer.begin())
+    for step in booster.grow(fold.train, fold.validation, seed, threads, forest.past):
+        forest.add(step, evaluate=(len(forest.trees) + 1) % experiment.evaluate_every == 0)
+        writer.quality = forest.quality
+        writer.turn(len(forest.trees), last, forest.parts)
+    size, values = forest.best, np.concatenate([forest.per_query(), *forest.cut()])
+    blank = [float("nan")] * (len(values) - len(experiment.measures))  # forests of fixed sizes stand in the last row
+    measured = {number: [*each, *blank] for number, each in forest.values.items()} | {size: average(values).tolist()}
+    for number in range(1, size + 1):
+        writer.add(number, values=measured.get(number))
+    if experiment.sizes:
+        writer.know(conventions=_of_sizes(experiment))
+        nothing = replace(nothing, values=np.tile(nothing.values, (1 + len(experiment.sizes), 1)))
+    write_whole(writer.folder / "validation.csv", table(["tree", MEASURE], enumerate(forest.validation, start=1)))
+    if forest.selected is not None:
+        content = io.BytesIO()
+        np.savez_compressed(content, **forest.selected.arrays())  # type: ignore[arg-type]
+        write_whole(writer.folder / "selected.npz", content.getvalue(), private=True)
+    origin = writer.origin(fold.name)
+    save_forest(planted(forest.trees[:size], fold.train, origin), writer.folder / "model.json")
+    writer.say(size, last)
+    notes = _notes(fold, booster, forest)
+    ids = evaluator.data.query_ids.tolist()
+    card = forest_card(None)
+    writer.finish(size, queries=(ids, values), nothing=nothing, card=card, notes=notes, asked=size, tuned=tuned)
+
+
+class _Growing:
+    """A forest that grows, and how well it ranks the queries that it is judged by."""
+
+    def __init__(
+        self, train: RankingData, evaluator: Evaluator, sizes: Sequence[int], kept: Mapping[str, Any] | None
+    ) -> None:
+        self.train, self.evaluator, self.sizes = train, evaluator, sizes
+        self._cut: dict[int, NDArray[np.float64]] = {}  # one of the sizes -> [measures, queries]
+        self.trees: list[str] = []
+        self.validation: list[float] = []  # [trees]: nDCG@10
+        self.values: dict[int, list[float]] = {}  # size of the forest -> measures on the judged queries
+        self.selected: Selected | None = None
+        self._scores = np.zeros(evaluator.data.documents)
+        self._best: tuple[float, NDArray[np.float64]] = (-np.inf, self._scores)
+        if kept is not None:
+            self._take_up(kept)
+
+    @property
+    def past(self) -> Past:
+        return Past(tuple(self.trees), tuple(self.validation))
+
+    @property
+    def best(self) -> int:
+        """The size that the validation queries choose."""
+        return best_size(self.validation)
+
+    @property
+    def quality(self) -> float:
+        """The last value of the first measure."""
+        return self.values[max(self.values)][0] if self.values else float("nan")
+
+    def per_query(self) -> NDArray[np.float64]:
+        """[measures, queries] of the forest of the best size."""
+        return self.evaluator.per_query_of_scores(self._best[1])
+
+    def cut(self) -> Iterator[NDArray[np.float64]]:
+        """[measures, queries] of the forest of each of the sizes; NaN where it did not grow so far."""
+        unknown = np.full_like(self.per_query(), np.nan)
+        return (self._cut.get(size, unknown) for size in self.sizes)
+
+    def add(self, step: Step, evaluate: bool) -> None:
+        """One more tree."""
+        number = len(self.trees) + 1
+        if step.kept is not None:
+            if self.selected is None:
+                self.selected = Selected(np.zeros(self.train.documents, dtype=np.int32))
+            self.selected.add(number, step.kept, self.train)
+        step.grown.add(self.evaluator.data.features, self._scores)
+        self._append(step.tree, step.validation)
+        if evaluate:
+            self.values[number] = average(self.evaluator.per_query_of_scores(self._scores)).tolist()
+
+    def _append(self, tree: str, quality: float) -> None:
+        self.trees.append(tree)
+        self.validation.append(quality)
+        if np.isnan(quality) or quality > self._best[0]:  # the model may turn out to end here
+            self._best = (quality, self._scores.copy())
+        if len(self.trees) in self.sizes:
+            self._cut[len(self.trees)] = self.evaluator.per_query_of_scores(self._scores)
+
+    def parts(self) -> dict[str, Any]:
+        """All of it, for a checkpoint."""
+        chosen = {} if self.selected is None else self.selected.arrays()
+        grown = {"trees": self.trees, "validation": self.validation, "values": self.values}
+        return {"grown": grown} | {f"selected.{name}": array for name, array in chosen.items()}
+
+    def _take_up(self, kept: Mapping[str, Any]) -> None:
+        chosen = {name.removeprefix("selected."): part for name, part in kept.items() if name.startswith("selected.")}
+        self.selected = Selected.of(chosen) if chosen else None
+        grown = kept["grown"]
+        self.values = {int(size): values for size, values in grown["values"].items()}
+        for tree, quality in zip(grown["trees"], grown["validation"], strict=True):
+            Trees.read([tree]).add(self.evaluator.data.features, self._scores)
+            self._append(tree, quality)
+
+
+def _notes(fold: Fold, booster: Booster, forest: _Growing) -> list[str]:
+    """What is worth knowing about the size of a forest."""
+    grown, size, notes = len(forest.trees), forest.best, []
+    if fold.validation is None:
+        notes.append("no validation queries: it stops at the last tree, not at the best one")
+    if grown < booster.trees and not (isinstance(booster, Lambdamart) and booster.is_over(forest.validation)):
+        notes.append(
+            f"it ended after {grown:,} of {booster.trees:,} trees, because the documents that were left to it could "
+            "not be split; lower booster.min_data_in_leaf or keep more of them"
+        )
+    if missing := [size for size in forest.sizes if size > grown]:
+        notes.append(
+            f"it stopped after {grown:,} trees, so that nothing is known of {missing[0]:,}; set booster.patience = 0"
+        )
+    if size < grown:
+        notes.append(f"{grown:,} trees were grown; the first {size:,} rank the validation queries best")
+    return notes
+
+
+def _of_sizes(experiment: TreesExperiment) -> dict[str, str]:
+    return {
+        name: f"{measure} of the first {size} trees, whichever size the validation queries would choose"
+        for size in experiment.sizes
+        for measure, name in zip(experiment.measures, of_sizes(experiment.measures, [size]), strict=True)
+    }
+
+
+def _engine() -> str:
+    """What grows the trees: figures of other engines are not comparable."""
+    return (
+        f"LightGBM {lightgbm().__version__}, objective lambdarank: splits and leaf values by gradients and hessians; "
+        "another version or processor may grow slightly different trees"
+    )

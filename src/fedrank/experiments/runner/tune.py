@@ -1,0 +1,143 @@
+"""Tuning: try settings on the validation queries, separately for every variant, so that a comparison is fair.
+
+Tuning is an experiment like any other: its runs lie in a folder, are skipped when finished and resumed when
+interrupted, and `fedrank report` shows all that was tried. What it adds is the choice, as a spec that is ready to run.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.experiments.runner.runs import Runs, load_runs
+from fedrank.experiments.runner.schedule import Results, run_experiment
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.grid import ABOUT, Grid, Variant, read_tables
+from fedrank.files import write_whole
+from fedrank.progress import Progress, quiet
+
+_Grid = Grid[FederatedExperiment]
+_Variant = Variant[FederatedExperiment]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One setting of one variant."""
+
+    variant: str  # of the experiment that is tuned
+    settings: dict[str, Any]  # the values tried
+    quality: float  # mean over repeats of the final value of the first measure, on validation queries
+    repeats: int
+    spread: float = math.nan  # standard deviation over repeats; NaN where there is one
+    chosen: bool = False
+    edges: tuple[str, ...] = ()  # where it is chosen: what to try beyond the grid, one sentence a setting
+
+
+def tuning_of(grid: _Grid, over: Mapping[str, Sequence[Any]]) -> _Grid:
+    """The grid that tries every combination of values on the validation queries."""
+    vary = grid.about.vary
+    if twice := vary.keys() & over.keys():
+        raise ValueError(f"{min(twice)} is varied by the spec already; tune another setting")
+    tables = {key: value for key, value in grid.tables.items() if key not in ABOUT or key == "variants"}
+    tables["data"] = {**tables["data"], "evaluate_on": "validation"}
+    tables["vary"] = vary | {key: list(values) for key, values in over.items()}
+    tables["title"] = f"Tuning of: {grid.title}" if grid.title else "Tuning"
+    return read_tables(tables)
+
+
+def tune(
+    grid: _Grid,
+    name: str,
+    over: Mapping[str, Sequence[Any]],
+    out: str | Path = "runs",
+    *,
+    workers: int = 1,
+    threads: int = 1,
+    progress: Progress = quiet,
+) -> tuple[Results, list[Tried], Path | None]:
+    """Run what is missing, then choose. Returns what became of the runs, all that was tried, and the tuned spec's file.
+
+    There is no choice, and no file, while runs are interrupted. A setting with a failed run is never chosen: finding
+    out which steps are too long is what tuning is for.
+    """
+    tuning, label = tuning_of(grid, over), f"{name}-tuning"
+    results = run_experiment(tuning, label, out, workers=workers, threads=threads, progress=progress)
+    if results.interrupted:
+        return results, [], None
+    folder = Path(out) / label
+    reasons = {task.variant: reason for task, reason in reversed(results.failed)}
+    tried = choose(grid, tuning, load_runs(folder), reasons)
+    path = folder / "tuned.toml"
+    write_whole(path, tuned(grid, tried).toml())
+    return results, tried, path
+
+
+def choose(grid: _Grid, tuning: _Grid, runs: Runs, reasons: Mapping[str, str]) -> list[Tried]:
+    """All that was tried, with the best setting of every variant marked; of equals, the first. Failed ones are -inf.
+
+    `reasons` says why the first run of a variant of the tuning failed, for the error where no setting can be chosen.
+    """
+    measure, repeats = grid.measures[0], set(grid.repeats())
+    rows = []
+    for variant, tries in _groups(grid, tuning):
+        found = []
+        for one, settings in tries:
+            # Earlier tunings may have left other repeats here; a mean over those would not compare.
+            mine = [run for run in runs.finished if run.variant == one.name and run.repeat in repeats]
+            whole = len(mine) == len(repeats)
+            finals = [run.final(measure) for run in mine]
+            quality = float(np.mean(finals)) if whole else -math.inf
+            spread = float(np.std(finals, ddof=1)) if whole and len(finals) > 1 else math.nan
+            found.append(
+                Tried(variant.name, settings, -math.inf if math.isnan(quality) else quality, len(mine), spread)
+            )
+        best = max(range(len(found)), key=lambda i: (found[i].quality, -i))
+        if found[best].quality == -math.inf:
+            why = next((reasons[one.name] for one, _ in tries if one.name in reasons), "see `fedrank runs`")
+            raise ValueError(f"nothing that was tried for {variant.name} finished: {why}")
+        found[best] = replace(found[best], chosen=True, edges=_edges(found[best], found))
+        rows += found
+    return rows
+
+
+def _edges(chosen: Tried, tried: Sequence[Tried]) -> tuple[str, ...]:
+    """Numbers that were chosen at the end of what was tried: the best one may lie beyond."""
+    found = []
+    for key, value in chosen.settings.items():
+        values = {row.settings[key] for row in tried if isinstance(row.settings[key], (int, float))}
+        if isinstance(value, bool) or len(values) < 2:
+            continue
+        if value in (min(values), max(values)):
+            end, more = ("smallest", "smaller") if value == min(values) else ("largest", "larger")
+            found.append(f"{key} = {value} is the {end} value that was tried, and a {more} one may be better; try some")
+    return tuple(found)
+
+
+def tuned(grid: _Grid, tried: Sequence[Tried]) -> _Grid:
+    """The grid with the chosen settings: one for all, or one for each variant, which then has a name."""
+    chosen = {row.variant: row.settings for row in tried if row.chosen}
+    variants = {}
+    for variant in grid.variants:
+        changes = copy.deepcopy(grid.about.variants.get(variant.given, {}))
+        changes |= {key: value for key, value in variant.settings.items() if key != "variants"}
+        variants[variant.name] = changes | chosen[variant.name]
+    tables = {key: value for key, value in grid.tables.items() if key != "vary"}
+    return read_tables(tables | {"variants": variants})
+
+
+def _groups(grid: _Grid, tuning: _Grid) -> list[tuple[_Variant, list[tuple[_Variant, dict[str, Any]]]]]:
+    """For every variant of a grid, the variants of its tuning that belong to it, with the values tried."""
+    groups = []
+    share = len(tuning.variants) // len(grid.variants)
+    for place, variant in enumerate(grid.variants):
+        # Both expand in the same order, and what is tuned varies fastest.
+        mine = tuning.variants[place * share : (place + 1) * share]
+        keys = [key for key in mine[0].settings if key != "variants" and key not in grid.about.vary]
+        groups.append((variant, [(one, {key: one.settings[key] for key in keys}) for one in mine]))
+    return groups

@@ -1,0 +1,462 @@
+"""Unlearning: finished runs and clients who leave go in, run folders without them come out, each with a receipt.
+
+A parent run is only read, unless it is to be purged. A new run folder appears at once and whole, under a name that no
+reader looks at until then: whoever is interrupted has nothing, and types the same command again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.experiments.runner.booking import Booked, population_of
+from fedrank.experiments.runner.cards import issuer, sha256, versions
+from fedrank.experiments.runner.data import clients_of, judged, load_fold
+from fedrank.experiments.runner.federated import per_query, start_weights
+from fedrank.experiments.runner.folder import Card, Facts, Paid, Receipt
+from fedrank.experiments.runner.privacy import all_runs_on, card, summary
+from fedrank.experiments.runner.runs import Run, load_runs
+from fedrank.experiments.runner.traces import ancestors_of, history_of, purge_traces, what_remains
+from fedrank.experiments.runner.writer import RunWriter, Task, Totals
+from fedrank.experiments.spec.families import describe
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.source import read_spec
+from fedrank.experiments.spec.toml import readable
+from fedrank.federated.quality import alike
+from fedrank.federated.round import first_weights, personal_models
+from fedrank.federated.server import State
+from fedrank.privacy.population import SIMULATED, now
+from fedrank.progress import Progress, by_rounds, quiet
+from fedrank.ranking.given import given_order
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import Model, load_weights, save_model
+from fedrank.types import Crowd, Weights, has
+from fedrank.unlearning.cost import Forgetting, forget
+from fedrank.unlearning.methods import Case, Unlearner
+from fedrank.unlearning.verify import distance_to_retrained, quality_for_the_leaving, quality_of, receipt, retrain
+
+MOST_POINTS = 1000  # of a curve: models are held until they are evaluated together
+UNLEARNED = ", unlearned"  # the end of a title
+ROUNDS = "row r is the model after round r of unlearning, which has as many evaluations as the training had"
+OF_RECORDED = "the model is made of recorded messages, so it tells at most what the server could learn"
+NOBODY_ASKED = "unlearning asked no client for anything: it added up recorded messages again"
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What became of one run."""
+
+    parent: Run
+    folder: Path  # of the new run
+    receipt: Receipt
+    skipped: bool = False  # it was there before
+
+
+def unlearn_runs(
+    folders: Sequence[str | os.PathLike[str]],
+    leaving: Sequence[int],
+    unlearner: Unlearner,
+    out: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+    *,
+    verify: bool = False,
+    purge: bool = False,
+    trust: bool = False,
+    threads: int = 1,
+    progress: Progress = quiet,
+) -> list[Forgotten]:
+    """Let the leaving clients be forgotten by every finished run at or below some folders.
+
+    Everything that can be refused beforehand is refused before the first run is touched; whether named people can pay
+    for what is asked of them is known for each run when its turn comes. `verify` trains again without
+    them, with several seeds, and compares. `purge` deletes the parents' models and the clients' history, after
+    all. Without `trust`, runs with methods from outside the package are refused before these are imported.
+    """
+    requests = [_request(run, leaving, unlearner, Path(out), name, trust) for run in _to_unlearn(folders)]
+    places = [request.task.folder for request in requests]
+    if twice := [place for i, place in enumerate(places) if place in places[:i]]:
+        raise ValueError(
+            f"two of these runs would become {twice[0]}; give the experiments one after the other, each with its --name"
+        )
+    done = [request.done_before(verify) for request in requests]
+    for request, before in zip(requests, done, strict=True):
+        if before is None:
+            request.case(threads)
+            if verify and request.spec.mechanism is not None:
+                raise ValueError(
+                    f"{request.run.path}: verifying retrains, and this run protects every message at a price that "
+                    "retraining cannot book; leave out --verify"
+                )
+    results = [
+        _forget(request, verify, threads, progress) if before is None else before
+        for request, before in zip(requests, done, strict=True)
+    ]
+    return [_purge(result, requests[0].leaving) for result in results] if purge else results
+
+
+def _to_unlearn(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """The finished runs; unlearned ones only if there are no others, so that a repeated command does the same."""
+    found = load_runs(folders)
+    given = {Path(folder).resolve() for folder in folders}
+    for run in found:
+        if run.status != "finished" and (run.path in given or not len(found.finished)):
+            raise ValueError(f"{run.path} is {run.status} ({run.reason}), and only a finished run can be unlearned")
+    if not len(found.finished):
+        raise ValueError("no runs to unlearn from; give the folder that `fedrank run` wrote to, or one run folder")
+    trained = [run for run in found.finished if run.unlearned is None]
+    return trained or list(found.finished)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Whom one run is to forget, and how."""
+
+    run: Run
+    spec: FederatedExperiment  # of the run
+    leaving: tuple[int, ...]
+    unlearner: Unlearner
+    task: Task  # the new run
+
+    @property
+    def before(self) -> dict[str, Any]:
+        """What an earlier request left, if any."""
+        return self.run.unlearned or {}
+
+    @property
+    def gone(self) -> list[int]:
+        """All who leave now or left before."""
+        return sorted((*self.before.get("gone", ()), *self.leaving))
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What identifies a request, as it stands in run.json."""
+        return {
+            "parent": os.path.relpath(self.run.path, self.task.folder),
+            "clients": list(self.leaving),
+            "method": describe(self.unlearner),
+        }
+
+    def done_before(self, verify: bool) -> Forgotten | None:
+        """The result of the same request, if it is there; a folder of another one is never overwritten."""
+        folder = self.task.folder
+        if not folder.exists():
+            return None
+        facts = Facts.read(folder)
+        had = (facts.unlearned if facts is not None else None) or {}
+        if {key: had.get(key) for key in self.asked} != self.asked:
+            raise FileExistsError(
+                f"{folder} holds another run, and nothing is overwritten; choose another --out or --name, or delete "
+                "that folder"
+            )
+        paper = Receipt.read(folder)
+        return None if paper is None or (verify and not paper.is_verified) else Forgotten(self.run, folder, paper, True)
+
+    def first(self, crowd: Crowd, seed: int) -> Weights:
+        """The model before round 1. Only those who stay may have a part in it: a warm-up is done by one of them."""
+        weights = start_weights(self.spec, crowd, seed)
+        return first_weights(self.spec.learner.ranker, crowd, seed) if weights is None else weights
+
+    def case(self, threads: int) -> tuple[Case, Model]:
+        """The run as it was, if it can be unlearned like this, and its model."""
+        try:
+            return self._case(threads)
+        except ValueError as problem:
+            raise ValueError(f"{self.run.path}: {problem}") from None
+
+    def _case(self, threads: int) -> tuple[Case, Model]:
+        run, spec, before = self.run, self.spec, self.before
+        _check_protection(spec)
+        if spec.population != SIMULATED:
+            population_of(spec, ancestors_of(run.path)[-1])
+        everybody = clients_of(spec, run.fold, run.seed)
+        crowd = everybody.rows(~np.isin(everybody.ids, before.get("gone", [])))
+        if not (run.path / "model.json").exists():
+            raise ValueError("its model was purged, so nothing is left to unlearn; use the run that was made from it")
+        model = load_weights(run.path)
+        personal = model.weights.ndim == 2
+        rounds = int(before.get("rounds_trained", run.round))
+        final = model.weights[0] if personal else model.weights
+        case = Case(
+            federation=spec.federation(attacked=bool(crowd.malicious.any())),
+            clients=crowd,
+            leaving=self.leaving,
+            seed=run.seed,
+            first=first_weights(spec.learner.ranker, crowd, run.seed),
+            final=State(int(before.get("last_round", rounds)), final),
+            rounds=rounds,
+            history=history_of(ancestors_of(run.path)[-1]),
+            points=max(1, min(MOST_POINTS, len(run.evaluated))),
+            threads=threads,
+        )
+        case = replace(case, first=self.first(case.remaining, run.seed))
+        name = describe(self.unlearner)["name"]
+        case.somebody(name)
+        if case.history is None and has(self.unlearner, "history"):
+            raise ValueError(
+                f"{name} needs what clients sent, and this run recorded nothing; run it again with record_every = 10, "
+                'or use a method that needs no history: "retrain", "fine-tune", "gradient-ascent"'
+            )
+        if personal and not has(self.unlearner, "exact"):
+            raise ValueError(
+                "clients keep weights of their own, and the model that they shared was not stored, so nothing can go "
+                "on from it; use --method retrain"
+            )
+        return case, model
+
+
+def _request(
+    run: Run, leaving: Sequence[int], unlearner: Unlearner, out: Path, name: str | None, trust: bool
+) -> _Request:
+    """Before anything else is said of a request: whoever never took part cannot leave."""
+    spec = read_spec(run.path / "spec.toml", trust=trust).base
+    if not isinstance(spec, FederatedExperiment) or spec.kind != "federated":
+        raise ValueError(
+            f'{run.path} is a run of kind "{spec.kind}", and unlearning replays rounds of clients in step; take out '
+            "the data of those who leave, and run the experiment again"
+        )
+    count = spec.clients.count
+    unknown = [client for client in leaving if not 0 <= client < count]
+    if unknown:
+        raise ValueError(f"no client {unknown[0]} in {run.path}, whose clients are 0 to {count - 1}; name one of these")
+    name = name or f"{run.experiment}-unlearned"
+    variant, settings = _variant(run, unlearner)
+    title = run.title or run.experiment
+    renamed = replace(spec, title=title if title.endswith(UNLEARNED) else title + UNLEARNED)
+    task = Task(out / name / variant / run.path.name, renamed, name, variant, settings, run.fold, run.seed)
+    return _Request(run, spec, tuple(sorted({int(client) for client in leaving})), unlearner, task)
+
+
+def _variant(run: Run, unlearner: Unlearner) -> tuple[str, dict[str, Any]]:
+    """Name and settings of the new variant: those of the parent, if it has any, then the method and its settings."""
+    method = describe(unlearner)
+    plain = run.variant == "only"
+    parts = [*([] if plain else [run.variant]), method["name"]]
+    parts += [f"{key}={readable(value)}" for key, value in method.items() if key != "name"]
+    settings = run.settings
+    if not plain and (not settings or "method.name" in settings):
+        settings = {"variants": run.variant}
+    return re.sub(r"[^\w.=,+-]+", "-", ",".join(parts)), settings | {f"method.{key}": v for key, v in method.items()}
+
+
+def _check_protection(spec: FederatedExperiment) -> None:
+    """Refuse to take out what nobody could ever see, or what was protected only together with the rest."""
+    if spec.clients.people > 1:
+        raise ValueError(
+            f"clients have {spec.clients.people} people each, and methods that forget replay clients without people in "
+            "this version; run the experiment again without those who leave"
+        )
+    if not has(spec.mechanism, "adds up"):
+        return
+    place = describe(spec.mechanism)["place"]["name"]
+    if place == "secure-sum":
+        why = "nobody but the clients ever saw single updates, so none can be taken out again"
+    else:
+        why = "noise was added to the sum of updates only, so a model made of some of them would be unprotected"
+    raise ValueError(
+        f"the mechanism has place = {place!r}: {why}; run the experiment again without the clients that leave"
+    )
+
+
+def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -> Forgotten:
+    """Make the new run."""
+    case, model = request.case(threads)
+    with _booked(request, case) as booked:
+        if booked is not None:
+            case = replace(case, booking=booked.book(case.remaining))
+        return _forgotten(request, case, model, booked, verify, threads, progress)
+
+
+def _booked(request: _Request, case: Case) -> AbstractContextManager[Booked | None]:
+    """The ledger that pays for what named people are asked; None where they are simulated, or nobody is asked."""
+    if request.spec.population == SIMULATED or has(request.unlearner, "asks nobody"):
+        return nullcontext()
+    parents = ancestors_of(request.run.path)
+    known = {key: request.asked[key] for key in ("clients", "method")}
+    known |= {"parent": sha256(request.run.path / "model.json")}
+    return Booked.open(request.spec, case.remaining, parents, request.task.folder, known)
+
+
+def _forgotten(
+    request: _Request,
+    case: Case,
+    model: Model,
+    booked: Booked | None,
+    verify: bool,
+    threads: int,
+    progress: Progress,
+) -> Forgotten:
+    run, spec = request.run, request.spec
+    ranker, evaluator = spec.learner.ranker, Evaluator(judged(load_fold(spec.data, run.fold), spec.data), spec.measures)
+    done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
+    paper = _receipt(request, case, model, done, evaluator, verify, progress)
+    with appearing(request.task.folder) as part, RunWriter(replace(request.task, folder=part), threads) as writer:
+        writer.begin(lambda models: evaluator(models, ranker))
+        writer.totals = Totals(seconds=done.seconds, cpu_seconds=done.cpu_seconds)
+        for point in done.points:
+            writer.add(
+                point.round,
+                interactions=point.interactions,
+                bytes_up=point.bytes_up,
+                bytes_down=point.bytes_down,
+                model=point.weights,
+            )
+        unlearned, weights = done.unlearned, done.unlearned.weights
+        if model.weights.ndim == 2:
+            weights = personal_models(case.without, unlearned.state, unlearned.memory, case.remaining)
+        notes = model.notes | {"unlearned": {"clients": request.gone, "method": describe(request.unlearner)}}
+        save_model(replace(model, weights=weights, notes=notes), part / "model.json")
+        writer.finish(
+            unlearned.rounds,
+            queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, unlearned.weights, ranker)),
+            nothing=given_order(evaluator, spec.data.given),
+            card=_card(request, done, booked),
+            **_facts(request, case, done),
+        )
+        files = {"model.json": sha256(part / "model.json"), "parent": sha256(run.path / "model.json")}
+        paper = _issued(replace(paper, files=files))
+        paper.write(part)
+    return Forgotten(run, request.task.folder, paper)
+
+
+def _issued(paper: Receipt) -> Receipt:
+    return replace(paper, summary=paper.sentence, issued=now(), issuer=issuer(), versions=versions())
+
+
+def _receipt(
+    request: _Request,
+    case: Case,
+    parent: Model,
+    done: Forgetting,
+    evaluator: Evaluator,
+    verify: bool,
+    progress: Progress,
+) -> Receipt:
+    """What was done, and how near it came to models that are trained again, where these are asked for."""
+    spec, unlearner, weights = request.spec, request.unlearner, done.unlearned.weights
+    ranker, shared = spec.learner.ranker, parent.weights if parent.weights.ndim == 1 else None
+    again = found = None
+    if verify:
+        again = retrain(case, unlearner, partial(request.first, case.remaining), request.task.label, progress)
+        test = load_fold(spec.data, request.run.fold).test
+        found = distance_to_retrained(weights, again.models, ranker, test, shared)
+    paper = receipt(case, unlearner, done.unlearned, found)
+    paper["cost"] |= {
+        "seconds": round(done.seconds, 3),
+        "cpu_seconds": round(done.cpu_seconds, 3),
+        "bytes_up": done.bytes_up,
+    }
+    retrained = None if again is None else again.models
+    quality = quality_of(evaluator, ranker, parent.weights, weights, retrained)
+    if again is not None:
+        paper["verified"] |= {"seeds": list(again.seeds), "retrained_cpu_seconds": round(again.cpu_seconds, 3)}
+        if shared is not None and not alike(case.clients):
+            name, models = spec.measures[0], (shared, weights, again.models)
+            quality[f"{name} for the leaving"] = quality_for_the_leaving(case, name, ranker, *models)
+    remains = tuple(what_remains(request.run.path, case.leaving))
+    return Receipt(**paper, parent=request.asked["parent"], remains=remains, quality=quality)
+
+
+def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
+    """What the new run knows of the old one, and of how it was made."""
+    run, leaving = request.run, request.leaving
+    who = f"client {leaving[0]} was" if len(leaving) == 1 else f"clients {', '.join(map(str, leaving))} were"
+    exact = "" if has(request.unlearner, "exact") else "; only retrain is exact"
+    conventions = {key: text for key, text in run.conventions.items() if key not in ("online", "reward")}
+    return {
+        "asked": done.unlearned.rounds,
+        "data": run.data,
+        "conventions": conventions | {"rounds": ROUNDS},
+        "notes": (*run.notes, f"{who} unlearned by {readable(describe(request.unlearner))}{exact}"),
+        "unlearned": request.asked
+        | {
+            "gone": request.gone,  # also by earlier requests
+            "rounds_trained": case.rounds,
+            "last_round": done.unlearned.state.round,  # chance up to here is used up
+        },
+    }
+
+
+def _card(request: _Request, done: Forgetting, booked: Booked | None) -> Card:
+    """The privacy card of the new model: the parent's, as far as it still holds, and what unlearning added."""
+    had, made = request.run.card, card(replace(request.spec, record_every=0), [], 0, 0)
+    if booked is not None:
+        rounds, often = booked.rounds, booked.participations
+        made = replace(made, rounds_charged=rounds, participations_charged=often, promises=booked.paid())
+    elif had is not None:
+        made = replace(
+            made,
+            rounds_charged=had.rounds_charged,
+            participations_charged=had.participations_charged,
+            promises=_promises(had.promises),
+        )
+    if request.spec.population != SIMULATED:
+        people, _ = population_of(request.spec, ancestors_of(request.run.path)[-1])
+        made = replace(made, population=all_runs_on(people))
+    added = NOBODY_ASKED
+    if booked is not None:
+        added = (
+            f"unlearning asked remaining clients for updates of {done.unlearned.rounds:,} more rounds, protected like "
+            f"those of the run and charged to population {booked.population.name!r}"
+        )
+    elif done.bytes_up:
+        added = (
+            f"unlearning asked remaining clients for updates of {done.unlearned.rounds:,} more rounds, which left them "
+            "as they were; nothing is claimed for these either"
+        )
+    parent = "the parent run, as far as it still exists; see receipt.json for what it holds"
+    return replace(
+        made,
+        unlearned={"clients": request.gone, "method": describe(request.unlearner), "added": added},
+        not_covered=(*made.not_covered, added, parent),
+        summary=f"{summary(made)} A model without clients that left: {added}.",
+    )
+
+
+def _promises(had: Sequence[Paid]) -> tuple[Paid, ...]:
+    """What was promised to those who stay: whoever sees the new model learns at most what the server could."""
+    server = next((row for row in had if row.against == "server"), None)
+    claims: dict[str, Any] = {"epsilon": None, "epsilon_each_time": None}
+    if server is not None:
+        names = ("epsilon", "epsilon_each_time", "times", "paid_per", "neighbours")
+        claims = {name: getattr(server, name) for name in names}
+    return tuple(replace(row, because=OF_RECORDED, **claims) for row in had)
+
+
+def _purge(result: Forgotten, leaving: Sequence[int]) -> Forgotten:
+    """Delete what the run and those before it hold of the leaving clients; the receipt says so."""
+    parent = result.parent.path
+    purged = dict.fromkeys((*result.receipt.purged, *purge_traces(parent, leaving)))
+    paper = _issued(replace(result.receipt, purged=tuple(purged), remains=tuple(what_remains(parent, leaving))))
+    paper.write(result.folder)
+    return replace(result, receipt=paper)
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A run folder under another name, which is renamed at the end: it is there as a whole, or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        yield part
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(part, 0o777 & ~mask)  # mkdtemp makes private folders; a run is like any other
+        if folder.exists():  # the same request, now verified
+            os.rename(folder, old := part.with_name(f"{part.name}.old"))
+            os.rename(part, folder)
+            shutil.rmtree(old)
+        else:
+            os.rename(part, folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise

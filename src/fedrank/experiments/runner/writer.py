@@ -1,0 +1,474 @@
+"""A run under way: what is known about it, its rows, its checkpoint, its clock, and at the end all of its files.
+
+A run can be stopped at any moment, even by `kill -9`. Every few seconds the rows of `rounds.csv` are made durable and
+`checkpoint.npz` is replaced by one that says how many bytes of it belong to it; a resumed run cuts off what came later
+and goes on. Chance is keyed by round, so what follows is what would have followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import struct
+import time
+import tokenize
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import kernels
+from fedrank.experiments.runner.cards import issued, versions
+from fedrank.experiments.runner.folder import Card, Facts, cell, table
+from fedrank.experiments.runner.provenance import known
+from fedrank.experiments.spec.experiment import Experiment, to_toml
+from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_whole
+from fedrank.privacy.population import FOLDER, now
+from fedrank.ranking.given import Given
+from fedrank.ranking.measures import MODELS, measure
+from fedrank.types import Weights
+
+SECONDS_BETWEEN_CHECKPOINTS = 2.0
+SECONDS_BETWEEN_NEWS = 0.1
+TIES = "equal scores are ordered by a fixed shuffle of positions, which favours no order of the file"
+NOISE = "from the system's secure source: a repeated run gives other numbers"
+# What a run leaves when it ends; the ledger stays where a run begins again: what was sent was sent.
+AT_THE_END = (
+    "queries.csv",
+    "nothing.csv",
+    "clients.csv",
+    "validation.csv",
+    "selected.npz",
+    "model.json",
+    "privacy.json",
+)
+
+
+# What ZipFile, NumPy and JSON raise about a file that somebody else made. RuntimeError: an encrypted part, unknown
+# compression, or what is nested too deeply.
+UNREADABLE = (
+    OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile, RuntimeError, OverflowError, SyntaxError,
+    tokenize.TokenError, struct.error, zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to be done."""
+
+    folder: Path  # the run folder
+    experiment: Experiment  # on one fold with one seed
+    name: str  # of the whole experiment
+    variant: str
+    settings: dict[str, Any]  # what this variant varies
+    fold: int
+    seed: int
+    device: str = "cpu"  # where clients learn: what comes out is the same
+
+    def __post_init__(self) -> None:
+        parts = Path(self.name).parts
+        if not parts or not all(map(is_plain, parts)):
+            raise ValueError(
+                f"name {self.name!r} leads out of the folder of results, or names none; give a name, or folders and a "
+                "name such as tests/first, and choose the folder of results with --out"
+            )
+        if parts[0].casefold() == FOLDER:
+            raise ValueError(
+                f"name {self.name!r}: {FOLDER}/ holds what people have spent, and a run in it would be counted among "
+                "them; choose another name"
+            )
+
+    @property
+    def home(self) -> Path:
+        """The folder in which experiments lie side by side."""
+        return self.folder.absolute().parents[1 + len(Path(self.name).parts)]
+
+    @property
+    def label(self) -> str:
+        return f"{self.variant}, fold {self.fold}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class News:
+    """How far a run has come."""
+
+    round: int
+    rounds: int
+    quality: float  # last value of the first measure; NaN before the first evaluation
+    interactions: int  # since this process took the run up
+    seconds: float  # likewise
+    seconds_left: float
+
+
+class Stopped(Exception):
+    """Somebody asked a run to stop; what it has done is safe in its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What adds up over rounds, and over the processes that worked on a run."""
+
+    interactions: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+class RunWriter:
+    """The files of a run while it is done. Models to be evaluated are gathered: many at once cost little more than one.
+
+    A kind of run says what it knows (`know`), opens its rows (`begin`), adds them one by one (`add`), takes its turn
+    between two of them (`turn`), and ends (`finish`).
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        threads: int = 1,
+        tell: Callable[[News], None] = lambda news: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.task, self.folder, self.threads, self.tell, self.stop = task, task.folder, threads, tell, stop
+        self._damage: ValueError | None = None  # why the checkpoint cannot be gone on from
+        try:
+            self.kept = _read_checkpoint(task.folder)  # what an earlier process left, if anything
+        except ValueError as problem:
+            self.kept, self._damage = None, problem
+        self.round = 0 if self.kept is None else int(self.kept["round"])  # up to which all is safe
+        self.quality = math.nan
+        self.totals = Totals()
+        self.safe: Callable[[int], None] = lambda round: None  # told after every checkpoint
+        self.facts = _first_facts(task, self.round)
+        if self.kept is not None and "checksum" not in self.kept:
+            note = "its checkpoint carried no checksum, so that damage to it may have gone unnoticed"
+            self.facts = replace(self.facts, notes=(note,))
+        self._file: io.BufferedRandom | None = None
+        self._rows: list[str] = []
+        self._models: list[Weights] = []  # waiting for evaluation
+        self._places: list[int] = []  # the rows that wait for their values
+        self._told = 0.0
+        self._began = self._clock = self._saved = time.monotonic()
+        self._cpu = time.process_time()
+        self._pause = SECONDS_BETWEEN_CHECKPOINTS
+        self._resumed, self._brought = self.round, 0
+
+    def __enter__(self) -> RunWriter:
+        write_whole(self.folder / "spec.toml", to_toml(self.task.experiment))
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._file is not None:
+            with naming(self.folder / "rounds.csv"):
+                self._file.close()
+
+    def origin(self, data: str) -> dict[str, Any]:
+        """What a model says of the run it comes from; by it, `fedrank score` finds the test queries of its fold."""
+        task = self.task
+        return {
+            "experiment": task.name,
+            "variant": task.variant,
+            "fold": task.fold,
+            "seed": task.seed,
+            "data": data,
+        }
+
+    def check_checkpoint(self) -> None:
+        """Stop before anything is done where the checkpoint is not what was written."""
+        if self._damage is not None:
+            raise self._damage
+
+    def know(self, notes: Iterable[str] = (), conventions: Mapping[str, str] | None = None, **facts: Any) -> None:
+        """Write down what is known by now; notes and conventions are added to those there are."""
+        self.facts = replace(
+            self.facts,
+            notes=(*self.facts.notes, *notes),
+            conventions=self.facts.conventions | dict(conventions or {}),
+            **facts,
+        )
+        self.facts.write(self.folder)
+
+    def begin(
+        self,
+        evaluate: Callable[[Weights], NDArray[np.float64]] | None = None,
+        online: bool = True,
+        reward: bool = False,
+    ) -> Mapping[str, Any] | None:
+        """Open the rows as the checkpoint left them; returns what it holds, or None where a run begins.
+
+        `evaluate` gives [measures, models] of models [models, parameters]; online quality and rewards are columns where
+        there are any.
+        """
+        self._evaluate, self._online, self._reward = evaluate, online, reward
+        path, kept = self.folder / "rounds.csv", self.kept
+        if kept is not None and path.exists() and path.stat().st_size >= int(kept["csv_bytes"]):
+            self.totals, self.quality = Totals(**kept["tally"]), float(kept["quality"])
+            self._file = path.open("r+b")
+            self._file.truncate(int(kept["csv_bytes"]))
+            self._file.seek(int(kept["csv_bytes"]))
+        else:
+            kept, self.round = None, 0
+            for old in ("timing.csv", "checkpoint.npz", *AT_THE_END):
+                (self.folder / old).unlink(missing_ok=True)
+            columns = ["round", *["online"] * online, "interactions", "bytes_up", "bytes_down"]
+            self._file = open(path, "w+b", opener=for_owner)  # noqa: SIM115
+            with naming(path):
+                self._file.write((",".join([*columns, *self._measures, *["reward"] * reward]) + "\n").encode())
+        self._began = self._clock = self._saved = time.monotonic()
+        self._cpu, self._pause = time.process_time(), SECONDS_BETWEEN_CHECKPOINTS
+        self._resumed, self._brought = self.round, self.totals.interactions
+        return kept
+
+    @property
+    def _measures(self) -> Sequence[str]:
+        return self.task.experiment.columns
+
+    def add(
+        self,
+        round: int,
+        *,
+        interactions: int = 0,
+        bytes_up: int = 0,
+        bytes_down: int = 0,
+        online: float = math.nan,
+        reward: float | None = None,
+        model: Weights | None = None,  # to be evaluated; [clients, parameters] where everybody has an own one
+        values: Sequence[float] | None = None,  # [measures], where they are known already
+    ) -> None:
+        """One more row; amounts are those of this round alone."""
+        old = self.totals
+        self.totals = now = Totals(
+            old.interactions + interactions,
+            old.bytes_up + bytes_up,
+            old.bytes_down + bytes_down,
+            old.seconds,
+            old.cpu_seconds,
+        )
+        cells = [
+            str(round),
+            *[cell(online)] * self._online,
+            *map(str, (now.interactions, now.bytes_up, now.bytes_down)),
+        ]
+        if values is not None:
+            cells += map(cell, map(float, values))
+            self.quality = float(values[0])
+        elif model is None:
+            cells += [""] * len(self._measures)
+        rewards = ["" if reward is None or model is None else repr(reward)] * self._reward
+        if model is not None:
+            self._places.append(len(self._rows))
+            self._models.append(model)
+            cells.append("{values}")
+        self._rows.append(",".join([*cells, *rewards]))
+        if len(self._models) == MODELS:
+            self._measure()
+
+    def _measure(self) -> None:
+        """Fill in the rows that wait for the values of their models."""
+        if not self._models:
+            return
+        assert self._evaluate is not None
+        if self._models[0].ndim == 2:  # everybody has an own model: their mean is what people get
+            values = np.stack([self._evaluate(models).mean(axis=1) for models in self._models], axis=1)
+        else:
+            values = self._evaluate(np.stack(self._models))
+        for place, column in zip(self._places, values.T, strict=True):
+            self._rows[place] = self._rows[place].replace("{values}", ",".join(map(cell, column)))
+        self.quality = float(values[0, -1])
+        self._models.clear()
+        self._places.clear()
+
+    def say(self, round: int, last: int, quality: float | None = None) -> None:
+        """Tell how far it is."""
+        self._told = time.monotonic()
+        passed, done = self._told - self._began, round - self._resumed
+        left = passed / done * (last - round) if done > 0 else 0.0
+        brought = self.totals.interactions - self._brought
+        self.tell(News(round, last, self.quality if quality is None else quality, brought, passed, left))
+
+    def check(self) -> None:
+        """Stop here if somebody asked for it."""
+        if self.stop():
+            raise Stopped
+
+    def turn(self, round: int, last: int, parts: Callable[[], Mapping[str, Any]], ends: bool = False) -> None:
+        """Between two rounds: tell how far it is, make it durable every few seconds, stop if somebody asked for it.
+
+        `parts` gives what the next round needs: arrays, and what JSON can hold.
+        """
+        now = time.monotonic()
+        if now - self._told < SECONDS_BETWEEN_NEWS and not ends:
+            return
+        self.say(round, last)
+        stopping = not ends and self.stop()
+        if ends or stopping or now - self._saved >= self._pause:
+            self.keep(round, parts())
+        if stopping:
+            raise Stopped
+
+    def keep(self, round: int, parts: Mapping[str, Any]) -> None:
+        """Make everything so far durable."""
+        began = time.monotonic()
+        self._write_rows(round)
+        assert self._file is not None
+        whole = {"round": round, "csv_bytes": self._file.tell(), "quality": self.quality, "tally": asdict(self.totals)}
+        content = io.BytesIO()
+        packed: dict[str, Any] = {name: _packed(part) for name, part in (whole | dict(parts)).items()}
+        np.savez(content, **packed, checksum=_checksum(packed))
+        write_whole(self.folder / "checkpoint.npz", content.getvalue(), private=True)
+        self.round = round
+        self.safe(round)
+        self._saved = time.monotonic()
+        self._pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (self._saved - began))  # a large memory takes its time
+
+    def _write_rows(self, round: int) -> None:
+        self._measure()
+        clock, cpu = time.monotonic(), time.process_time()
+        seconds, cpu_seconds = self.totals.seconds + clock - self._clock, self.totals.cpu_seconds + cpu - self._cpu
+        self.totals = replace(self.totals, seconds=seconds, cpu_seconds=cpu_seconds)
+        self._clock, self._cpu = clock, cpu
+        assert self._file is not None
+        with naming(self.folder / "rounds.csv"):
+            self._file.write("".join(row + "\n" for row in self._rows).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._rows.clear()
+        timing = self.folder / "timing.csv"
+        with naming(timing), timing.open("a", encoding="utf-8") as file:
+            if file.tell() == 0:
+                file.write("round,seconds,cpu_seconds\n")
+            file.write(f"{round},{seconds:.3f},{cpu_seconds:.3f}\n")
+
+    def finish(
+        self,
+        round: int,
+        *,
+        queries: tuple[Sequence[str], NDArray[np.float64]],  # ids, and [measures, queries]
+        nothing: Given,  # what users have without the model, on the same queries
+        clients: Mapping[str, Sequence[Any]] | None = None,  # columns of clients.csv
+        card: Card | None = None,
+        **facts: Any,
+    ) -> None:
+        """Write what a finished run has besides its model, and that it is finished."""
+        if self._rows:
+            self._write_rows(round)
+        ids, values = queries
+        for name, each in (("queries.csv", values), ("nothing.csv", nothing.values)):
+            rows = table(["query", *self._measures], zip(ids, *each, strict=True))
+            write_whole(self.folder / name, rows, private=True)
+        if clients:
+            rows = table(list(clients), zip(*clients.values(), strict=True))
+            write_whole(self.folder / "clients.csv", rows, private=True)
+        if card is not None:
+            issued(card, self.folder, str(self.facts.data.get("name", ""))).write(self.folder)
+        about = f"{nothing.name}; {nothing.about}" if nothing.about else nothing.name
+        conventions = facts.pop("conventions", {}) | {"do nothing": f"the order that users have: {about}"}
+        self.know(conventions=conventions, **facts, given=nothing.name, status="finished", round=round, ended=now())
+        (self.folder / "checkpoint.npz").unlink(missing_ok=True)
+
+
+def _first_facts(task: Task, round: int) -> Facts:
+    measured = map(measure, task.experiment.measures)
+    conventions = {str(one): one.about for one in measured}
+    machine = kernels.compile.compiled_for()
+    if not kernels.compile.same_bytes_here():
+        conventions["machine"] = (
+            f"computed on {machine}: the last digits may differ from those on x86-64 and 64-bit ARM, where every "
+            "processor gives the same"
+        )
+    return Facts(
+        experiment=task.name,
+        title=task.experiment.title,
+        variant=task.variant,
+        settings=task.settings,
+        fold=task.fold,
+        seed=task.seed,
+        status="running",
+        round=round,
+        asked=task.experiment.rounds_asked,
+        conventions=conventions | {"ties": TIES},
+        compiled_for=machine,
+        begun=_begun(task.folder, round),
+        versions=versions(),
+        **known(task.experiment),
+        pid=os.getpid(),
+    )
+
+
+def _begun(folder: Path, round: int) -> str:
+    """When the run began: where one is resumed, when it did so first."""
+    before = ""
+    if round:
+        with suppress(OSError, ValueError, KeyError):
+            before = str(Facts.values(folder)["begun"])
+    return before or now()
+
+
+def _packed(part: Any) -> NDArray[Any]:
+    return np.asarray(part if isinstance(part, (np.ndarray, int, float)) else json.dumps(part))
+
+
+def _checksum(parts: Mapping[str, NDArray[Any]]) -> str:
+    """Of arrays by name, whatever their order."""
+    total = hashlib.sha256()
+    for name in sorted(parts):
+        array = parts[name]
+        total.update(f"{name} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
+    return f"sha256:{total.hexdigest()}"
+
+
+def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Contents of the checkpoint; None where there is none, or one that cannot be read: then the run begins again.
+
+    One that can be read and is not what was written is an error: who knows what the run would go on with?
+    """
+    file = folder / "checkpoint.npz"
+    try:
+        parts = _arrays_of(file)
+        given = parts.pop("checksum", None)
+        kept = {
+            name: parse_json(str(part)) if part.dtype.kind == "U" and part.ndim == 0 else part
+            for name, part in parts.items()
+        }
+        totals = vars(Totals(**dict(kept["tally"])))
+        numbers = [int(kept["round"]), int(kept["csv_bytes"]), *totals.values()]
+        if not all(isinstance(one, (int, float)) and one >= 0 for one in numbers) or float(kept["quality"]) < 0:
+            return None
+    except UNREADABLE:
+        return None
+    if given is None:
+        return kept
+    if str(given) != _checksum(parts):
+        raise ValueError(f"the checksum of {file} is wrong: the file is damaged; delete it, and the run begins again")
+    return kept | {"checksum": str(given)}
+
+
+def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file as `np.savez` writes it, each as large as the file says and no larger than the file."""
+    arrays: dict[str, NDArray[Any]] = {}
+    with opened(file) as content, ZipFile(content) as parts:
+        size = os.fstat(content.fileno()).st_size
+        for part in parts.infolist():
+            whole = part.compress_type == ZIP_STORED and part.file_size <= size and part.filename.endswith(".npy")
+            if not whole or part.comment or part.extra:  # which could hide the parts behind it
+                raise ValueError(f"{part.filename} is no array as it is written into a checkpoint")
+            array = io.BytesIO(parts.read(part))
+            if np.lib.format.read_magic(array) != (1, 0):
+                raise ValueError(f"{part.filename} has a header of another version")
+            shape, by_column, kind = np.lib.format.read_array_header_1_0(array)
+            rest = array.read()
+            if kind.hasobject or math.prod(shape) * kind.itemsize != len(rest):
+                raise ValueError(f"{part.filename} is not as large as it says, or holds objects")
+            arrays[part.filename.removesuffix(".npy")] = (
+                np.frombuffer(rest, kind).reshape(shape, order="F" if by_column else "C").copy()
+            )
+    return arrays

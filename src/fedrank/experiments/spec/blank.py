@@ -1,0 +1,151 @@
+"""A spec to begin with: what must be there, and behind # everything else with its default and what it means."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from fedrank.experiments.spec.families import FAMILIES, Family, SpecSection, default_of, hints_of, is_required, name_of
+from fedrank.experiments.spec.kinds import KINDS
+from fedrank.experiments.spec.listing import comments_of, first_sentence
+from fedrank.experiments.spec.toml import shown
+from fedrank.names import nearest
+
+SCHEMA = "fedrank-spec.schema.json"  # beside a new spec
+# What a new spec says where there is no default; all else is left as it is.
+BEGINNINGS: dict[str, dict[str, Any]] = {
+    "federated": {
+        "title": "What I want to know",
+        "rounds": 200,
+        "evaluate_every": 10,
+        "data.name": "synthetic-mq2007",
+        "clients.count": 10,
+        "clients.user": "navigational",
+        "learner": "pdgd",
+        "aggregator": "mean",
+    },
+    "async": {
+        "title": "What I want to know",
+        "rounds": 1000,
+        "evaluate_every": 100,
+        "data.log": "LOG",
+        "clients.count": 20,
+        "clients.partition": "users",
+        "learner": "pdgd",
+        "arrival": "fedasync",
+    },
+    "silo": {
+        "title": "What I want to know",
+        "rounds": 20,
+        "data.name": "synthetic-silos",
+        "silos.count": 4,
+        "method": "cross-silo",
+        "method.normalise": "fixed",  # so that the model can be exported
+        "method.width": 100,  # of a sixth of the cells, noise tells as much
+        "method.depth": 10,
+    },
+    "trees": {"title": "What I want to know", "data.name": "synthetic-istella-x", "booster": "lambdamart"},
+}
+
+# What cannot be run before somebody did something.
+NEEDED = {"async": 'put the folder of your search log in place of "LOG" (fedrank logs build makes one)'}
+
+VARIED = {
+    "federated": '"learner.rate" = [0.03, 0.1]',
+    "async": '"learner.rate" = [0.03, 0.1]',
+    "silo": '"silos.count" = [2, 4]',
+    "trees": '"booster.rate" = [0.05, 0.1]',
+}
+
+
+def blank_spec(kind: str, schema: str = "") -> str:
+    """A commented spec of this kind. `schema` is where a JSON schema lies, for editors that look for it."""
+    if kind not in BEGINNINGS:
+        raise ValueError(f"no kind {kind!r} of experiment{nearest(kind, BEGINNINGS)}")
+    return "\n".join([*_head(kind, schema), *_body(kind), ""])
+
+
+def _head(kind: str, schema: str) -> Iterator[str]:
+    if schema:
+        yield f"#:schema {schema}"
+    yield "# An experiment of fedrank. A line behind # is a setting at its default: take the # away to change it."
+    yield "# `fedrank run FILE` does it, `fedrank methods` says what can be named, docs/spec.md explains the rest."
+    yield ""
+    yield f'kind = "{kind}"'
+
+
+def _body(kind: str) -> Iterator[str]:
+    begin, spec = BEGINNINGS[kind], KINDS[kind].spec
+    tables: list[str] = []
+    for field in dataclasses.fields(spec):
+        if field.name == "kind":
+            continue
+        what = _plain_hint(hints_of(spec)[field.name])
+        if what in FAMILIES:
+            default = None if is_required(field) else default_of(field)
+            name = begin.get(field.name) or (None if default is None else name_of(default))
+            tables += ["", *_method(field.name, FAMILIES[what], name, comments_of(spec).get(field.name, ""), begin)]
+        elif isinstance(what, type) and issubclass(what, SpecSection):
+            tables += ["", *_section(field.name, what, begin)]
+        else:
+            yield _line(field, comments_of(spec).get(field.name, ""), begin.get(field.name))
+    yield from tables
+    yield ""
+    yield "# Values to compare: every combination is a variant."
+    yield "# [vary]"
+    yield f"# {VARIED[kind]}"
+
+
+def _section(name: str, kind: type, begin: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# {first_sentence(kind)}"
+    yield f"[{name}]"
+    later: list[str] = []
+    for field in dataclasses.fields(kind):
+        hint = _plain_hint(hints_of(kind)[field.name])
+        comment = comments_of(kind).get(field.name, "")
+        if hint in FAMILIES:
+            default = None if is_required(field) else default_of(field)
+            chosen = begin.get(f"{name}.{field.name}") or (None if default is None else name_of(default))
+            later += ["", *_method(f"{name}.{field.name}", FAMILIES[hint], chosen, comment, begin)]
+        else:
+            yield _line(field, comment, begin.get(f"{name}.{field.name}"))
+    yield from later
+
+
+def _method(place: str, family: Family, name: str | None, comment: str, begin: Mapping[str, Any]) -> Iterator[str]:
+    """A method with its settings; one that is not asked for is behind #."""
+    off = "# " if name is None else ""
+    yield f"# {place}: {_in_words(comment)}" if comment else f"# {place}"
+    yield f"# One of {', '.join(family.methods)}"
+    yield f"{off}[{place}]"
+    if name is None:
+        yield f'# name = "{next(iter(family.methods))}"'
+        return
+    kind = family.methods[name]
+    yield f'name = "{name}"  # {first_sentence(kind)}'
+    for field in dataclasses.fields(kind):
+        if field.init and _plain_hint(hints_of(kind)[field.name]) not in FAMILIES:
+            yield _line(field, comments_of(kind).get(field.name, ""), begin.get(f"{place}.{field.name}"))
+
+
+def _line(field: dataclasses.Field[Any], comment: str, value: Any = None) -> str:
+    """One setting: as it is begun with, or behind # at its default."""
+    behind = f"  # {_in_words(comment)}" if comment else ""
+    if value is not None:
+        return f"{field.name} = {shown(value)}{behind}"
+    default = None if is_required(field) else default_of(field)
+    if default is None:
+        return f"# {field.name} = ...{behind}"
+    return f"# {field.name} = {shown(list(default) if isinstance(default, tuple) else default)}{behind}"
+
+
+def _in_words(comment: str) -> str:
+    """TOML has no None: a setting is left out."""
+    return comment.replace("None:", "left out:")
+
+
+def _plain_hint(hint: Any) -> Any:
+    """The hint of a setting that may also be left out."""
+    inner = [one for one in get_args(hint) if one is not type(None)]
+    return inner[0] if type(None) in get_args(hint) and len(inner) == 1 else hint

@@ -1,0 +1,140 @@
+"""An experiment: one question with one value for every setting, its methods built and ready to run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from fedrank.experiments.spec.families import SpecSection, default_of, describe, is_required, read_fields, settings_of
+from fedrank.experiments.spec.sections import PrivacySpec
+from fedrank.experiments.spec.toml import TomlTable, shown, write_toml
+from fedrank.experiments.spec.values import Filled, noting, twice
+from fedrank.privacy.population import SIMULATED
+from fedrank.ranking.measures import measure
+
+E = TypeVar("E", bound="Experiment")
+
+
+class SpecError(ValueError):
+    """Everything that is wrong with a spec, one line each."""
+
+    def __init__(self, problems: Iterable[str], source: str = ""):
+        self.problems = list(dict.fromkeys(line for problem in problems for line in str(problem).splitlines()))
+        self.source = source
+        super().__init__(self.problems, source)  # as given, so that it survives a trip between processes
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.source}: {line}" if self.source else line for line in self.problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(ABC):
+    """What every experiment has, whatever its kind."""
+
+    title: str = ""
+    measures: Filled[str] = ("ndcg@10",)
+    seeds: Filled[int] = (1,)
+
+    sections: ClassVar[tuple[str, ...]]  # tables of settings, of which variants change single ones
+    if TYPE_CHECKING:  # fields of every kind, each with its own type
+        kind: str
+        data: Any  # a section with `folds` and `require`
+
+    @property
+    @abstractmethod
+    def extent(self) -> str:
+        """How long a run takes, in its own unit."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is measured of a model: columns of rounds.csv and queries.csv."""
+        return self.measures
+
+    @property
+    @abstractmethod
+    def rounds_asked(self) -> int:
+        """Rows that rounds.csv can have."""
+
+    def require_data(self) -> None:
+        """Refuse an experiment whose data are not here, before any of its runs begins."""
+        self.data.require()
+
+    def repeats(self) -> list[tuple[int, int]]:
+        """(fold, seed) of every repeat."""
+        return list(itertools.product(self.data.folds, self.seeds))
+
+    def single(self: E, fold: int, seed: int) -> E:
+        """The same on one fold with one seed."""
+        return dataclasses.replace(self, data=dataclasses.replace(self.data, folds=(fold,)), seeds=(seed,))
+
+    @classmethod
+    def read(
+        cls: type[E], tables: TomlTable, problems: list[str], known: Iterable[str] = (), here: bool = True
+    ) -> E | None:
+        """An experiment from the tables of its TOML; None where something is wrong with them, which is noted.
+
+        Without `here` it ran once, so that it was right then: only its form is checked.
+        """
+        before = len(problems)
+        values = read_fields(cls, tables, "", problems, known=known, here=here)
+        cls.complete(values, tables, problems)
+        if here:
+            fields = {field.name: field for field in dataclasses.fields(cls)}
+            defaults = {name: None if is_required(field) else default_of(field) for name, field in fields.items()}
+            unusable = set(tables) - set(values)  # told already
+            problems += cls.problems(SimpleNamespace(**(defaults | values), unusable=unusable))
+        return cls(**values) if len(problems) == before else None
+
+    @classmethod
+    def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
+        """Fill in what one part takes over from another unless its table says otherwise."""
+        return
+
+    @classmethod
+    def problems(cls, spec: Any) -> list[str]:
+        """What is wrong with values that are each right. `spec` has them as fields, None where one is `unusable`."""
+        found: list[str] = []
+        names = []
+        for i, text in enumerate(spec.measures):
+            with noting(found, f"measures[{i}]"):
+                names.append(str(measure(text)))
+        folds = () if spec.data is None else spec.data.folds
+        for place, listed in (("measures", names), ("seeds", spec.seeds), ("data.folds", folds)):
+            if again := twice(listed):
+                found.append(f"{place}: {shown(again[0])} stands there twice; list each once")
+        return found
+
+
+def of_sizes(measures: Iterable[str], sizes: Iterable[int]) -> list[str]:
+    """What measures are called of forests that are cut to so many trees."""
+    measures = list(measures)
+    return [f"{name} of {size} trees" for size in sizes for name in measures]
+
+
+def to_tables(experiment: Experiment) -> TomlTable:
+    """The tables of an experiment, with every setting of its methods written out, so that it can be read in years.
+
+    What is absent or empty is left out.
+    """
+    tables: TomlTable = {}
+    for field in dataclasses.fields(experiment):
+        value = getattr(experiment, field.name)
+        if value == PrivacySpec() or (field.name, value) == ("population", SIMULATED):
+            continue
+        if dataclasses.is_dataclass(value):
+            value = settings_of(value) if isinstance(value, SpecSection) else describe(value)
+        if value is not None and value not in ({}, "", ()):
+            tables[field.name] = list(value) if isinstance(value, tuple) else copy.deepcopy(value)
+    first = ("kind", "title", "rounds", "evaluate_every", "measures", "seeds", "start")
+    return {key: tables[key] for key in (*first, *tables) if key in tables}
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as TOML."""
+    return write_toml(to_tables(experiment))

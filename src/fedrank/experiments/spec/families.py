@@ -1,0 +1,270 @@
+"""Methods and sections: read from tables, and written as tables again.
+
+A method is a frozen dataclass; its fields are its settings. `"mean"` and `{ name = "mean", weighted = false }` both
+name one, and `{ name = "my_lab.ideas:Mine" }` names one outside the package. A section, such as [data], has a class of
+its own and needs no name. What a field may hold is what its type hint says, and is said nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from fedrank.attacks.poison import ATTACKS
+from fedrank.experiments.spec.toml import TomlTable, shown
+from fedrank.experiments.spec.values import checked, noting
+from fedrank.federated.aggregate import AGGREGATORS
+from fedrank.federated.arrival import ARRIVALS, ArrivalRule
+from fedrank.federated.local import LOCAL_STEPS
+from fedrank.federated.partition import PARTITIONS, Partition
+from fedrank.federated.steps import SERVER_STEPS
+from fedrank.names import nearest
+from fedrank.privacy.mechanisms import MECHANISMS, PLACES, Place, PricedMechanism
+from fedrank.ranking.learners import LEARNERS
+from fedrank.ranking.rankers import RANKERS
+from fedrank.silo.training import SILO_METHODS, SiloMethod
+from fedrank.trees.boosters import BOOSTERS, Booster
+from fedrank.trees.mergers import MERGERS, Merger
+from fedrank.trees.splits import SPLITS, Splitter
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, Ranker, ServerStep
+from fedrank.unlearning.methods import UNLEARNERS, Unlearner
+
+
+@dataclass(frozen=True)
+class Family:
+    """Methods that can stand in for each other."""
+
+    name: str
+    methods: Mapping[str, type]
+
+
+# One line makes a family known: to specs, to `fedrank methods`, and to the contract tests.
+FAMILIES: dict[Any, Family] = {
+    Learner: Family("learner", LEARNERS),
+    Ranker: Family("ranker", RANKERS),
+    LocalStep: Family("local", LOCAL_STEPS),
+    Aggregator: Family("aggregator", AGGREGATORS),
+    ServerStep: Family("server", SERVER_STEPS),
+    ArrivalRule: Family("arrival", ARRIVALS),
+    Attack: Family("attack", ATTACKS),
+    PricedMechanism: Family("mechanism", MECHANISMS),
+    Place: Family("place", PLACES),
+    Partition: Family("partition", PARTITIONS),
+    Unlearner: Family("unlearner", UNLEARNERS),
+    SiloMethod: Family("silo-method", SILO_METHODS),
+    Booster: Family("booster", BOOSTERS),
+    Splitter: Family("split", SPLITS),
+    Merger: Family("merger", MERGERS),
+}
+
+
+# Where settings of earlier versions stand now.
+MOVED = {
+    "learner.prox": 'local = { name = "fedprox", strength = 0.01 }',
+    "learner.personal": 'local = "fedper"',
+    "learner.control": 'local = "scaffold"',
+}
+
+
+class SpecSection:
+    """A table of settings that is no method; its classes are frozen dataclasses."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with values that are each of the right type, each line with its place."""
+        return []
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A method of somebody whose code is not imported, or that needs one: all that a report needs is its table."""
+
+    table: TomlTable
+    needs: tuple[str, ...] = ()  # methods of others among its settings, each with its place; empty: it is one itself
+
+
+def build(protocol: Any, given: Any, place: str, here: bool = True) -> Any:
+    """The method that a name, or a table with a name and settings, asks for. Mistakes name their place, one a line.
+
+    Without `here`, code from outside the package is not imported, whoever wrote it and wherever it is now: an
+    experiment that ran once was right then, and its folder may come from anybody.
+    """
+    family = FAMILIES[protocol]
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping):
+        example = next(iter(family.methods))
+        raise ValueError(f'{place}: {shown(given)} is not a method; write a table such as {{ name = "{example}" }}')
+    if not isinstance(table.get("name"), str):
+        raise ValueError(_no_name(family, table, place))
+    if not here and ":" in table["name"]:
+        return Elsewhere(dict(table))
+    kind = _class_for(protocol, table["name"], place)
+    problems: list[str] = []
+    settings = {key: value for key, value in table.items() if key != "name"}
+    values = read_fields(kind, settings, place, problems, of=table["name"], here=here)
+    if problems:
+        raise ValueError("\n".join(problems))
+    if any(isinstance(value, Elsewhere) for value in values.values()):
+        return Elsewhere(dict(table), tuple(code_from_outside(values, place)))
+    try:
+        return kind(**values)
+    except ValueError as problem:
+        raise ValueError(f"{place}: {problem}") from None
+
+
+def read_fields(
+    kind: type,
+    table: Any,
+    place: str,
+    problems: list[str],
+    *,
+    of: str = "",  # the method whose settings these are; empty for a section
+    known: Iterable[str] = (),  # other keys that somebody may have meant
+    here: bool = True,
+) -> TomlTable:
+    """Those values of a table that can be used, by field of the class; what is wrong with the others is noted."""
+    if not isinstance(table, Mapping):
+        problems.append(f"{place}: {shown(table)} is not a table; write [{place}]")
+        return {}
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    values: TomlTable = {}
+    for key, value in table.items():
+        at = f"{place}.{key}" if place else key
+        if key not in fields:
+            names = [*fields, *known]
+            if at in MOVED:
+                problems.append(f"{at}: has a place of its own now; leave it out, and write {MOVED[at]} if it was on")
+                continue
+            what = f"no such setting of {of}" if of else "no such key"
+            problems.append(f"{at}: {what}{nearest(key, names) if names else '; it has none'}")
+            continue
+        with noting(problems):
+            read = _read(hints_of(kind)[key], value, at, problems, here)
+            if read is not None:
+                values[key] = read
+    for name, field in fields.items():
+        if name not in table and is_required(field):
+            remedy = f"{of} cannot do without it" if of else f"write {field.metadata['example']}"
+            problems.append(f"{place}.{name}: is missing; {remedy}" if place else f"{name}: is missing; {remedy}")
+    return values
+
+
+def _read(hint: Any, value: Any, place: str, problems: list[str], here: bool) -> Any:
+    """What a field is asked to hold: a method, a section, rows of one, or a plain value."""
+    [only, *more] = [each for each in get_args(hint) if each is not NoneType] or [hint]
+    plain = only if NoneType in get_args(hint) and not more else hint
+    if plain in FAMILIES:
+        return build(plain, value, place, here)
+    if isinstance(plain, type) and issubclass(plain, SpecSection):
+        return _read_section(plain, value, place, problems, here)
+    if get_origin(plain) is tuple and isinstance(only, type) and issubclass(only, SpecSection):
+        if not isinstance(value, list):
+            raise ValueError(f"{place}: {shown(value)} is not a list of tables; write [[{place}]]")
+        return tuple(_read_section(only, row, f"{place}[{i}]", problems, here) for i, row in enumerate(value))
+    return checked(hint, value, place)
+
+
+def _read_section(
+    kind: type[SpecSection], table: Any, place: str, problems: list[str], here: bool
+) -> SpecSection | None:
+    before = len(problems)
+    values = read_fields(kind, table, place, problems, here=here)
+    if len(problems) > before:
+        return None
+    section = kind(**values)
+    problems += section.problems() if here else []
+    return section if len(problems) == before else None
+
+
+def describe(method: Any) -> TomlTable:
+    """The table that builds this method again: its name and all its settings."""
+    if isinstance(method, Elsewhere):
+        return dict(method.table)
+    return {"name": name_of(method)} | settings_of(method)
+
+
+def code_from_outside(one: Any, place: str = "") -> Iterator[str]:
+    """Methods that an experiment names and that were not imported, each with its place."""
+    if isinstance(one, Elsewhere):
+        yield from one.needs or [f"{place}.name: {one.table['name']!r}"]
+    elif isinstance(one, dict):
+        for key, value in one.items():
+            yield from code_from_outside(value, f"{place}.{key}")
+    elif dataclasses.is_dataclass(one):
+        for field in dataclasses.fields(one):
+            yield from code_from_outside(getattr(one, field.name), f"{place}.{field.name}" if place else field.name)
+
+
+def settings_of(one: Any) -> TomlTable:
+    """The fields of a method or a section as a table, without those that hold nothing."""
+    table: TomlTable = {}
+    for field in dataclasses.fields(one):
+        value = getattr(one, field.name)
+        if dataclasses.is_dataclass(value):
+            value = settings_of(value) if isinstance(value, SpecSection) else describe(value)
+        if value is not None:
+            table[field.name] = list(value) if isinstance(value, tuple) else value
+    return table
+
+
+def name_of(method: Any) -> str:
+    """How a spec calls this method."""
+    for family in FAMILIES.values():
+        for name, kind in family.methods.items():
+            if kind is type(method):
+                return name
+    return f"{type(method).__module__}:{type(method).__qualname__}"
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _no_name(family: Family, table: Mapping[str, Any], place: str) -> str:
+    """What to say of a table without a name; its settings tell which method was meant."""
+    if "name" in table:
+        return f"{place}.name: {shown(table['name'])} is not a name; write one of {_listed(family.methods)}"
+    fitting = [name for name, kind in family.methods.items() if table and set(table) <= set(hints_of(kind))]
+    if fitting:
+        return f"{place}.name: is missing; {', '.join(table)} can be set for {_listed(fitting)}"
+    return f"{place}.name: is missing; write one of {_listed(family.methods)}"
+
+
+def _class_for(protocol: Any, name: str, place: str) -> type:
+    family = FAMILIES[protocol]
+    if name in family.methods:
+        return family.methods[name]
+    if ":" not in name:
+        raise ValueError(f"{place}.name: no {name!r}{nearest(name, family.methods)}")
+    module, _, attribute = name.partition(":")
+    try:
+        kind: Any = operator.attrgetter(attribute)(importlib.import_module(module))
+    except Exception as problem:  # whatever the code of others may raise while it is imported
+        lost = isinstance(problem, ModuleNotFoundError) and problem.name == module.partition(".")[0]
+        remedy = "put its folder on PYTHONPATH, such as PYTHONPATH=. fedrank ..." if lost else "write module:Class"
+        raise ValueError(f"{place}.name: {name!r} cannot be imported ({problem}); {remedy}") from None
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ValueError(f"{place}.name: {name!r} is not a dataclass, whose fields would be its settings")
+    has = {field.name for field in dataclasses.fields(kind)}.union(*(vars(base) for base in kind.__mro__))
+    lacks = [part for part in vars(protocol) if (part == "__call__" or part[0] != "_") and part not in has]
+    if lacks:
+        raise ValueError(f"{place}.name: {name!r} is no {family.name}, it lacks {', '.join(lacks)}")
+    return kind

@@ -1,0 +1,366 @@
+"""The spec of a federation of clients: kinds "federated", in rounds, and "async", as updates arrive."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedrank.data.catalog import CATALOG
+from fedrank.experiments.spec.experiment import Experiment
+from fedrank.experiments.spec.families import Elsewhere, SpecSection, code_from_outside, describe, hints_of
+from fedrank.experiments.spec.sections import ELSEWHERE as ELSEWHERE
+from fedrank.experiments.spec.sections import DataSpec, PrivacySpec
+from fedrank.experiments.spec.toml import TomlTable, shown
+from fedrank.experiments.spec.values import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
+from fedrank.federated.aggregate import Mean
+from fedrank.federated.arrival import ArrivalRule, FedAsync
+from fedrank.federated.federation import Federation, unweighted
+from fedrank.federated.fitting import people_clashes
+from fedrank.federated.partition import Iid, Intents, Partition, Shared, Users
+from fedrank.federated.steps import Add
+from fedrank.names import nearest
+from fedrank.privacy.mechanisms import OnClient, PricedMechanism, SecureSum
+from fedrank.privacy.population import SIMULATED
+from fedrank.privacy.promises import Setting
+from fedrank.ranking.given import GIVEN
+from fedrank.ranking.measures import measure
+from fedrank.ranking.rankers import RANKERS, Linear
+from fedrank.ranking.users import USERS, User
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerStep, has
+
+Count = Annotated[int, at_least(0), at_most(LARGEST)]
+MOST_CLIENTS = 10_000_000  # a million of them take about 1 GB
+
+
+def _user(given: str | TomlTable) -> str | User:
+    if isinstance(given, str):
+        if given not in USERS:
+            raise ValueError(f"clients.user: no {given!r}{nearest(given, USERS)}")
+        return given
+    known = {each.name for each in dataclasses.fields(User)}
+    if not {"click", "stop"} <= set(given) <= known:
+        raise ValueError(
+            f"clients.user: {shown(given)} is no user; write {{ click = [...], stop = [...] }}, a probability for each "
+            "grade, and perhaps attention_decay = 1.0"
+        )
+    values = {key: checked(hints_of(User)[key], value, f"clients.user.{key}") for key, value in given.items()}
+    try:
+        return User(**values)
+    except ValueError as problem:
+        raise ValueError(f"clients.user: {problem}") from None
+
+
+def _population(name: str, place: str) -> None:
+    if not re.fullmatch(r"[\w][\w.+=-]*", name):
+        raise ValueError(f"{place}: {shown(name)} does not name a folder; use letters, digits, - and _")
+
+
+def _listed(user: str | Sequence[str] | TomlTable) -> Sequence[str | TomlTable]:
+    return [user] if isinstance(user, (str, dict)) else user
+
+
+def _known_users(user: str | Sequence[str] | TomlTable, place: str) -> None:
+    found: list[str] = []
+    for one in _listed(user):
+        with noting(found):
+            _user(one)
+    if found:
+        raise ValueError("\n".join(found))
+
+
+@dataclass(frozen=True)
+class ClientsSpec(SpecSection):
+    """Who takes part."""
+
+    count: Annotated[int, at_least(1), at_most(MOST_CLIENTS)] = field(metadata={"example": "count = 10"})
+    partition: Partition = field(default_factory=Iid)
+    # A name; a list, of which client c gets entry c, counted around; or tables of its own.
+    user: Annotated[str | Filled[str] | TomlTable, _known_users] = "perfect"
+    interactions: Positive | Filled[Positive] = 5  # searches a round; a list is counted around
+    user_per: Literal["client", "interaction"] = "client"  # interaction: each draws one of the users in the list
+    participation: Annotated[float, more_than(0), at_most(1)] = 1.0  # share of clients in a round
+    malicious: Count = 0
+    people: Positive = (
+        1  # of each client, where clients are organisations: each searches by itself, as often as is said
+    )
+
+    @cached_property
+    def users(self) -> list[str | User]:
+        return [_user(one) for one in _listed(self.user)]
+
+    @property
+    def searches(self) -> tuple[int, ...]:
+        """Interactions a round, of each kind of client."""
+        return self.interactions if isinstance(self.interactions, tuple) else (self.interactions,)
+
+    def problems(self) -> list[str]:
+        if not self.malicious or 2 * self.malicious < self.count:
+            return []
+        return [f"clients.malicious: {self.malicious} of {self.count} clients decide as they like; use less than half"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedExperiment(Experiment):
+    """A question to a federation of clients."""
+
+    rounds: Positive = field(metadata={"example": "rounds = 1000"})
+    data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-mq2007"'})
+    clients: ClientsSpec = field(metadata={"example": "[clients] with count = 10"})
+    learner: Learner = field(metadata={"example": '[learner] with name = "pdgd"'})
+    kind: Literal["federated", "async"] = "federated"
+    evaluate_every: Positive = 10  # rounds
+    aggregator: Aggregator = field(default_factory=Mean)
+    server: ServerStep = field(default_factory=Add)
+    local: LocalStep | None = None  # what holds the local steps of clients together that differ; None: nothing does
+    arrival: ArrivalRule | None = None  # of kind "async": what the server does with each update; None: "fedasync"
+    attack: Attack | None = None  # what malicious clients do
+    mechanism: PricedMechanism | None = None  # what protects updates; None: nothing does
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    population: Annotated[str, _population] = SIMULATED  # whose ledger all runs on these people share
+    start: str | None = None  # a model to go on from; "given": the order that users have now, for a linear ranker
+    record_every: Count = 0  # rounds between recordings of all updates, to unlearn from; 0: none
+    fine_tune: Count = 0  # interactions with which every client adapts the final model to itself
+
+    sections = ("data", "clients", "privacy")
+
+    @property
+    def extent(self) -> str:
+        return f"{self.rounds:,} rounds"
+
+    @property
+    def rounds_asked(self) -> int:
+        return self.rounds
+
+    def federation(self, attacked: bool) -> Federation:
+        """Who does what; nobody attacks where nobody is malicious."""
+        return Federation(
+            learner=self.learner,
+            aggregator=self.aggregator,
+            server=self.server,
+            local=self.local,
+            attack=self.attack if attacked else None,
+            mechanism=self.mechanism,
+            participation=self.clients.participation,
+        )
+
+    @classmethod
+    def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
+        """An attack knows the rule and the ranker that it attacks; updates that arrive meet a rule.
+
+        A mechanism for people knows how many an organisation has; the mean of SCAFFOLD is not weighted.
+        """
+        mechanism: Any = values.get("mechanism")
+        settings = tables.get("mechanism")
+        if has(mechanism, "people") and "clients" in values and "people" not in (settings or {}):
+            values["mechanism"] = dataclasses.replace(mechanism, people=values["clients"].people)
+        if values.get("kind") == "async" and "arrival" not in tables:
+            values["arrival"] = FedAsync()
+        if has(values.get("local"), "alike"):
+            values["aggregator"] = unweighted(values.get("aggregator", Mean()))
+        attack, given = values.get("attack"), tables.get("attack")
+        if attack is None or "learner" not in values:
+            return
+        beside = {"aggregator": values.get("aggregator", Mean()), "ranker": getattr(values["learner"], "ranker", None)}
+        settings = {each.name for each in dataclasses.fields(attack)} - set(given if isinstance(given, dict) else ())
+        known = {name: other for name, other in beside.items() if name in settings}
+        if any(isinstance(other, Elsewhere) for other in known.values()):
+            values["attack"] = Elsewhere(describe(attack), tuple(code_from_outside(known, "attack")))
+            return
+        with noting(problems, "attack"):
+            values["attack"] = dataclasses.replace(attack, **known)
+
+    @classmethod
+    def problems(cls, spec: Any) -> list[str]:
+        found = super().problems(spec)
+        nobody_attacks = spec.attack is None and "attack" not in spec.unusable
+        if spec.clients is not None and spec.clients.malicious and nobody_attacks:
+            found.append(
+                f"clients.malicious: {spec.clients.malicious} would do no harm, no attack is set; use 0, or an attack "
+                'such as { name = "poisoned-clicks" }'
+            )
+        if not found and None not in (spec.data, spec.learner, spec.clients):
+            found += _contradictions(spec)
+        if spec.start == GIVEN:
+            if spec.learner is not None and not isinstance(spec.learner.ranker, Linear):
+                found.append('start: "given" is one feature, which only a linear ranker can begin with; use another')
+        elif spec.start is not None and not any(map(os.path.isfile, (spec.start, Path(spec.start, "model.json")))):
+            found.append(
+                f'start: no model at {spec.start}; give a model.json, the folder of a finished run, or "{GIVEN}"'
+            )
+        return found
+
+
+def _contradictions(spec: Any) -> list[str]:
+    """Methods that are each right and do not go together."""
+    found: list[str] = []
+    with noting(found):
+        Federation(spec.learner, spec.aggregator, spec.server, spec.local, spec.attack, spec.mechanism)
+        if spec.clients.user_per == "interaction" and hasattr(spec.attack, "user"):
+            found.append(
+                'clients.user_per: "interaction" would let honest clients click as malicious ones; use "client"'
+            )
+        if spec.record_every and isinstance(getattr(spec.mechanism, "place", None), SecureSum):
+            found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
+        if spec.record_every and has(spec.aggregator, "apart"):
+            found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
+        by_intent = [text for text in spec.measures if measure(text).by]
+        if by_intent and (spec.data.name not in CATALOG or not CATALOG[spec.data.name].intents):
+            found.append(
+                f"measures: {by_intent[0]!r} needs judgements by intent, which these data do not have; leave it out, "
+                'or use data.name = "synthetic-intents"'
+            )
+        found += _people_problems(spec) + _privacy_problems(spec) + _log_problems(spec)
+        found += _arrival_problems(spec) if spec.kind == "async" else []
+        if spec.kind != "async" and spec.arrival is not None:
+            found.append('arrival: would do nothing in a federation in step; set kind = "async", or leave it out')
+        if type(spec.learner.ranker) not in RANKERS.values():
+            found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
+        if has(spec.learner, "rewards"):
+            if min(spec.clients.searches) < 2:
+                searches = shown(spec.clients.interactions)
+                found.append(f"clients.interactions: {searches} is too few for evolution; use 2 or more")
+            if spec.fine_tune:
+                found.append("fine_tune: evolution needs many clients, one alone cannot go on with it; use 0, or pdgd")
+            if spec.server == Add():
+                found.append('server: evolution takes far too long steps with "add" at rate 1; use { name = "adam" }')
+    return found
+
+
+def _people_problems(spec: Any) -> list[str]:
+    """What only clients that are organisations can do, and what they cannot."""
+    people, mechanism = spec.clients.people, spec.mechanism
+    if people == 1:
+        if not has(mechanism, "people"):
+            return []
+        return ['mechanism.unit: "person" is for clients with several people, and here each is one; set clients.people']
+    found = people_clashes(spec.learner, spec.local, spec.attack, mechanism)
+    if has(mechanism, "people") and mechanism.people < people:
+        found.append(
+            f"mechanism.people: {mechanism.people} is less than clients.people = {people}, and noise is made for no "
+            "more; leave it out"
+        )
+    if spec.kind == "async":
+        found.append("clients.people: organisations whose people arrive out of step are not simulated; use 1")
+    return found
+
+
+def _has_log(spec: Any) -> bool:
+    """Whether there is a log, or may be one at each site of a federation."""
+    return spec.data.log is not None or spec.data.name == ELSEWHERE
+
+
+def _log_problems(spec: Any) -> list[str]:
+    """What only a search log can tell."""
+    found = []
+    if isinstance(spec.clients.partition, Users) and spec.data.log is None and spec.data.collection is None:
+        found.append(
+            'clients.partition: "users" needs to know who asked what; set data.log to the folder of a log, or '
+            "data.collection and data.parts"
+        )
+    if spec.data.propensities is not None and not has(spec.learner, "logged"):
+        found.append(
+            "data.propensities: correct clicks of a log, which this learner does not weigh; use the learner "
+            '"logged-clicks", or leave them out'
+        )
+    if getattr(spec.learner, "lists", "drawn") == "logged" or has(spec.learner, "logged"):
+        place, otherwise = (
+            ("learner: it", "pdgd") if has(spec.learner, "logged") else ('learner.lists: "logged"', '"drawn"')
+        )
+        if not _has_log(spec):
+            found.append(f"{place} learns from what a search log says was shown; set data.log")
+        if spec.clients.user != "perfect" or hasattr(spec.attack, "user"):
+            found.append(
+                f"{place} takes clicks from the log, so that nobody clicks in another way; use the user "
+                f'"perfect" and no attack by clicks, or {otherwise}'
+            )
+        if spec.kind != "async" and getattr(spec.mechanism, "unit", "client") == "interaction":
+            found.append(
+                'mechanism.unit: "interaction" is paid once, and in rounds the same search of a log is taken up again '
+                'and again; use "client", or kind = "async", where everything arrives once'
+            )
+    return found
+
+
+def _arrival_problems(spec: Any) -> list[str]:
+    """What does not go together with kind = "async"."""
+    found = []
+    if not _has_log(spec):
+        found.append("kind: async lets updates arrive when they did, which only a search log says; set data.log")
+    if isinstance(spec.clients.partition, (Iid, Intents, Shared)) and spec.data.name != ELSEWHERE:
+        found.append(
+            "clients.partition: here several clients hold the same query, which was asked once; "
+            'use { name = "users" }, or another one that deals queries out'
+        )
+    if spec.aggregator != Mean() or spec.server != Add():
+        name = "aggregator" if spec.aggregator != Mean() else "server"
+        found.append(f"{name}: arrival takes its place when kind is async; leave it out")
+    if has(spec.learner, "rewards"):
+        found.append('learner: evolution needs rounds of many clients; use pdgd with kind = "async"')
+    if has(spec.local, "common") or has(spec.local, "shared part"):
+        found.append(
+            "local: clients that arrive one by one keep no controls or weights of their own; leave it out, or use "
+            '"fedprox"'
+        )
+    if spec.clients.participation < 1:
+        found.append("clients.participation: the log says who takes part when kind is async; use 1.0")
+    if spec.clients.malicious or spec.attack is not None:
+        found.append("attack: clients that attack out of step are not simulated in this version; leave it out")
+    if spec.record_every:
+        found.append("record_every: updates that arrive out of step are not recorded in this version; use 0")
+    if spec.mechanism is None or spec.arrival is None:
+        return found
+    place = getattr(spec.mechanism, "place", None)
+    gathered = isinstance(place, SecureSum) and spec.arrival.gathers
+    published = getattr(spec.mechanism, "shares", None) is not None  # which promises nothing
+    if not (isinstance(place, OnClient) or gathered or published):
+        found.append(
+            "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
+            'laplace noise with place = { name = "client" }, or a secure sum with arrival = { name = "fedbuff", wait = '
+            "true }; for comparison alone, fpdgd-paper with shares"
+        )
+    if not spec.arrival.receive:
+        found.append(
+            "arrival.receive: false lets clients go on from models without noise, so what they send later tells what "
+            "noise had hidden; use true with a mechanism"
+        )
+    return found
+
+
+def _privacy_problems(spec: Any) -> list[str]:
+    """What a mechanism cannot do together with the rest, and a budget that nothing keeps."""
+    budget = spec.privacy.budget
+    if spec.mechanism is None and spec.population != SIMULATED:
+        return [
+            f"population: {shown(spec.population)} has a ledger, and without a mechanism everything is spent at once; "
+            f"set a mechanism, or leave out population, which is then {shown(SIMULATED)}"
+        ]
+    if spec.mechanism is None:
+        return [] if budget is None else [f"privacy.budget: {budget:g} cannot be kept without a mechanism; set one"]
+    found: list[str] = []
+    if spec.population != SIMULATED and budget is None:
+        found.append(
+            f"population: {shown(spec.population)} would spend without end, over all runs on it; set privacy.budget, "
+            "the ε that none of these people shall exceed"
+        )
+    with noting(found, "mechanism"):
+        # How many parameters there are changes what a promise costs, not whether it can be made.
+        promises = spec.mechanism.promises(promised_in(spec, 100))
+        if budget is not None and all(promise.event is None for promise in promises):
+            found.append(f"privacy.budget: {budget:g} cannot be kept; nothing can be claimed for this mechanism here")
+    return found
+
+
+def promised_in(spec: Any, parameters: int) -> Setting:
+    """What the promises of an experiment depend on."""
+    gathered = 0 if spec.arrival is None else spec.arrival.gathers  # clients of one secure sum
+    clients = spec.clients
+    searches = clients.searches[: clients.count]
+    return Setting(
+        gathered or clients.count, parameters, clients.participation, searches, spec.learner, spec.aggregator
+    )

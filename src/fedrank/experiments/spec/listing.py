@@ -1,0 +1,122 @@
+"""Everything that a spec can name, with its settings and what their comments say."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+
+from fedrank.experiments.spec.families import FAMILIES, default_of, hints_of, is_required, name_of
+from fedrank.experiments.spec.toml import shown
+from fedrank.names import nearest
+from fedrank.ranking.measures import MEASURES
+from fedrank.ranking.users import USER_MEANINGS
+
+LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
+
+
+@dataclass(frozen=True)
+class ListedSetting:
+    """One setting of a method, as documentation."""
+
+    name: str
+    kind: str
+    default: str
+    comment: str
+
+
+@dataclass(frozen=True)
+class ListedMethod:
+    """One method, as documentation."""
+
+    family: str
+    name: str
+    meaning: str  # its first sentence
+    settings: tuple[ListedSetting, ...] = ()
+    text: str = ""  # all that its class says, with the papers it comes from
+
+    def mentions(self, word: str) -> bool:
+        return any(word.casefold() in text.casefold() for text in (self.name, self.meaning, self.text))
+
+
+def methods() -> list[ListedMethod]:
+    """Everything that a spec can name."""
+    rows = [
+        ListedMethod(family.name, name, first_sentence(kind), _settings(kind), inspect.getdoc(kind) or "")
+        for family in FAMILIES.values()
+        for name, kind in family.methods.items()
+    ]
+    for kind, names in LISTS.items():
+        rows += [ListedMethod(kind, name, meaning) for name, meaning in names.items()]
+    return rows
+
+
+def search(word: str | None = None, name: str | None = None) -> list[ListedMethod]:
+    """Methods of a family, or of a name, or that mention a word, such as that of a paper; all without a word.
+
+    With a `name` the word is a family, and one method of it is asked for.
+    """
+    rows = methods()
+    if word is None:
+        return rows
+    families = list(dict.fromkeys(row.family for row in rows))
+    if word in families or name is not None:
+        if word not in families:
+            raise ValueError(f"no family {word!r}{nearest(word, families)}")
+        rows = [row for row in rows if row.family == word]
+        if name is None:
+            return rows
+        if not (named := [row for row in rows if row.name == name]):
+            raise ValueError(f"no {word} {name!r}{nearest(name, [row.name for row in rows])}")
+        return named
+    found = [row for row in rows if row.name == word] or [row for row in rows if row.mentions(word)]
+    if not found:
+        known = [*families, *(row.name for row in rows)]
+        raise ValueError(f"no family or method {word!r}, and none mentions it{nearest(word, known)}")
+    return found
+
+
+def first_sentence(kind: type) -> str:
+    """What a class says of itself in its first paragraph."""
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def _settings(kind: type) -> tuple[ListedSetting, ...]:
+    comments = comments_of(kind)
+    rows = []
+    for field in dataclasses.fields(kind):
+        hint = hints_of(kind)[field.name]
+        value = None if is_required(field) else default_of(field)
+        if hint in FAMILIES:
+            what, default = FAMILIES[hint].name, "" if value is None else name_of(value)
+        else:
+            what, default = str(field.type), "" if value is None else shown(value)
+        rows.append(ListedSetting(field.name, what, default, comments.get(field.name, "")))
+    return tuple(rows)
+
+
+def comments_of(kind: type) -> dict[str, str]:
+    """Comments behind the fields of a class: the settings' documentation is written there and only there."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__[-2::-1]:  # from the most general one on, without `object`
+        found |= _own_comments(base)
+    return found
+
+
+@cache
+def _own_comments(kind: type) -> dict[str, str]:
+    try:
+        lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
+    except (OSError, TypeError):
+        return {}
+    body = ast.parse("\n".join(lines)).body[0]
+    fields = [node for node in getattr(body, "body", []) if isinstance(node, ast.AnnAssign)]
+    found = {}
+    for node in fields:
+        _, mark, comment = lines[(node.end_lineno or 1) - 1][node.end_col_offset or 0 :].partition("#")
+        if mark:
+            found[getattr(node.target, "id", "")] = comment.strip()
+    return found

@@ -1,0 +1,107 @@
+"""A JSON schema of specs, by which editors complete keys and mark mistakes.
+
+It is made from the same hints that specs are read by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from fedrank.experiments.spec.families import FAMILIES, SpecSection, default_of, hints_of, is_required, name_of
+from fedrank.experiments.spec.grid import About
+from fedrank.experiments.spec.kinds import KINDS
+from fedrank.experiments.spec.listing import comments_of, first_sentence
+from fedrank.experiments.spec.values import Limit
+
+Schema = dict[str, Any]
+DRAFT = "http://json-schema.org/draft-07/schema#"  # which editors know
+NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
+OUTSIDE = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": "module:Class, a method of your own"}
+
+
+def spec_schema() -> Schema:
+    """What a spec may say, for every kind of experiment."""
+    by_class: dict[type, list[str]] = {}
+    for name, kind in KINDS.items():
+        by_class.setdefault(kind.spec, []).append(name)
+    default = default_of(next(field for field in dataclasses.fields(KINDS["federated"].spec) if field.name == "kind"))
+    about = _properties(About)
+    kinds = []
+    for spec, names in by_class.items():
+        table = _table(spec)
+        table["properties"] = table["properties"] | about | {"kind": {"enum": names}}
+        if default not in names:
+            table["required"] = ["kind", *table["required"]]
+        kinds.append({"title": f"kind = {' or '.join(names)}"} | table)
+    families = {
+        family.name: {"anyOf": [_name(family.methods), *(_method(name, one) for name, one in family.methods.items())]}
+        for family in FAMILIES.values()
+    }
+    for one in families.values():
+        one["anyOf"].append({"type": "object", "properties": {"name": OUTSIDE}, "required": ["name"]})
+    return {"$schema": DRAFT, "title": "An experiment of fedrank", "anyOf": kinds, "definitions": families}
+
+
+def schema_text() -> str:
+    """The schema as a file."""
+    return json.dumps(spec_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _name(methods: Any) -> Schema:
+    return {"anyOf": [{"enum": list(methods)}, OUTSIDE]}
+
+
+def _method(name: str, kind: type) -> Schema:
+    table = _table(kind)
+    named = {"name": {"const": name, "description": first_sentence(kind)}}
+    return table | {"properties": named | table["properties"], "required": ["name", *table["required"]]}
+
+
+def _table(kind: type) -> Schema:
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    return {
+        "type": "object",
+        "properties": _properties(kind),
+        "required": [field.name for field in fields if is_required(field)],
+        "additionalProperties": False,
+    }
+
+
+def _properties(kind: type) -> dict[str, Schema]:
+    comments, found = comments_of(kind), {}
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        one = _of(hints_of(kind)[field.name])
+        if comment := comments.get(field.name):
+            one = {"description": comment} | (one if "$ref" not in one else {"allOf": [one]})
+        value = None if is_required(field) else default_of(field)
+        if isinstance(value, (bool, int, float, str)):
+            one["default"] = value
+        elif value is not None and hints_of(kind)[field.name] in FAMILIES:
+            one["default"] = name_of(value)
+        found[field.name] = one
+    return found
+
+
+def _of(hint: Any) -> Schema:
+    """What a hint lets a value be."""
+    if hint in FAMILIES:
+        return {"$ref": f"#/definitions/{FAMILIES[hint].name}"}
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        limits = [limit.keyword for limit in inner[1:] if isinstance(limit, Limit) and limit.keyword]
+        return _of(inner[0]) | dict(limits)
+    if kind in (Union, types.UnionType):
+        some = [_of(one) for one in inner if one is not type(None)]
+        return some[0] if len(some) == 1 else {"anyOf": some}
+    if kind is Literal:
+        return {"enum": list(inner)}
+    if kind in (list, tuple) or getattr(kind, "__name__", "") == "Sequence":
+        return {"type": "array"} | ({"items": _of(inner[0])} if inner else {})
+    if isinstance(kind, type) and issubclass(kind, SpecSection):
+        return _table(kind)
+    return {"type": NAMES[kind]} if kind in NAMES else {}

@@ -1,0 +1,23 @@
+"""Serving the page on runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedrank.experiments.watch.state import Watched
+from fedrank.experiments.watch.web import make_app
+from fedrank.web.server import ended_by_signals, listening, make_server
+
+COMMAND = "fedrank watch"
+
+
+def watch(folders: Sequence[Path], port: int = 0, ready: Callable[[str], None] = lambda link: None) -> None:
+    """Serve until interrupted; `ready` is told the one-time link as soon as it can be opened."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder {folder}; give the folder that runs go to, such as runs")
+    with listening(COMMAND, port) as (bound, door):
+        server = make_server(make_app(Watched(tuple(one.resolve() for one in folders)), door), door, ready, "watch")
+        with ended_by_signals():
+            server.run(sockets=[bound])

@@ -1,0 +1,225 @@
+"""What runs look like right now: read from their folders, while other processes write to them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.experiments.report.readings import running_mean, thinned
+from fedrank.experiments.report.tables import heading
+from fedrank.experiments.runner.folder import STATES
+from fedrank.experiments.runner.runs import Run, Runs, load_runs
+from fedrank.experiments.spec.grid import Grid, read_tables
+from fedrank.experiments.spec.kinds import KINDS
+from fedrank.experiments.spec.toml import parse_toml
+from fedrank.files import opened, read_text
+
+SECONDS_BETWEEN_LOOKS = 1.0  # however many tabs ask
+LINES = 24  # runs that are drawn one by one; of more, one for each variant
+LONGEST_LOG = 40_000  # bytes of a traceback, the last ones
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """A run, and how far it is."""
+
+    id: str
+    run: Run
+    measure: str
+    quality: float  # up to now; NaN before the first evaluation
+    seconds: float  # on the clock; NaN before the first checkpoint
+
+    @property
+    def left(self) -> float:
+        """Seconds that a running one still takes, as fast as it was; NaN where that cannot be told."""
+        if self.run.status != "running" or not self.run.round:
+            return math.nan
+        return self.seconds / self.run.round * (self.run.asked - self.run.round)
+
+    @property
+    def whole(self) -> float:
+        """Seconds from its first round to its last, as far as they are known."""
+        return self.seconds if self.run.status == "finished" else self.seconds + self.left
+
+
+@dataclass(frozen=True)
+class WatchedExperiment:
+    """All runs of one experiment, those that have no folder yet included."""
+
+    id: str
+    name: str
+    title: str
+    folder: Path
+    kind: str
+    runs: tuple[WatchedRun, ...]
+    asked: int  # runs; as many as there are where what was asked cannot be read
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many are in each state, those that have not begun last."""
+        found = Counter(one.run.status for one in self.runs)
+        counts = {state: found[state] for state in STATES}
+        return counts | {"not begun": max(0, self.asked - len(self.runs))}
+
+    @property
+    def done(self) -> float:
+        """Share of all rounds that are done."""
+        shares = [min(1.0, one.run.round / one.run.asked) for one in self.runs if one.run.asked]
+        return sum(shares) / max(self.asked, len(self.runs), 1)
+
+    @property
+    def left(self) -> float:
+        """Seconds until all are done, with as many at a time as now; NaN where none is running or it cannot be told."""
+        running = [one for one in self.runs if one.run.status == "running"]
+        known = [one.whole for one in self.runs if not math.isnan(one.whole)]
+        if not running or not known:
+            return math.nan
+        usual = sum(known) / len(known)
+        now = sum(usual if math.isnan(one.left) else one.left for one in running)
+        return (now + usual * self.counts["not begun"]) / len(running)
+
+    @property
+    def variants(self) -> dict[str, list[WatchedRun]]:
+        found: dict[str, list[WatchedRun]] = {}
+        for one in self.runs:
+            found.setdefault(one.run.variant, []).append(one)
+        return found
+
+
+@dataclass
+class Watched:
+    """Folders of runs, looked at again when somebody asks and the last look is too long ago."""
+
+    folders: Sequence[Path]
+    clock: Callable[[], float] = time.monotonic
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _seen: tuple[WatchedExperiment, ...] = ()
+    _when: float = -math.inf
+
+    def look(self) -> tuple[WatchedExperiment, ...]:
+        """Every experiment; those with a running run first, then as they were found."""
+        with self._turn:
+            if self.clock() - self._when >= SECONDS_BETWEEN_LOOKS:
+                there = [folder for folder in self.folders if folder.is_dir()]  # one may be deleted meanwhile
+                found = [_experiment(group) for group in load_runs(there).group("folder").values()]
+                self._seen = tuple(sorted(found, key=lambda one: not one.counts["running"]))
+                self._when = self.clock()
+            return self._seen
+
+    def experiment(self, id: str) -> WatchedExperiment | None:
+        return next((one for one in self.look() if one.id == id), None)
+
+    def run(self, id: str) -> tuple[WatchedExperiment, WatchedRun] | None:
+        return next(((one, run) for one in self.look() for run in one.runs if run.id == id), None)
+
+
+def _experiment(runs: Runs) -> WatchedExperiment:
+    first, grid = runs[0], None
+    with suppress(OSError, ValueError):  # there may be none, or one of a newer fedrank
+        grid = read_tables(parse_toml(read_text(first.folder / "experiment.toml")), here=False)
+    asked = len(runs) if grid is None else max(len(runs), len(grid.variants) * len(grid.repeats()))
+    return WatchedExperiment(
+        _id(first.folder),
+        first.experiment,
+        (grid.title if grid is not None else "") or first.title,
+        first.folder,
+        "federated" if grid is None else grid.kind,
+        tuple(map(_run, _in_order(runs, grid))),
+        asked,
+    )
+
+
+def _in_order(runs: Runs, grid: Grid[Any] | None) -> list[Run]:
+    """As variants were asked for."""
+    places = {name: place for place, name in enumerate([] if grid is None else grid.names)}
+    return sorted(runs, key=lambda run: (places.get(run.variant, len(places)), run.variant, run.repeat))
+
+
+def _run(run: Run) -> WatchedRun:
+    measure, quality, seconds = "", math.nan, math.nan
+    with suppress(OSError, ValueError):  # not written yet, or being written
+        measure, quality = run.so_far
+        seconds = run.seconds
+    return WatchedRun(_id(run.path), run, measure, quality, seconds)
+
+
+def _id(folder: Path) -> str:
+    """How a page calls a folder: not by its path, which would have to be checked."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+
+
+def log_of(run: Run) -> str:
+    """What a failed run left of its failure, the end of it; empty where there is nothing."""
+    from fedrank.experiments.runner.failures import TRACEBACK
+
+    file = run.path / TRACEBACK
+    with suppress(OSError, ValueError):
+        if not file.is_symlink():  # a folder from elsewhere shows nothing that lies outside it
+            with opened(file) as content:
+                content.seek(max(0, os.fstat(content.fileno()).st_size - LONGEST_LOG))
+                return content.read().decode("utf-8", "replace")
+    return ""
+
+
+def charts(experiments: Sequence[WatchedExperiment], only: WatchedRun | None = None) -> list[dict[str, Any]]:
+    """Learning curves so far, a chart for each measure and one for online quality, as a page's script takes them."""
+    from fedrank.experiments.report.figures import line_look  # matplotlib takes its time
+
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    place = 0
+    for experiment in experiments:
+        for variant, runs in experiment.variants.items():
+            name = f"{experiment.name}: {variant}" if len(experiments) > 1 else variant
+            look = {"group": name} | line_look(place)
+            place += 1
+            many = sum(len(one.runs) for one in experiments) > LINES
+            for column, line in _lines(runs if only is None else [one for one in runs if one is only], many):
+                drawn.setdefault(column, []).append(look | line | {"name": f"{name}, {line['name']}"})
+    axis = KINDS[experiments[0].kind].axis if experiments else "round"
+    return [
+        {"title": heading(column), "axis": axis, "lines": lines, "levels": []}
+        for column, lines in sorted(drawn.items(), key=lambda item: item[0] == "online")
+    ]
+
+
+def _lines(runs: Sequence[WatchedRun], many: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The curves of a variant: of each run, or, of many, of the one that came farthest."""
+    chosen = [max(runs, key=lambda one: one.run.round)] if many and runs else runs
+    for one in chosen:
+        name = f"fold {one.run.fold}, seed {one.run.seed}"
+        with suppress(OSError, ValueError):
+            for column, line in _curves(one.run).items():
+                yield column, line | {"name": name, "half": None}
+
+
+def _curves(run: Run) -> dict[str, dict[str, Any]]:
+    rounds = run.rounds
+    number, found = rounds["round"], {}
+    brought, known = rounds.get("interactions"), np.isfinite(number)
+    if brought is not None:
+        known &= np.isfinite(brought)
+    for column in (*run.measures, "online"):
+        values = rounds.get(column)
+        if values is None:
+            continue
+        rows = np.flatnonzero(np.isfinite(values) & known)
+        shown = running_mean(values[rows], max(1, len(number) // 50)) if column == "online" else values[rows]
+        kept = thinned(len(rows))
+        if len(kept):
+            found[column] = {
+                "rounds": number[rows][kept].astype(int).tolist(),
+                "interactions": None if brought is None else brought[rows][kept].tolist(),
+                "mean": [round(value, 5) for value in shown[kept].tolist()],
+            }
+    return found

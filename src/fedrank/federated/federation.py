@@ -1,0 +1,52 @@
+"""A federation: who does what, and the two tasks that this makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedrank.federated.aggregate import Mean
+from fedrank.federated.fitting import clashes
+from fedrank.federated.steps import Add
+from fedrank.ranking.learners import Pdgd
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, ServerStep, has
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who does what."""
+
+    learner: Learner = field(default_factory=Pdgd)
+    aggregator: Aggregator = field(default_factory=Mean)
+    server: ServerStep = field(default_factory=Add)
+    local: LocalStep | None = None  # what holds the local steps of clients together that differ
+    attack: Attack | None = None  # what malicious clients do; only in simulation
+    mechanism: Mechanism | None = None  # what protects what leaves a client
+    participation: float = 1.0  # share of clients that take part in a round, drawn anew each time
+
+    def __post_init__(self) -> None:
+        if has(self.local, "alike"):
+            object.__setattr__(self, "aggregator", unweighted(self.aggregator))
+        if found := clashes(self):
+            raise ValueError("\n".join(found))
+
+    def cohort(self, clients: int) -> float:
+        """How many clients a round has, or has on average where each draws by itself: a public number."""
+        if has(self.mechanism, "hides cohort"):
+            return self.participation * clients
+        return cohort_size(clients, self.participation)
+
+    def sent(self, parameters: int) -> int:
+        """How many of a model's parameters travel."""
+        return parameters - (abs(self.learner.ranker.hidden) if has(self.local, "shared part") else 0)
+
+
+def unweighted(aggregator: Aggregator) -> Aggregator:
+    """The same rule, or of the weighted mean the plain one."""
+    return replace(aggregator, weighted=False) if isinstance(aggregator, Mean) else aggregator
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """How many clients take part in every round."""
+    return max(1, int(np.floor(participation * clients + 0.5)))

@@ -1,0 +1,40 @@
+"""How well a model serves each client, on its own queries, by its own grades: an average hides whom it hurts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.ranking.measures import Evaluator
+from fedrank.types import Crowd, Ranker, Weights
+
+
+def alike(clients: Crowd) -> bool:
+    """Whether all clients draw from the same queries and see the same grades, so that one model serves all the same."""
+    return len(clients) < 2 or (len(np.unique(clients.pool)) == 1 and len(np.unique(clients.judged)) == 1)
+
+
+def quality_by_client(measures: Sequence[str], weights: Weights, ranker: Ranker, clients: Crowd) -> NDArray[np.float64]:
+    """[measures, clients]: each client's model on the queries that it searches with, by its own grades.
+
+    `weights` is one model for all, or one per client. NaN where no query of a client could be ranked better or worse.
+    """
+    values = np.full((len(measures), len(clients)), np.nan)
+    places = np.stack([clients.pool, clients.judged], axis=1)
+    for pool, view in np.unique(places, axis=0):
+        queries = clients.queries[clients.pools[pool] : clients.pools[pool + 1]]
+        seen = replace(clients.data, grades=clients.grades[view])
+        queries = np.unique(queries)
+        low = np.minimum.reduceat(seen.grades, seen.offsets[:-1])[queries]
+        high = np.maximum.reduceat(seen.grades, seen.offsets[:-1])[queries]
+        queries = queries[low < high]  # where all documents are alike, every order is as good
+        if not len(queries):
+            continue
+        evaluator = Evaluator(seen.select(queries), measures)
+        here = np.flatnonzero((places == (pool, view)).all(axis=1))
+        models = weights[here] if weights.ndim == 2 else weights[None]
+        values[:, here] = evaluator(models, ranker)
+    return values

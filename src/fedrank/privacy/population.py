@@ -1,0 +1,582 @@
+"""People, and what all runs on them have spent together.
+
+A ledger belongs to people, not to a run: whoever takes part in ten runs has paid ten times. The folder of a population
+holds `people.json` (how many there are, and the ε at some δ that nobody shall exceed) and the ledger of every run on
+it, `RUN/ledger`; who these people are, one person each or whole sites, it need not know. Next to the logs of a ledger
+lies `terms.json`: what each of its charges costs. What differs between runs is composed first, and priced then.
+
+What is no round of a run of ours, such as the sketches of a silo, is a `Charge` under a key of its own: such charges
+lie in `ledger/charges.log`, each with what it costs, and count like all others.
+
+Whoever wants to charge people takes the lock of the population, reads what the others charged, and reserves. So runs
+side by side cannot spend the same rest twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.files import UNFINISHED, Locked, is_locked, locked, parse_json, private_folder, read_text, write_whole
+from fedrank.privacy.accounting import (
+    ConcentratedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    PureEvent,
+    ResponseEvent,
+)
+from fedrank.privacy.ledger import (
+    CHANGED,
+    CHARGED,
+    PARTICIPANTS,
+    Charges,
+    Ledger,
+    LedgerError,
+    add_charge,
+    begin_charges,
+    is_charged,
+    read_charges,
+)
+from fedrank.privacy.promises import OBSERVERS, Promise, cost_together, up
+
+T = TypeVar("T", str, int, float)
+
+SIMULATED = "simulated"  # the population of nobody: each run is priced alone
+FOLDER = "populations"  # beside the runs
+LEDGER = "ledger"  # a folder below a run, or below a run's name in a population
+PEOPLE, TERMS, FORGOTTEN, LOCK = "people.json", "terms.json", "forgotten.jsonl", "lock"
+MOST_PEOPLE = 10**8  # of a ledger: each has a counter in memory
+MOST_KINDS_OF_PEOPLE = 64  # priced one by one; more are priced as somebody who paid the most of everything
+PATIENCE = 600.0  # seconds to wait while others decide
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # raised by what somebody else wrote
+ANYBODY = "anybody"  # against whom something is promised that everybody sees
+# As `terms.json` names them: never rename a key, whatever the classes are called.
+_EVENTS: dict[str, type[Any]] = {
+    "GaussianEvent": GaussianEvent,
+    "LaplaceEvent": LaplaceEvent,
+    "ConcentratedEvent": ConcentratedEvent,
+    "PureEvent": PureEvent,
+    "ResponseEvent": ResponseEvent,
+}
+_EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
+
+
+class BudgetSpentError(Exception):
+    """What is next would cost somebody more than the limit."""
+
+
+@dataclass(frozen=True)
+class LedgerTerms:
+    """Whom a ledger charges, and what one charge costs."""
+
+    people: int  # 0: as many as its charges name
+    delta: float
+    promises: tuple[Promise, ...]
+    spec: str = ""  # by what it is known whether changes that were kept are those of the same run
+
+    def __post_init__(self) -> None:
+        _check_people(self.people, self.delta)
+
+    def write(self, folder: Path) -> None:
+        promises = list(map(_written, self.promises))
+        content = {"format": 1, "people": self.people, "delta": self.delta, "spec": self.spec, "promises": promises}
+        write_whole(folder / TERMS, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> LedgerTerms | None:
+        """What a ledger's charges cost; None where nothing has been charged yet, and the file is not written."""
+        try:
+            found = parse_json(read_text(folder / TERMS))
+            promises = tuple(_promise(dict(one)) for one in found["promises"])
+            return cls(found["people"], found["delta"], promises, _of(str, found["spec"]))
+        except FileNotFoundError:
+            if not is_charged(folder):
+                return None
+            raise LedgerError(
+                f"{folder / TERMS} is missing, and it says what the charges beside it cost; restore it from a copy, or "
+                "treat the privacy of its people as spent"
+            ) from None
+        except _NOT_OURS as problem:
+            raise LedgerError(
+                f"{folder / TERMS} cannot be read ({_why(problem)}), so that nobody knows what its charges cost; "
+                "restore it from a copy, or treat the privacy of its people as spent"
+            ) from None
+
+    def costs_like(self, other: LedgerTerms) -> bool:
+        """Whether a charge costs the same, to as many people."""
+        return (self.people, _priced(self)) == (other.people, _priced(other))
+
+
+def _priced(terms: LedgerTerms) -> list[tuple[Any, ...]]:
+    return [(one.against, one.event, one.paid, one.unit, one.slack) for one in terms.promises]
+
+
+@lru_cache(maxsize=1024)
+def _promises(text: str) -> tuple[Promise, ...]:
+    return tuple(_promise(dict(one)) for one in parse_json(text))
+
+
+def _written(promise: Promise) -> dict[str, Any]:
+    event = promise.event
+    return asdict(promise) | {"event": None if event is None else {"name": _EVENT_NAMES[type(event)]} | asdict(event)}
+
+
+def _promise(described: dict[str, Any]) -> Promise:
+    """A promise as `LedgerTerms.write` describes it, which may come from anybody."""
+    made = Promise(**described | {"event": _built(described["event"])})
+    hints = get_type_hints(Promise)
+    choices = {name: get_args(hints[name]) for name in ("paid", "unit", "neighbours")}
+    for name, known in choices.items():
+        if getattr(made, name) not in known:
+            raise ValueError(f"{name} = {getattr(made, name)!r} is none of {', '.join(known)}")
+    _of(str, made.against)
+    _of(str, made.because)
+    if not 0 <= _of(float, made.slack) < math.inf:
+        raise ValueError(f"slack = {made.slack} is no price")
+    return made
+
+
+def _built(described: Mapping[str, Any] | None) -> Event | None:
+    if described is None:
+        return None
+    settings = {key: value for key, value in dict(described).items() if key != "name"}
+    kind = _EVENTS[described["name"]]
+    for each in fields(kind):
+        _of(int if each.type == "int" else float, settings.get(each.name, each.default))
+    built: Event = kind(**settings)
+    return built
+
+
+def _of(kind: type[T], value: Any) -> T:
+    """The value, if it is of a type; a whole number is a number, and yes or no is none."""
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+        raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
+    return kind(value)  # type: ignore[call-arg]
+
+
+def _check_people(people: int, delta: float) -> None:
+    """0 people are as many as charges name."""
+    if not 0 <= _of(int, people) <= MOST_PEOPLE:
+        raise ValueError(f"people = {people} cannot be counted; a ledger is for up to {MOST_PEOPLE:,}")
+    if not 0 <= _of(float, delta) < 1:
+        raise ValueError(f"delta = {delta} is no probability below 1")
+
+
+def _why(problem: Exception) -> str:
+    return f"no {problem}" if isinstance(problem, KeyError) else str(problem)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What leaves at once, under a key by which it is charged only once."""
+
+    key: str
+    promises: tuple[Promise, ...]  # what it costs, against whom
+    who: tuple[int | str, ...] | None = None  # rows of people, or names where they are known by name; None: everybody
+    times: int = 1
+
+    def write(self, folder: Path) -> None:
+        """Add it to a ledger; it is on the disk when this returns."""
+        # Why it holds need not be told each time. As a text of its own, which is built once for all that are alike.
+        promises = json.dumps([_written(replace(one, because="")) for one in self.promises])
+        content = {"key": self.key, "who": self.who, "times": self.times, "promises": promises}
+        with locked(folder / LOCK, str(folder)):
+            add_charge(folder, json.dumps(content, ensure_ascii=False).encode())
+
+    @classmethod
+    def read_all(cls, folder: Path) -> list[Charge]:
+        """All charges of a ledger, while somebody else may be writing to it; none where it was not begun."""
+        if LedgerTerms.read(folder) is None:
+            return []
+        if not (folder / CHARGED).exists():
+            raise LedgerError(
+                f"{folder / CHARGED} is gone, and with it what was spent; restore it from a copy, and let nothing "
+                "leave until then"
+            )
+        texts = read_charges(folder)
+        try:
+            return [cls._built(parse_json(text)) for text in texts]
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
+            raise LedgerError(
+                f"{folder / CHARGED} cannot be read ({problem!r}), so that more may have been spent than we know; "
+                "restore it from a copy, and let nothing leave until then"
+            ) from None
+
+    @classmethod
+    def _built(cls, found: Mapping[str, Any]) -> Charge:
+        promises = _promises(found["promises"])
+        who, times = found["who"], int(found["times"])
+        if times < 0:
+            raise ValueError(f"{times} times, which takes back what was charged")
+        return cls(str(found["key"]), promises, None if who is None else tuple(who), times)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one run, or whoever charges by keys, has charged people."""
+
+    terms: LedgerTerms
+    participations: NDArray[np.int64]  # [people]
+    rounds: int
+    lost: int
+    paid: Mapping[Promise, NDArray[np.int64]] = field(default_factory=dict)  # [people], where charges differ
+
+    @classmethod
+    def read(cls, folder: Path) -> Account | None:
+        """Of a ledger that somebody else may be writing to; None where nothing has been charged yet."""
+        terms = LedgerTerms.read(folder)
+        if terms is None:
+            return None
+        if not terms.promises:
+            return cls.of(Charge.read_all(folder), terms)
+        charges = Charges.read(folder, terms.people)
+        return cls(terms, charges.participations, charges.rounds, charges.lost)
+
+    @classmethod
+    def of(cls, charges: Sequence[Charge], terms: LedgerTerms, against: Iterable[str] = ()) -> Account:
+        """Of single charges. Each is paid as often as it is made, by all people where chance hides who took part.
+
+        What is charged against anybody counts against everybody who is named, also by `against`.
+        """
+        named = () if terms.people else dict.fromkeys(name for charge in charges for name in charge.who or ())
+        rows = {name: row for row, name in enumerate(named)}
+        people = terms.people or max(1, len(rows))
+        counts = np.zeros(people, np.int64)
+        alike: dict[int, tuple[tuple[Promise, ...], NDArray[np.int64], list[int]]] = {}  # times of each, and of all
+        for charge in charges:
+            whom: Any = slice(None)
+            if charge.who is not None:
+                whom = np.array(charge.who if terms.people else [rows[name] for name in charge.who], np.int64)
+                if len(whom) and not 0 <= whom.min() <= whom.max() < people:
+                    raise LedgerError(f"a charge to somebody else than {people} people; restore the ledger from a copy")
+            counts[whom] += 1
+            _, each, every = alike.setdefault(id(charge.promises), (charge.promises, np.zeros(people, np.int64), [0]))
+            each[whom] += charge.times
+            every[0] += charge.times
+        observers = dict.fromkeys((ANYBODY, *against, *(one.against for group in alike.values() for one in group[0])))
+        paid: dict[Promise, NDArray[np.int64]] = {}
+        for promises, each, [all_times] in alike.values():
+            own = {one.against for one in promises}
+            for one in promises:
+                also = [seen for seen in observers if seen not in own] if one.against == ANYBODY else []
+                times = np.full(people, all_times) if one.paid == "round" else each
+                for promise in (one, *(replace(one, against=seen) for seen in also)):
+                    paid[promise] = paid.get(promise, 0) + times
+        return cls(replace(terms, people=people, promises=tuple(paid)), counts, len(charges), 0, paid)
+
+    def times(self, promise: Promise) -> NDArray[np.int64]:
+        """[people]: how often each has paid."""
+        if promise in self.paid:
+            return self.paid[promise]
+        if promise.paid == "round":
+            return np.full(len(self.participations), self.rounds)
+        if promise.paid == "once":
+            return np.minimum(1 + self.lost, self.participations)
+        return self.participations
+
+
+def spent_together(accounts: Iterable[Account], delta: float) -> dict[str, float]:
+    """ε of whoever paid most, against each observer, after all of these runs on the same people; inf: no claim.
+
+    An observer is left out where no run ever promised anything.
+    """
+    used = [account for account in accounts if account.rounds]
+    named = dict.fromkeys((*OBSERVERS, *(one.against for each in used for one in each.terms.promises)))
+    found = {}
+    for against in named:
+        promised = [one for each in used for one in each.terms.promises if one.against == against]
+        if any(one.event is not None for one in promised):
+            found[against] = spent_against(used, against, delta)
+    return found
+
+
+def spent_against(accounts: Iterable[Account], against: str, delta: float) -> float:
+    """ε of whoever paid most against one observer; inf: no claim."""
+    rows = [(each, one) for each in accounts for one in each.terms.promises if one.against == against]
+    return _most_spent(rows, delta) if rows else 0.0
+
+
+def _most_spent(rows: Sequence[tuple[Account, Promise]], delta: float) -> float:
+    times: dict[tuple[Event | None, float], NDArray[np.int64]] = {}
+    kinds: dict[tuple[Event | None, float], Promise] = {}
+    for account, promise in rows:
+        kind = (promise.event, promise.slack)
+        kinds[kind] = promise
+        times[kind] = times.get(kind, np.zeros(len(account.participations), np.int64)) + account.times(promise)
+    if any(event is None and often.any() for (event, _), often in times.items()):
+        return float("inf")
+    columns = np.unique(np.stack(list(times.values())), axis=1).T
+    # Whoever paid at least as often for everything pays at least as much.
+    columns = np.array([one for one in columns if not ((columns >= one).all(1) & (columns > one).any(1)).any()])
+    if len(columns) > MOST_KINDS_OF_PEOPLE:
+        columns = columns.max(axis=0, keepdims=True)
+    return max(cost_together(zip(kinds.values(), map(int, column), strict=True), delta) for column in columns)
+
+
+@dataclass(frozen=True)
+class Population:
+    """Named people on whom several runs are made."""
+
+    folder: Path
+    people: int
+    delta: float
+    limit: float  # ε that nobody shall exceed, over all runs
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @classmethod
+    def open(cls, folder: Path, people: int, delta: float, limit: float) -> Population:
+        """A population, or a new one; what was promised to people is not changed by a later spec."""
+        folder = Path(folder)
+        private_folder(folder.parent)
+        private_folder(folder)
+        asked = cls(folder, people, delta, limit)
+        with asked.deciding():
+            if cls.find(folder) is None:
+                content = {"format": 1, "people": people, "delta": delta, "limit": limit}
+                write_whole(folder / PEOPLE, json.dumps(content, indent=1) + "\n", private=True)
+        known = cls.read(folder)
+        for name, was, now in (("clients.count", known.people, people), ("privacy.delta", known.delta, delta)):
+            if was != now:
+                raise ValueError(
+                    f"population {folder.name!r} was begun with {name} = {was:g}, and the spec has {now:g}: what was "
+                    f"spent could not be added up; use {was:g}, or another population if these are other people"
+                )
+        if limit > known.limit:
+            raise ValueError(
+                f"population {folder.name!r} was promised that nobody spends more than ε = {known.limit:g}, and the "
+                f"spec has privacy.budget = {limit:g}; use {known.limit:g} or less"
+            )
+        return asked
+
+    @classmethod
+    def find(cls, folder: Path) -> Population | None:
+        """The population of a folder; None where nobody was charged. Ledgers without `people.json` are an error."""
+        folder = Path(folder)
+        if (folder / PEOPLE).exists():
+            return cls.read(folder)
+        if ledger_folders(folder) or (folder / FORGOTTEN).exists():
+            raise LedgerError(
+                f"{folder / PEOPLE} is missing, and people were charged: the ε that they were promised is not known; "
+                "restore the file from a copy. Without one, treat their privacy as spent; other people need another "
+                "population"
+            )
+        return None
+
+    @classmethod
+    def read(cls, folder: Path) -> Population:
+        try:
+            found = parse_json(read_text(Path(folder) / PEOPLE))
+            _check_people(found["people"], found["delta"])
+            if not _of(float, found["limit"]) >= 0:
+                raise ValueError(f"limit = {found['limit']} is no ε")
+            return cls(Path(folder), found["people"], found["delta"], found["limit"])
+        except _NOT_OURS as problem:
+            raise LedgerError(
+                f"{Path(folder) / PEOPLE} cannot be read ({_why(problem)}), so that nobody knows what these people "
+                "were promised; restore it from a copy"
+            ) from None
+
+    def deciding(self) -> AbstractContextManager[None]:
+        """Nobody else charges these people meanwhile. Pricing takes its time, so that others wait for it."""
+        return deciding(self.folder, f"population {self.name!r}")
+
+    def accounts(self, but: Path | None = None) -> list[Account]:
+        """What every run, but one, has charged."""
+        found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger != but)
+        return [account for account in found if account is not None]
+
+    def refusal(self, spent: Mapping[str, float]) -> str | None:
+        """Why that much must not be spent; None where it may."""
+        for against, cost in spent.items():
+            if cost > self.limit:
+                after = "nothing could be claimed any more" if cost == float("inf") else f"ε would come to {up(cost)}"
+                return (
+                    f"population {self.name!r}: against the {against} {after} over all runs on these people, and the "
+                    f"limit is ε = {self.limit:g}"
+                )
+        return None
+
+    def refused(self, account: Account, others: Sequence[Account]) -> str | None:
+        """Why an account must not come to this, next to all others; None where it may."""
+        unit = account.terms.promises[0].unit
+        units = {one.unit for each in (*others, account) if each.rounds for one in each.terms.promises} - {unit}
+        if units:
+            return (
+                f"population {self.name!r}: other runs protect each {', '.join(sorted(units))}, this one each {unit}, "
+                "and their ε do not add up"
+            )
+        return self.refusal(spent_together([*others, account], self.delta))
+
+
+@contextmanager
+def deciding(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of those who are charged in this folder; others wait, as pricing takes its time."""
+    deadline = time.monotonic() + PATIENCE
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked(folder / LOCK, what))
+                break
+            except Locked:
+                if time.monotonic() > deadline:
+                    raise
+        yield
+
+
+def begin_ledger(folder: Path, people: int, delta: float) -> None:
+    """A ledger of charges that differ, where there is none."""
+    terms = LedgerTerms(people, delta, ())
+    private_folder(folder)
+    if not (folder / TERMS).exists():
+        begin_charges(folder)
+    if LedgerTerms.read(folder) != terms:
+        terms.write(folder)
+
+
+def ledger_folders(folder: Path) -> list[Path]:
+    """Every folder at or below this one that holds a file of a ledger, even if others of its files are missing."""
+    files = {TERMS, PARTICIPANTS, CHANGED, CHARGED}
+    return sorted({file.parent for file in Path(folder).rglob(f"{LEDGER}*/*") if file.name in files})
+
+
+def ledgers_below(folder: Path) -> list[Path]:
+    """Every ledger at or below a folder that has, or should have, a price.
+
+    A run of trees keeps its ledger in its own folder without `terms.json`: its price is on its card alone.
+    """
+    return [one for one in ledger_folders(folder) if (one / TERMS).exists() or home_of(one) is not None]
+
+
+def home_of(ledger: Path) -> Path | None:
+    """The folder of the population that a ledger belongs to; None where it belongs to a run alone."""
+    ledger = Path(ledger).absolute()
+    for above in ledger.parents:
+        if (above / PEOPLE).exists() or (above.parent.name == FOLDER and not (ledger.parent / "run.json").exists()):
+            return above
+    return None
+
+
+@contextmanager
+def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
+    """The ledger of a run, to oneself.
+
+    One whose charges cost something else is set aside, where it goes on counting. Changes that another run kept, of
+    the same name and price, are dropped; its charges stay.
+    """
+    folder = Path(folder).absolute()
+    if not folder.parent.exists():
+        private_folder(folder.parent)  # of a run's own, in a population
+    private_folder(folder)
+    before = LedgerTerms.read(folder)
+    if before is not None:
+        Account.read(folder)  # refuses a ledger of which a file is missing or was shortened
+    if before is not None and not before.costs_like(terms):
+        number = 1
+        while (aside := folder.with_name(f"{LEDGER}-{number}")).exists():
+            number += 1
+        os.rename(folder, aside)
+        folder.mkdir(mode=0o700)
+    with locked(folder / LOCK, str(folder)):
+        if before is not None and before.spec != terms.spec:
+            (folder / CHANGED).unlink(missing_ok=True)
+        with Ledger.open(folder, terms.people) as ledger:
+            # Written last: where this file is, the logs have been there.
+            if LedgerTerms.read(folder) != terms:
+                terms.write(folder)
+            yield ledger
+
+
+def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
+    """Delete every ledger at or below a folder. What they said in all, when and why they went stays in a file.
+
+    Whoever asks later asks that folder, or the people whose ledgers they were: a population keeps a record too.
+    """
+    folder = Path(folder).resolve()
+    if not because.strip():
+        raise ValueError("a ledger is not forgotten without a reason; say why, as those who are asked later need to")
+    found = ledgers_below(folder)
+    if not found:
+        raise FileNotFoundError(f"no ledger at or below {folder}; give a run folder, or the folder of a population")
+    for ledger in found:
+        if is_locked(ledger / LOCK):
+            raise FileExistsError(f"{ledger} is being written to by a run; wait for it, or stop it")
+    whose = {above for ledger in found for above in ledger.parents if (above / PEOPLE).exists()}
+    records = {}
+    for place in sorted({folder, *whose}):
+        own = [ledger for ledger in found if place in ledger.parents]
+        records[place] = {
+            "forgotten": now(),
+            "because": because.strip(),
+            "ledgers": [str(ledger.relative_to(place)) for ledger in own],
+            **totals([account for account in map(Account.read, own) if account is not None]),
+        }
+    for place, record in records.items():  # before anything goes
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        old = read_text(place / FORGOTTEN) if (place / FORGOTTEN).exists() else ""
+        write_whole(place / FORGOTTEN, old + line, private=True)
+    for ledger in found:
+        delete_ledger(ledger)
+    return records[folder]
+
+
+def delete_ledger(ledger: Path) -> None:
+    """Delete a ledger at once: one that lacks some of its files is an error to everybody who adds up charges."""
+    gone = ledger.with_name(f".{ledger.name}.{os.getpid()}{UNFINISHED}")
+    os.rename(ledger, gone)
+    shutil.rmtree(gone)
+
+
+def totals(accounts: Sequence[Account]) -> dict[str, Any]:
+    """How much some ledgers say in all."""
+    delta = min((account.terms.delta for account in accounts), default=0.0)
+    same = len({account.terms.people for account in accounts}) == 1
+    spent = spent_together(accounts, delta) if same else {}
+    return {
+        "people": max((account.terms.people for account in accounts), default=0),
+        "rounds": sum(account.rounds for account in accounts),
+        "participations": int(sum(account.participations.sum() for account in accounts)),
+        "delta": delta,
+        "epsilon": {against: None if cost == float("inf") else cost for against, cost in spent.items()},
+    }
+
+
+def forgotten(folder: Path) -> list[dict[str, Any]]:
+    """What was deleted of the ledgers of a folder, and why."""
+    file = Path(folder) / FORGOTTEN
+    if not file.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(read_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = dict(parse_json(line))
+            said = {key: _of(str, record[key]) for key in ("forgotten", "because")}
+            records.append(record | said | {"ledgers": [_of(str, one) for one in record.get("ledgers", [])]})
+        except _NOT_OURS as problem:
+            raise LedgerError(
+                f"{file}: line {number} cannot be read ({_why(problem)}), so that nobody knows what was forgotten; "
+                "restore it from a copy"
+            ) from None
+    return records
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

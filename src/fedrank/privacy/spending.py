@@ -1,0 +1,120 @@
+"""Spending: what the rounds of a run cost, noted before they begin, and stopped where the budget ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.privacy.ledger import KeptRound, Ledger
+from fedrank.privacy.population import Account, BudgetSpentError, LedgerTerms, Population
+from fedrank.privacy.promises import Promise, up
+from fedrank.types import Change
+
+MOST_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
+
+
+class Spending:
+    """The journal of a round (see `fedrank.federated.round`): a ledger, and a limit for every promise."""
+
+    def __init__(self, ledger: Ledger, promises: Sequence[Promise], rounds: int, delta: float, budget: float | None):
+        self.ledger, self._last, self._ahead = ledger, rounds, 1
+        self._counts = ledger.participations()
+        self._rounds = ledger.rounds()
+        # Rounds that a crash took were charged, too, so that a client may pay more often than there are rounds.
+        most = rounds + max(self._rounds, int(self._counts.max(initial=0)))
+        self._limits: list[tuple[Promise, int]] = []
+        for promise in promises:
+            if budget is None or promise.event is None:
+                continue
+            self._limits.append((promise, promise.affordable(delta, budget, most)))
+            if self._limits[-1][1] == 0:
+                cost = up(promise.epsilon(1, delta))
+                raise ValueError(
+                    f"a budget of ε = {budget:g} does not pay for one round, which costs {cost} "
+                    f"against the {promise.against}; use more noise, or a larger budget"
+                )
+
+    def kept(self, round: int) -> KeptRound | None:
+        return self.ledger.kept(round)
+
+    def keep(self, round: int, change: Change) -> None:
+        self.ledger.keep(round, change)
+
+    def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        reserved = self.ledger.reserved(round)
+        if reserved is None:
+            reserved = self._reserve(round, draw)
+        self.ledger.begun(round)  # from here on clients are asked, and nothing is given back
+        return reserved
+
+    def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        lost = self._rounds - (round - 1)
+        block = {}
+        for each in range(round, min(round + self._ahead, self._last + 1)):
+            cohort = draw(each)
+            if not self._can_pay(cohort, lost):
+                break
+            block[each] = cohort
+            self._counts[cohort] += 1
+            self._rounds += 1
+        if not block and round == 1:
+            raise ValueError(
+                "the privacy budget was spent on rounds that were lost in a crash before the first was kept, so there "
+                "is no model; use a larger budget, or other clients"
+            )
+        if not block:
+            raise BudgetSpentError
+        self.ledger.reserve(block)
+        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+        return block[round]
+
+    def _can_pay(self, cohort: NDArray[np.int64], lost: int) -> bool:
+        most = int(self._counts[cohort].max(initial=0)) + 1
+        return all(promise.times(most, self._rounds + 1, lost) <= limit for promise, limit in self._limits)
+
+
+class SharedSpending(Spending):
+    """The same for people who pay for other runs, too: their limit is for all runs together."""
+
+    def __init__(self, ledger: Ledger, terms: LedgerTerms, rounds: int, population: Population, own: Path):
+        super().__init__(ledger, terms.promises, rounds, terms.delta, None)
+        self._terms, self._population, self._own = terms, population, own
+
+    def check(self, rounds: Mapping[int, NDArray[np.int64]]) -> None:
+        """Refuse what these people cannot pay for as a whole, before anybody is asked for any of it."""
+        if rounds:
+            with self._population.deciding():
+                refusal = self._refusal(self._population.accounts(but=self._own), rounds, min(rounds))
+            if refusal is not None:
+                raise ValueError(
+                    f"{refusal}; nobody was asked for anything, and nothing is charged; ask "
+                    "for fewer rounds, or use a method that asks nobody, such as fed-remove"
+                )
+
+    def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        block = {each: draw(each) for each in range(round, min(round + self._ahead, self._last + 1))}
+        with self._population.deciding():
+            others = self._population.accounts(but=self._own)
+            while (refusal := self._refusal(others, block, round)) is not None and len(block) > 1:
+                block = dict(list(block.items())[: len(block) // 2])
+            if refusal is not None and round == 1:
+                raise ValueError(f"{refusal}; no round is run. Ask other people, or use a mechanism that costs less")
+            if refusal is not None:
+                raise BudgetSpentError
+            self.ledger.reserve(block)
+        for cohort in block.values():
+            self._counts[cohort] += 1
+        self._rounds += len(block)
+        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+        return block[round]
+
+    def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:
+        """Why these rounds, and all before them, must not be charged; None where they may."""
+        counts = self._counts.copy()
+        for cohort in block.values():
+            counts[cohort] += 1
+        account = Account(self._terms, counts, self._rounds + len(block), self._rounds - (round - 1))
+        return self._population.refused(account, others)

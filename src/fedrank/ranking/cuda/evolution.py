@@ -1,0 +1,96 @@
+"""FOLtR-ES's twin: a warp for each client with a linear ranker, and a crew for each with a neural one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.kernels.devices import Machine
+from fedrank.ranking.cuda.neural import Crews, crew_desk, crew_room, widened
+from fedrank.ranking.cuda.pdgd import SHORT, SHOWN, TASK, PdgdThere
+from fedrank.ranking.evolution import MESSAGE, Evolution, keys_of
+from fedrank.seeds import Chance
+from fedrank.types import Bend, Crowd, Learned, Observed, Weights
+
+# As `struct EvolutionTask` in kernels/evolution.cu has it.
+EVOLUTION_TASK = np.dtype(
+    [
+        *TASK.descr,
+        *((name, "<u8") for name in ("rewards", "seeds", "means", "desks", "noise_key", "answer_key")),
+        *((name, "<i8") for name in ("hidden", "desk", "clicked_dcg")),
+        *((name, "<f8") for name in ("deviation", "truth")),
+    ]
+)
+
+
+def linear_room(features: int, longest: int) -> int:
+    """Bytes of one warp, as `furnish_player` in kernels/evolution.cu lays them out."""
+    at_least = max(longest, SHOWN)
+    parts = (4 * (features + 8), 8 * features, 8 * at_least, 4 * longest, 4 * at_least, 12 * SHOWN)
+    return sum(-(-part // 16) * 16 for part in parts)
+
+
+class EvolutionThere(PdgdThere):
+    """A learner with its clients and their data in a machine's memory; held there as those of PDGD are."""
+
+    def __init__(self, machine: Machine, learner: Evolution, crowd: Crowd) -> None:
+        learner.check(crowd)
+        super().__init__(machine, learner, crowd)
+        self.task = widened(self.task, EVOLUTION_TASK)
+        self.task["hidden"], self.task["clicked_dcg"] = learner.ranker.hidden, learner.reward == "dcg"
+        self.task["deviation"], self.task["truth"] = learner.deviation, learner.truth
+        self._told: tuple[Any, Any, Any] | None = None  # rewards, seeds, means
+
+    def _room(self) -> int:
+        return linear_room(self.features, int(self.crowd.data.longest))
+
+    def _settings(self) -> dict[str, float]:
+        return {}
+
+    def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
+        machine = self.machine
+        if self._told is None or len(self._told[0]) < count:
+            self._told = (
+                machine.empty((count,), np.float64),
+                machine.empty((count,), np.uint64),
+                machine.empty((count, 2), np.float32),
+            )
+        for name, array in zip(("rewards", "seeds", "means"), self._told, strict=True):
+            self.task[name] = machine.address(array)
+        self.task["key"], self.task["noise_key"], self.task["answer_key"] = keys_of(chance)
+        self._loop = "evolution_clients_short" if self.crowd.data.longest <= SHORT else "evolution_clients"
+
+    def learned(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
+        updates, _ = self.learn(start, chance, present, bend)
+        count = len(updates)
+        assert self._told is not None
+        _, seeds, means = (self.machine.get(each[:count]) for each in self._told)
+        sent = np.empty(count, dtype=MESSAGE)
+        sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
+        return Learned(self.machine.get(updates), self._observed(count), sent=sent)
+
+    def _observed(self, count: int) -> Observed:
+        assert self._told is not None
+        return Observed(self.machine.get(self._online[:count]), self.machine.get(self._told[0][:count]))
+
+
+class CrewsPlay(EvolutionThere):
+    """The same with a neural ranker."""
+
+    tight = False
+
+    def __init__(self, machine: Machine, learner: Evolution, crowd: Crowd) -> None:
+        super().__init__(machine, learner, crowd)
+        desk = crew_desk(self.width, learner.ranker.hidden, int(crowd.data.longest), clipped=False)
+        self._crews = Crews(machine, self.room, desk)
+        self._crews.fill(self.task)
+
+    def _room(self) -> int:
+        return crew_room(self.features, self.learner.ranker.hidden, int(self.crowd.data.longest))
+
+    def _learn(self, first: int, last: int) -> None:
+        task = self.task.copy()
+        task["first"], task["taking_part"] = first, last
+        self._crews.begin("evolution_crews", task, last - first)

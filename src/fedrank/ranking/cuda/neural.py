@@ -1,0 +1,95 @@
+"""PDGD's twin for neural rankers: a crew of four warps for each client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedrank.kernels.devices import Machine
+from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdThere
+from fedrank.seeds import Chance
+from fedrank.types import Bend, Crowd
+
+CREW = 128  # threads, as kernels/crew.cu has it
+TILE = 16  # hidden units, as kernels/rankers.cu has it
+LARGEST_RATE = 1e6  # with larger steps, weights may leave the range of single precision, in which half of them lies
+CREWS = 4  # that a multiprocessor has registers for
+
+# As `struct NeuralTask` in kernels/neural_pdgd.cu has it.
+NEURAL_TASK = np.dtype([*TASK.descr, ("desks", "<u8"), ("hidden", "<i8"), ("desk", "<i8")])
+
+
+def widened(task: Any, kind: np.dtype[Any]) -> Any:
+    """A task with more fields."""
+    wider = np.zeros((), kind)
+    for name in task.dtype.names:
+        wider[name] = task[name]
+    return wider
+
+
+def crew_room(features: int, hidden: int, longest: int) -> int:
+    """Bytes of fast memory of one crew, as `furnish_crew` in kernels/neural_pdgd.cu lays them out."""
+    layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
+    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
+    papers = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
+    return _rounded(layer) + max(papers, _rounded(8 * SHOWN * features)) + _rounded(small)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def crew_desk(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
+    """Bytes of slow memory of one crew."""
+    units = 4 * abs(hidden) * (-(-longest // LANES) * LANES)
+    return sum(map(_rounded, (8 * parameters, 8 * parameters * clipped, units)))
+
+
+class Crews:
+    """Crews at work: their memory, and how a loop for them is begun."""
+
+    def __init__(self, machine: Machine, room: int, desk: int) -> None:
+        self.machine, self.room, self.desk = machine, room, desk
+        self.most = machine.at_once * CREWS
+        self.wide = machine.at_once > 1 and room > machine.fast_memory  # a processor has but one kind of memory
+        self._desks = machine.empty((self.most, desk), np.uint8)
+        self._rooms = machine.empty((self.most, room), np.uint8) if self.wide else None
+
+    def fill(self, task: Any) -> None:
+        task["desks"], task["desk"] = self.machine.address(self._desks), self.desk
+        if self._rooms is not None:
+            task["scratch"] = self.machine.address(self._rooms)
+
+    def begin(self, loop: str, task: Any, clients: int) -> None:
+        if self.wide:
+            loop = f"{loop.removesuffix('_plain')}_wide"
+        self.machine.each_part(loop, task, min(clients, self.most), CREW, 0 if self.wide else self.room)
+
+
+class NeuralThere(PdgdThere):
+    """A learner of a neural ranker, with its clients and their data in a machine's memory."""
+
+    tight = False
+
+    def __init__(self, machine: Machine, learner: Any, crowd: Crowd) -> None:
+        super().__init__(machine, learner, crowd)
+        hidden = learner.ranker.hidden
+        desk = crew_desk(self.width, hidden, int(crowd.data.longest), learner.clip_gradients > 0)
+        self._crews = Crews(machine, self.room, desk)
+        self.task = widened(self.task, NEURAL_TASK)
+        self.task["hidden"] = hidden
+        self._crews.fill(self.task)
+
+    def _room(self) -> int:
+        return crew_room(self.features, self.learner.ranker.hidden, int(self.crowd.data.longest))
+
+    def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
+        self.task["pull"] = self.learner.rate * bend.pull
+        straight = self.bare and not bend.pull and bend.drifts is None and not self.learner.batch
+        self._loop = "neural_clients_plain" if straight and self.learner.rate <= LARGEST_RATE else "neural_clients"
+
+    def _learn(self, first: int, last: int) -> None:
+        task = self.task.copy()
+        task["first"], task["taking_part"] = first, last
+        self._crews.begin(self._loop, task, last - first)

@@ -1,0 +1,301 @@
+"""PDGD's twin: linear rankers on drawn lists, a warp for each client."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import kernels
+from fedrank.kernels.devices import DeviceError, Machine
+from fedrank.names import nearest
+from fedrank.ranking.loops import as_sent
+from fedrank.seeds import Chance
+from fedrank.types import STRAIGHT, Bend, Clip, Crowd, Learned, Observed, Weights
+
+SHOWN = 10  # as kernels/show.py has it, which is compiled and not wanted before somebody learns
+LANES = 32
+SHORT = 64  # documents of a list; up to here, many warps are better than many fetches
+ROWS_AT_ONCE = 256  # as kernels/sums.cu has it
+
+_ADDRESSES = (
+    "rows blocks offsets places present ids pool interactions queries pools at view grades ideal user click stop "
+    "attention discount starts drifts updates online scratch key"
+)
+_COUNTS = "documents query_count features longest users levels first taking_part many_starts batch room"
+_REALS = "rate pull clip_weights clip_gradients temperature keep"
+# As `struct Task` in kernels/pdgd.cu and `struct RowSum` in kernels/sums.cu have them.
+TASK = np.dtype(
+    [(name, kind) for names, kind in ((_ADDRESSES, "<u8"), (_COUNTS, "<i8"), (_REALS, "<f8")) for name in names.split()]
+)
+ROW_SUM = np.dtype(
+    [(name, "<u8") for name in ("weights", "rows", "totals")]
+    + [(name, "<i8") for name in ("count", "columns", "fresh")]
+    + [("which", "<u8")]
+)
+CLIPPED_SUM = np.dtype(  # as `struct ClippedSum` in kernels/clip.cu has it
+    [(name, "<u8") for name in ("rows", "weights", "totals")]
+    + [(name, "<i8") for name in ("count", "columns", "norm")]
+    + [(name, "<f8") for name in ("clip", "step")]
+)
+FEATURES = ("float32", "float16")
+LARGEST_HALF = 65504.0
+PIECES, PIECE = 16, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
+
+
+def in_blocks(
+    features: NDArray[np.float32], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Features by groups of 32 documents of a query, [group, feature, 32], and where each query begins."""
+    sizes, width = np.diff(offsets), features.shape[1]
+    groups = -(-sizes // LANES)
+    places = np.concatenate([[0], np.cumsum(groups)[:-1]]) * (width * LANES)
+    padded = np.zeros((int(groups.sum()) * LANES, width), dtype=np.float32)
+    rows = np.arange(len(features)) + np.repeat(np.cumsum(groups * LANES) - groups * LANES - offsets[:-1], sizes)
+    padded[rows] = features
+    return np.ascontiguousarray(padded.reshape(-1, LANES, width).transpose(0, 2, 1)), places.astype(np.int64)
+
+
+def in_tight_blocks(
+    features: NDArray[np.floating[Any]], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]]:
+    """The same with a last group of a query that is just large enough, as kernels/show.cu describes it.
+
+    Features of two bytes lie in groups of 64, in pairs.
+    """
+    width, half = features.shape[1], features.dtype == np.float16
+    group, step = (2 * LANES, 8) if half else (LANES, 8)
+    sizes = np.diff(offsets)
+    rounded = sizes // group * group + -(-(sizes % group) // step) * step
+    places = (np.concatenate([[0], np.cumsum(rounded)[:-1]]) * width).astype(np.int64)
+    blocks = np.zeros(int(rounded.sum()) * width + group, dtype=features.dtype)  # lanes without a document read on
+    for query, place in enumerate(places):
+        for first in range(int(offsets[query]), int(offsets[query + 1]), group):
+            some = features[first : min(first + group, int(offsets[query + 1]))]
+            room = group if len(some) == group else -(-len(some) // step) * step
+            rows = blocks[place : place + width * room].reshape(width, room)
+            if half:
+                pairs = room // 2
+                rows[:, : 2 * min(pairs, len(some)) : 2] = some[:pairs].T
+                rows[:, 1 : 2 * max(len(some) - pairs, 0) : 2] = some[pairs:].T
+            else:
+                rows[:, : len(some)] = some.T
+            place += width * room
+    return blocks, places
+
+
+def rounded_features(features: NDArray[np.float32], kind: str) -> NDArray[np.floating[Any]]:
+    """Features as they lie on a card: "float32", as they are, or "float16", rounded to two bytes."""
+    if kind not in FEATURES:
+        raise ValueError(f"no features {kind!r}{nearest(kind, FEATURES)}; use one of {', '.join(FEATURES)}")
+    if kind == "float32":
+        return features
+    largest = float(np.abs(features).max(initial=0.0))
+    if not largest <= LARGEST_HALF:
+        raise DeviceError(
+            f"a feature is {largest:g}, and float16 ends at {LARGEST_HALF:g}; normalise the features, or use float32"
+        )
+    return features.astype(np.float16)
+
+
+def room_of(features: int, longest: int, clipped: bool) -> int:
+    """Bytes of one warp, as `furnish` in kernels/pdgd.cu lays them out."""
+    at_least = max(longest, SHOWN)
+    parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
+    small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 40
+    return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
+
+
+def check_room(machine: Machine, crowd: Crowd, features: str) -> None:
+    """Refuse data that do not fit, before anything is copied."""
+    values, clients = crowd.data.features.size, len(crowd)
+    rest = 40 * clients + 4 * len(crowd.queries) + crowd.grades.nbytes + crowd.ideal.nbytes + 8 * crowd.data.queries * 2
+    free, needed = machine.free(), {kind: rest + 2 * values * size for kind, size in (("float32", 4), ("float16", 2))}
+    if needed.get(features, 0) <= free:
+        return
+    remedy = "use fewer queries or features, or the processor"
+    if features == "float32":
+        how = "fits: ask for them by name, or" if needed["float16"] <= free else "does not fit either;"
+        remedy = f"features as float16 would need {needed['float16'] / 2**30:.2f} GiB, which {how} {remedy}"
+    raise DeviceError(
+        f"the data need {needed[features] / 2**30:.2f} GiB on {machine.name}, of which {free / 2**30:.2f} are free; "
+        f"{remedy}"
+    )
+
+
+class PdgdThere:
+    """A learner with its clients and their data in a machine's memory, where they are put once."""
+
+    tight: ClassVar[bool] = True  # features as linear loops read them; neural ones read whole groups
+
+    def __init__(self, machine: Machine, learner: Any, crowd: Crowd, features: str = "float32") -> None:
+        self.machine, self.learner, self.crowd, self.kind = machine, learner, crowd, features
+        data, put = crowd.data, machine.put
+        check_room(machine, crowd, features)
+        rows = rounded_features(data.features, features)
+        blocks, places = (in_tight_blocks if self.tight else in_blocks)(rows, data.offsets)
+        self._held = {
+            "rows": put(rows),
+            "blocks": put(blocks),
+            "places": put(places),
+            "offsets": put(data.offsets.astype(np.int64)),
+            "ids": put(crowd.ids.astype(np.int64)),
+            "pool": put(crowd.pool.astype(np.int32)),
+            "interactions": put(crowd.interactions.astype(np.int64)),
+            "queries": put(crowd.queries.astype(np.int32)),
+            "pools": put(crowd.pools.astype(np.int64)),
+            "view": put(crowd.view.astype(np.int32)),
+            "grades": put(crowd.grades.astype(np.int8)),
+            "ideal": put(crowd.ideal.astype(np.float64)),
+            "user": put(crowd.user.astype(np.int32)),
+            "click": put(crowd.click.astype(np.float64)),
+            "stop": put(crowd.stop.astype(np.float64)),
+            "attention": put(crowd.attention.astype(np.float64)),
+            "discount": put(kernels.elementary.discounts(SHOWN)),
+        }
+        if len(crowd.at):
+            self._held["at"] = put(crowd.at.astype(np.int64))
+        self.features = data.features.shape[1]
+        self.width = learner.ranker.size(self.features)  # of an update
+        self.room = self._room()
+        self.task = np.zeros((), TASK)
+        for name, array in self._held.items():
+            self.task[name] = machine.address(array)
+        numbers = {
+            "documents": data.documents, "query_count": data.queries, "features": self.features,
+            "longest": data.longest, "users": len(crowd.click), "levels": crowd.click.shape[1], "room": self.room,
+            **self._settings(),
+        }  # fmt: skip
+        for name, number in numbers.items():
+            self.task[name] = number
+        self._updates: Any = None
+        self._online: Any = None
+        self._round: tuple[Any, ...] = ()
+        self._loop = ""
+        self._totals: Any = None
+
+    def _room(self) -> int:
+        """Bytes of fast memory for each client at work."""
+        return room_of(self.features, int(self.crowd.data.longest), self.learner.clip_gradients > 0)
+
+    def _settings(self) -> dict[str, float]:
+        """The learner's part of a task."""
+        names = ("batch", "rate", "clip_weights", "clip_gradients", "temperature", "keep")
+        return {name: float(getattr(self.learner, name)) for name in names}
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing keeps or clips, at temperature 1."""
+        learner = self.learner
+        return not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
+
+    def learned(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
+        """The same as from the learner itself, in this processor's memory."""
+        updates, online = self.learn(start, chance, present, bend)
+        return Learned(self.machine.get(updates), Observed(self.machine.get(online)))
+
+    def learn(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None = None, bend: Bend = STRAIGHT
+    ) -> tuple[Any, Any]:
+        """(updates, online) of those who take part, in the machine's memory: the next call uses it again."""
+        count = self._ready(start, chance, present, bend)
+        self._learn(0, count)
+        return self._updates[:count], self._online[:count]
+
+    def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
+        """Updates in the machine's memory, and what was seen."""
+        updates, _ = self.learn(start, chance, present)
+        return updates, self._observed(len(updates))
+
+    def parts(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int
+    ) -> tuple[NDArray[np.float64], Observed]:
+        """Sums of updates [parts, width], by interactions if `weighted`, and what was seen: updates stay there.
+
+        A part is so many rows.
+        """
+        count = self._ready(start, chance, present, STRAIGHT)
+        weights = self._held["interactions"]
+        if present is not None:
+            weights = self.machine.put(self.crowd.interactions[present].astype(np.int64))
+        piece = min(max(PIECE, -(-count // PIECES)), rows)
+        pieces = [
+            (first, min(first + piece, begin + rows, count), begin)
+            for begin in range(0, count, rows)
+            for first in range(begin, min(begin + rows, count), piece)
+        ]
+        self._totals = self.machine.empty((-(-count // rows), self.width), np.float64)
+        self.machine.one_behind_the_other(
+            [partial(self._learn, first, last) for first, last, _ in pieces],
+            [
+                partial(self._add_up, weights if weighted else None, first, last, begin, begin // rows)
+                for first, last, begin in pieces
+            ],
+            together=type(self) is PdgdThere,
+        )
+        return self.machine.get(self._totals), self._observed(count)
+
+    def clipped(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
+    ) -> tuple[NDArray[np.int64], Observed]:
+        """The sum of updates on a grid, each shortened and weighed by `clip`, and what was seen: updates stay there."""
+        machine = self.machine
+        count = self._ready(start, chance, present, STRAIGHT)
+        self._learn(0, count)
+        weights, totals = machine.put(clip.weights), machine.put(np.zeros(self.width, np.int64))
+        task = np.zeros((), CLIPPED_SUM)
+        task["rows"], task["weights"] = machine.address(self._updates), machine.address(weights)
+        task["totals"], task["count"], task["columns"] = machine.address(totals), count, self.width
+        task["norm"], task["clip"], task["step"] = clip.norm, clip.length, clip.step
+        if count:
+            machine.each_part("add_clipped", task, -(-count // ROWS_AT_ONCE), ROWS_AT_ONCE, 0)
+        return machine.get(totals), self._observed(count)
+
+    def _observed(self, count: int) -> Observed:
+        return Observed(self.machine.get(self._online[:count]))
+
+    def _ready(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> int:
+        """Bring what a round needs into place; returns how many take part."""
+        machine, task = self.machine, self.task
+        count = len(self.crowd) if present is None else len(present)
+        if self._updates is None or len(self._updates) < count:
+            self._updates = machine.empty((count, self.width), np.float32)
+            self._online = machine.empty((count,), np.float64)
+        starts = machine.put(as_sent(start))
+        there = None if present is None else machine.put(present.astype(np.int64))
+        drifts = None if bend.drifts is None else machine.put(bend.drifts.astype(np.float64))
+        self._round = (starts, there, drifts)  # kept until the next one
+        task["starts"], task["many_starts"] = machine.address(starts), len(starts) > 1
+        task["present"] = 0 if there is None else machine.address(there)
+        task["drifts"] = 0 if drifts is None else machine.address(drifts)
+        task["updates"], task["online"] = machine.address(self._updates), machine.address(self._online)
+        task["key"] = chance.key("learn")
+        self._begin(chance, bend, count)
+        return count
+
+    def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
+        """Choose the loop, and fill in what changes from round to round."""
+        self.task["pull"] = self.learner.rate * bend.pull
+        self._loop = self.loop("clients")
+        if self.bare and not bend.pull and bend.drifts is None:
+            self._loop += "_short" if self.crowd.data.longest <= SHORT else "_plain"
+
+    def loop(self, name: str) -> str:
+        """A loop's name, of features in four bytes or in two."""
+        return f"pdgd_{name}" if self.kind == "float32" else f"pdgd_half_{name}"
+
+    def _learn(self, first: int, last: int) -> None:
+        task = self.task.copy()
+        task["first"], task["taking_part"] = first, last
+        self.machine.each_client(self._loop, task, last - first, self.room)
+
+    def _add_up(self, weights: Any, first: int, last: int, begin: int, part: int) -> None:
+        machine, columns = self.machine, self.width
+        task = np.zeros((), ROW_SUM)
+        task["weights"] = 0 if weights is None else machine.address(weights) + 8 * first
+        task["rows"] = machine.address(self._updates) + 4 * columns * first
+        task["totals"] = machine.address(self._totals) + 8 * columns * part
+        task["count"], task["columns"], task["fresh"] = last - first, columns, first == begin
+        machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))

@@ -1,0 +1,69 @@
+"""Robust rules on updates that stay in a machine's memory: Krum's scores, columns in order, the mean of some rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.kernels.devices import Machine
+from fedrank.ranking.cuda.pdgd import LANES, ROW_SUM, ROWS_AT_ONCE
+from fedrank.ranking.cuda.rounds import TEAM
+
+# As `struct Robust` in kernels/robust.cu has it.
+ROBUST = np.dtype(
+    [(name, "<u8") for name in ("rows", "out", "scratch")]
+    + [(name, "<i8") for name in ("count", "columns", "number", "squared")]
+)
+_SUMS = 8 * LANES * TEAM  # bytes, for what threads add up
+
+
+def most_clients(machine: Machine, bytes_each: int) -> int:
+    """How many values a team can put in order, each of so many bytes."""
+    return 1 << ((machine.fast_memory - _SUMS) // bytes_each).bit_length() - 1
+
+
+class RobustThere:
+    """Updates [clients, parameters] in a machine's memory, and what rules make of them."""
+
+    def __init__(self, machine: Machine, updates: Any) -> None:
+        self.machine, self.updates = machine, updates
+        self.clients, self.parameters = updates.shape
+
+    def sound(self) -> bool:
+        """Whether all updates are finite."""
+        out = self.machine.put(np.zeros(1))
+        self._run("unsound", out, self.machine.at_once, 0, 0)
+        return bool(self.machine.get(out)[0] == 0)
+
+    def krum_scores(self, neighbours: int, squared: bool) -> NDArray[np.float64]:
+        """[clients]: sums of the distances to so many nearest others."""
+        out = self.machine.empty((self.clients,), np.float64)
+        self._run("krum_scores", out, self.clients, neighbours, 8, squared)
+        return self.machine.get(out)
+
+    def trimmed_mean(self, drop: int) -> NDArray[np.float64]:
+        """[parameters]: means without so many smallest and largest values."""
+        out = self.machine.empty((self.parameters,), np.float64)
+        self._run("trimmed_means", out, self.parameters, drop, 4)
+        return self.machine.get(out)
+
+    def mean_of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[parameters]: the mean of these rows, added up in this order."""
+        machine, columns = self.machine, self.parameters
+        which, totals = machine.put(rows.astype(np.int64)), machine.empty((columns,), np.float64)
+        task = np.zeros((), ROW_SUM)
+        task["rows"], task["which"], task["totals"] = map(machine.address, (self.updates, which, totals))
+        task["count"], task["columns"], task["fresh"] = len(rows), columns, True
+        machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))
+        return machine.get(totals) / len(rows)
+
+    def _run(self, loop: str, out: Any, blocks: int, number: int, bytes_each: int, squared: bool = False) -> None:
+        machine, task = self.machine, np.zeros((), ROBUST)
+        task["rows"], task["out"] = machine.address(self.updates), machine.address(out)
+        task["count"], task["columns"], task["number"], task["squared"] = (
+            self.clients, self.parameters, number, squared,
+        )  # fmt: skip
+        size = 1 << (self.clients - 1).bit_length()
+        machine.each_part(loop, task, blocks, LANES * TEAM, _SUMS + bytes_each * size)

@@ -1,0 +1,141 @@
+"""Many small rounds in one call: a card that gets an order for each of them waits for most of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdThere
+from fedrank.types import Weights
+
+TEAM = 8  # warps that work on one client, as kernels/warp.cu has it
+MOST_CLIENTS = 1024  # of a round; with more, rounds fill a card one by one
+_SEARCH = 48  # bytes, as `struct Search` in kernels/rounds.cu has them
+
+ADD, MOMENTUM, ADAM = range(3)
+
+_BEFORE = "keys present counts bias model server"
+_AFTER = "updates online models servers gate done scratch"
+# As `struct Rounds` in kernels/rounds.cu has it.
+ROUNDS = np.dtype(
+    [("task", TASK)]
+    + [(name, "<u8") for name in f"{_BEFORE} {_AFTER}".split()]
+    + [(name, "<i8") for name in ["rounds", "taking_part", "weighted", "step", "remembered"]]
+    + [(name, "<f8") for name in ["server_rate", "beta1", "beta2", "epsilon"]]
+)
+
+
+class MoveThere(NamedTuple):
+    """A server step as loops take it."""
+
+    kind: int  # ADD, MOMENTUM or ADAM
+    rate: float
+    beta1: float = 0.0  # for momentum: the share that it keeps
+    beta2: float = 0.0
+    epsilon: float = 0.0
+
+    def remembered(self, size: int) -> int:
+        """Numbers that a loop keeps; how many steps Adam took is known outside."""
+        return (0, size, 2 * size)[self.kind]
+
+
+class RoundsDone(NamedTuple):
+    """What rounds left behind, one after the other."""
+
+    models: NDArray[np.float64]  # [rounds, parameters]
+    servers: NDArray[np.float64]  # [rounds, remembered]
+    online: NDArray[np.float64]  # [rounds, taking part]
+
+
+def team_room_of(features: int, longest: int, remembered: int) -> int:
+    """Bytes of a team behind those of a warp, as `furnish_team` in kernels/rounds.cu lays them out."""
+    parts = (
+        8 * features,
+        8 * remembered,
+        1024 * -(-longest // LANES),
+        16 * longest,
+        16 * longest,
+        2 * _SEARCH,
+        16,
+        32 * SHOWN,
+    )
+    return sum(-(-part // 16) * 16 for part in (*parts, 2 * longest))
+
+
+class RoundsThere:
+    """Rounds of a learner and a crowd in a machine's memory; the rule is the mean."""
+
+    def __init__(self, there: PdgdThere, step: MoveThere, weighted: bool) -> None:
+        self.there, self.step = there, step
+        self._task = np.zeros((), ROUNDS)
+        self._task["task"] = there.task
+        self._remembered = step.remembered(there.features)
+        self._room = there.room + team_room_of(there.features, int(there.crowd.data.longest), self._remembered)
+        self._loop = there.loop("rounds") + "_plain" * there.bare
+        settings = {
+            "weighted": weighted, "step": step.kind, "remembered": self._remembered, "server_rate": step.rate,
+            "beta1": step.beta1, "beta2": step.beta2, "epsilon": step.epsilon,
+        }  # fmt: skip
+        for name, number in settings.items():
+            self._task[name] = number
+        self._updates: Any = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a team has room for its lists."""
+        return self._room <= self.there.machine.fast_memory
+
+    def begin(
+        self,
+        model: Weights,
+        server: NDArray[np.float64],
+        keys: NDArray[np.uint64],
+        present: NDArray[np.int64] | None,
+        counts: NDArray[np.float64],
+        bias: NDArray[np.float64],
+    ) -> Callable[[], RoundsDone]:
+        """Begin as many rounds as there are keys; the answer waits for them.
+
+        `present` [rounds, taking part] are rows of the crowd, `counts` the sums of their weights, `bias` [rounds, 2]
+        what Adam divides by. They end before a round in which an update is not finite.
+        """
+        machine, rounds, size = self.there.machine, len(keys), self.there.features
+        taking_part = len(self.there.crowd) if present is None else present.shape[1]
+        if self._updates is None or self._updates.shape[1] < taking_part:
+            self._updates = machine.empty((2, taking_part, size), np.float32)
+        # One letter there and one back: each takes longer than a round.
+        letter = {
+            "gate": np.zeros(1, np.int64), "keys": keys, "counts": counts, "bias": bias.ravel(), "model": model,
+            "server": server[: self._remembered],
+            "present": np.zeros(0, np.int64) if present is None else present.ravel(),
+        }  # fmt: skip
+        answer = {
+            "done": 1, "online": rounds * taking_part, "models": rounds * size, "servers": rounds * self._remembered
+        }  # fmt: skip
+        sent = machine.put(np.concatenate([np.ascontiguousarray(part).view(np.uint64) for part in letter.values()]))
+        back = machine.empty((sum(answer.values()),), np.float64)
+        task = self._task.copy()
+        for where, sizes in ((sent, {name: len(part) for name, part in letter.items()}), (back, answer)):
+            address = machine.address(where)
+            for name, length in sizes.items():
+                task[name] = address
+                address += 8 * length
+        if present is None:
+            task["present"] = 0
+        task["updates"], task["rounds"], task["taking_part"] = machine.address(self._updates), rounds, taking_part
+        machine.each_part(self._loop, task, min(taking_part, machine.at_once), LANES * TEAM, self._room)
+
+        def collect(kept: Any = sent) -> RoundsDone:  # what was sent stays until then
+            found = machine.get(back)
+            parts = dict(zip(answer, np.split(found, np.cumsum(list(answer.values()))[:-1]), strict=True))
+            done = int(parts["done"][0])
+            return RoundsDone(
+                parts["models"].reshape(rounds, size)[:done],
+                parts["servers"].reshape(rounds, self._remembered)[:done],
+                parts["online"].reshape(rounds, taking_part)[:done],
+            )
+
+        return collect

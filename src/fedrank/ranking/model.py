@@ -1,0 +1,285 @@
+"""A trained ranker as a file that any language can read: `model.json`.
+
+It carries a checksum of what it says, which finds damage, not forgery. A file may come from anybody: whatever does not
+fit is refused in one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.normalise import NORMALISATIONS
+from fedrank.data.ranking import RankingData
+from fedrank.files import parse_json, read_text, write_whole
+from fedrank.glance import Glance
+from fedrank.ranking.rankers import RANKERS
+from fedrank.types import Ranker, Scores, Weights
+
+FORMAT, VERSION = "fedrank-model", 1
+FOREST = "forest"  # the ranker of model.json that is no vector of weights but trees
+CHECKSUM = "checksum"  # of everything else in the file
+_KEYS = ("format", "version", "ranker", "features", "normalised", "feature_names", "notes", "ranges", "weights")
+Tell = Callable[[str], None]  # who hears what is worth knowing of a file
+
+S = TypeVar("S")
+
+
+class Scorer(Protocol):
+    """Whatever a model file holds: it scores documents, and says what it expects of the data."""
+
+    @property
+    def features(self) -> int: ...
+    @property
+    def normalised(self) -> str: ...
+    @property
+    def feature_names(self) -> tuple[str, ...]: ...
+    @property
+    def notes(self) -> dict[str, Any]: ...
+    def score(self, data: RankingData, client: int | None = None) -> NDArray[Any]: ...
+
+
+def check_features(data: RankingData, features: int) -> None:
+    """Refuse data with more or fewer features than a model reads."""
+    if data.features.shape[1] != features:
+        raise ValueError(
+            f"the model reads {features} features, the data have {data.features.shape[1]}; use data with the features "
+            "that it was trained on; a sparse file that only leaves out its last ones is read with features = "
+            f"{features}"
+        )
+
+
+def read_for(file: str | Path, features: int, how: str) -> RankingData:
+    """A LETOR file for a model that reads so many features; a sparse one may leave out its last ones."""
+    from fedrank.data.letor import LetorError, read_letor  # compiles: reading a spec must not
+
+    read = read_letor(file, normalise=how)
+    if read.features.shape[1] >= features:
+        return read
+    try:
+        return read_letor(file, normalise=how, features=features)
+    except LetorError:  # every line has fewer
+        check_features(read, features)
+        raise
+
+
+@dataclass(frozen=True, repr=False)
+class Model(Glance):
+    """A ranker with its weights, and what it expects of the data."""
+
+    ranker: Ranker
+    weights: Weights  # [parameters], or [clients, parameters] where every client trained its own
+    features: int
+    normalised: str = "none"  # how the features were normalised that it was trained on
+    feature_names: tuple[str, ...] = ()
+    notes: dict[str, Any] = field(default_factory=dict)  # where it comes from
+    ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or not known
+
+    def _glance(self) -> tuple[str, dict[str, str]]:
+        models = "" if self.weights.ndim == 1 else f"{len(self.weights):,}, one for each client"
+        return type(self.ranker).__name__, {
+            "features": f"{self.features:,}",
+            "weights": f"{self.weights.shape[-1]:,}",
+            "models": models,
+            "normalised": self.normalised,
+            "origin": origin(self.notes),
+        }
+
+    def score(self, data: RankingData, client: int | None = None) -> Scores:
+        """[documents]: higher is better."""
+        check_features(data, self.features)
+        return self.ranker.score(self.chosen(client), np.asarray(data.features, dtype=np.float32))
+
+    def chosen(self, client: int | None = None) -> Weights:
+        """[parameters]: the weights, or those of one client where every client has its own."""
+        if self.weights.ndim == 1:
+            return self.weights
+        if client is None or not 0 <= client < len(self.weights):
+            raise ValueError(
+                f"this file holds {len(self.weights)} models, one for each client; choose one from 0 to "
+                f"{len(self.weights) - 1} (on the command line with --client)"
+            )
+        own: Weights = self.weights[client]
+        return own
+
+
+def origin(notes: Mapping[str, Any]) -> str:
+    """Which run a model comes from, as far as it says so."""
+    return ", ".join(f"{key} {notes[key]}" for key in ("experiment", "variant", "fold", "seed", "data") if key in notes)
+
+
+def save_model(model: Model, path: str | Path) -> None:
+    """Write a ranker with its weights."""
+    name = next(name for name, kind in RANKERS.items() if kind is type(model.ranker))
+    write_content(path, {"name": name, **vars(model.ranker)}, model, weights=model.weights.tolist())
+
+
+def write_content(path: str | Path, ranker: Mapping[str, Any], model: Scorer, **more: Any) -> None:
+    """Write `model.json`: what scores (`ranker`), what the model expects of data, and a checksum of it all."""
+    ranges: NDArray[np.float32] | None = getattr(model, "ranges", None)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "ranker": dict(ranker),
+        "features": model.features,
+        "normalised": model.normalised,
+        "feature_names": list(model.feature_names),
+        "notes": model.notes,
+        "ranges": None if ranges is None else ranges.tolist(),
+        **more,
+    }
+    text = json.dumps(content)
+    write_whole(path, json.dumps(content | {CHECKSUM: checksum_of(parse_json(text))}) + "\n")
+
+
+def checksum_of(content: str | Mapping[str, Any]) -> str:
+    """Of a text, or of what a JSON file says however it is laid out."""
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def check_sum(given: Any, content: str | Mapping[str, Any], name: str, tell: Tell) -> None:
+    """Refuse what was changed since its checksum was taken; say so where there is none."""
+    if given is None:
+        tell(f"{name} carries no checksum, so that damage to it may go unnoticed")
+    elif given != checksum_of(content):
+        raise ValueError(f"the checksum of {name} is wrong: the file is damaged; copy or train it again")
+
+
+def unheard(note: str) -> None:
+    """For those who only want the model."""
+
+
+def load_weights(path: str | Path, tell: Tell = unheard) -> Model:
+    """Read a model that is a vector of weights, as only such a one can be trained on, attacked or forgotten."""
+    return read_model(path, _only_weights, tell)
+
+
+def read_model(
+    path: str | Path, otherwise: Callable[[Path, dict[str, Any] | None], S], tell: Tell = unheard
+) -> Model | S:
+    """Read `model.json`, or the model of a run folder; who reads one that is no vector of weights is `otherwise`.
+
+    It is told the file and what `model.json` says; None for a text model of LightGBM.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _of_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no model at {path}; a finished run has one in its folder, as model.json")
+    try:
+        if path.suffix == ".txt":
+            return otherwise(path, None)
+        content = _read_content(path, tell)
+        return _from_weights(content) if content["ranker"]["name"] in RANKERS else otherwise(path, content)
+    except KeyError as missing:
+        raise ValueError(f"{path} cannot be read as a model: it lacks {missing}") from None
+    except (ValueError, TypeError, AttributeError, OverflowError) as problem:
+        raise ValueError(f"{path} cannot be read as a model: {problem}") from None
+
+
+def _read_content(path: Path, tell: Tell) -> dict[str, Any]:
+    """What `model.json` says, each of a type that can be used."""
+    content = parse_json(read_text(path), _each_once)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError("it is not a model of fedrank")
+    if not _is_whole(content["version"]) or content["version"] > VERSION:
+        raise ValueError(f"it has version {content['version']}, newer than this fedrank; update fedrank")
+    if unknown := [key for key in content if key not in (*_KEYS, CHECKSUM)]:
+        raise ValueError(f"it has a key {unknown[0]!r}, which no model has; the file is damaged, or of a newer fedrank")
+    names = content.get("feature_names", [])
+    kinds = (("ranker", dict), ("notes", dict), ("normalised", str), ("feature_names", list))
+    wrong = [key for key, kind in kinds if not isinstance(content.get(key, kind()), kind)]
+    if not _is_whole(content["features"]) or content["features"] < 1:
+        wrong.append("features")
+    if not wrong and content.get("normalised", "none") not in NORMALISATIONS:
+        wrong.append("normalised")
+    if not wrong and not all(isinstance(name, str) for name in names):
+        wrong.append("feature_names")
+    if not wrong and not isinstance(content["ranker"]["name"], str):
+        wrong.append("ranker.name")
+    if wrong:
+        raise ValueError(f"its {wrong[0]} is not what it should be; the file is damaged")
+    check_content(content, path.name, tell)
+    return {"normalised": "none", "feature_names": [], "notes": {}} | content
+
+
+def check_content(content: Mapping[str, Any], name: str, tell: Tell = unheard) -> None:
+    """Refuse what was read from a `model.json` that is not as it was written."""
+    rest = {key: value for key, value in content.items() if key != CHECKSUM}
+    check_sum(content.get(CHECKSUM), rest, name, tell)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A key that stands there twice would hide what the first one says."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands in it twice; the file is damaged")
+    return found
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _only_weights(path: Path, content: dict[str, Any] | None) -> Model:
+    name = FOREST if content is None else content["ranker"]["name"]
+    raise ValueError(f"it holds no weights but a {name}; name a linear or neural model")
+
+
+def _of_folder(folder: Path) -> Path:
+    """The model of a run, or of an experiment that has only one."""
+    own = folder / "model.json"
+    runs = [] if own.exists() else sorted(folder.glob("*/*/run.json"))
+    if len(runs) == 1:
+        return runs[0].with_name("model.json")
+    if runs:
+        raise FileNotFoundError(
+            f"{folder} holds {len(runs)} runs; name the folder of one of them, such as {runs[0].parent}"
+        )
+    return own
+
+
+def ranges_of(content: Mapping[str, Any]) -> NDArray[np.float32] | None:
+    """The ranges [2, features] of "global" normalisation, if they are known."""
+    if content.get("ranges") is None:
+        return None
+    with np.errstate(over="ignore"):
+        ranges = np.array(content["ranges"], dtype=np.float32)
+    if ranges.shape != (2, content["features"]):
+        raise ValueError(f"its ranges are {ranges.shape} for {content['features']} features; the file is damaged")
+    return ranges
+
+
+def _from_weights(content: dict[str, Any]) -> Model:
+    settings = dict(content["ranker"])
+    kind = RANKERS[settings.pop("name")]
+    for each in fields(cast(Any, kind)):
+        value = settings.get(each.name, each.default)
+        whole = isinstance(each.default, float) and _is_whole(value)
+        if type(value) is not type(each.default) and not whole:
+            raise ValueError(f"its ranker has {each.name} = {value!r}; the file is damaged")
+    model = Model(
+        ranker=kind(**settings),
+        weights=np.array(content["weights"], dtype=np.float64),
+        features=content["features"],
+        normalised=content["normalised"],
+        feature_names=tuple(content["feature_names"]),
+        notes=content["notes"],
+        ranges=ranges_of(content),
+    )
+    if model.weights.ndim not in (1, 2) or not len(model.weights):
+        raise ValueError("its weights are neither a list of numbers nor one list for each client; the file is damaged")
+    if model.weights.shape[-1] != model.ranker.size(model.features) or not np.isfinite(model.weights).all():
+        raise ValueError(
+            f"it holds {model.weights.shape[-1]} weights where {type(model.ranker).__name__} on {model.features} "
+            f"features has {model.ranker.size(model.features)}, or some that are not finite; the file is damaged"
+        )
+    return model

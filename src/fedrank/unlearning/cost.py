@@ -1,0 +1,101 @@
+"""What unlearning asks of clients, whichever method asks: interactions, bytes, and time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from fedrank.federated.federation import Federation
+from fedrank.seeds import Chance
+from fedrank.types import STRAIGHT, Bend, Crowd, Impressions, Learned, OwnChance, Ranker, Weights, has
+from fedrank.unlearning.methods import SERVER, Case, Unlearned, Unlearner, Went
+
+
+class Point(NamedTuple):
+    """A model on the way, and what was asked of clients since the one before it."""
+
+    round: int
+    weights: Weights
+    interactions: int
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What came out of unlearning, and what it took."""
+
+    unlearned: Unlearned
+    points: tuple[Point, ...]  # those of the curve
+    bytes_up: int
+    seconds: float  # on the clock
+    cpu_seconds: float
+
+
+@dataclass
+class Watch:
+    """Time on the clock and processor time since it was made."""
+
+    clock: float = field(default_factory=time.monotonic)
+    cpu: float = field(default_factory=time.process_time)
+
+    @property
+    def passed(self) -> tuple[float, float]:
+        return time.monotonic() - self.clock, time.process_time() - self.cpu
+
+
+def forget(case: Case, unlearner: Unlearner, went: Went = lambda done, rounds: None) -> Forgetting:
+    """Unlearn, and count what that takes."""
+    counted, watch = _Counted(case.federation), Watch()
+    tallies: dict[int, tuple[int, int, int]] = {}
+
+    def note(done: int, rounds: int) -> None:
+        tallies[done] = counted.tally
+        went(done, rounds)
+
+    unlearned = unlearner(replace(case, federation=replace(case.federation, learner=counted)), note)
+    seconds, cpu = watch.passed
+    points, before = [], (0, 0, 0)
+    for done, weights in unlearned.curve:
+        now = tallies[done]
+        points.append(Point(done, weights, now[0] - before[0], now[1] - before[1], now[2] - before[2]))
+        before = now
+    return Forgetting(unlearned, tuple(points), counted.up, seconds, cpu)
+
+
+@dataclass
+class _Counted:
+    """A learner that counts what it asks of clients; in all else it is the federation's own."""
+
+    federation: Federation
+    searches: int = 0
+    up: int = 0  # bytes
+    down: int = 0  # bytes
+
+    @property
+    def ranker(self) -> Ranker:
+        return self.federation.learner.ranker
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "federation":  # while it is being made
+            raise AttributeError(name)
+        return getattr(self.federation.learner, name)
+
+    def __call__(
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        learned = self.federation.learner(start, crowd, chance, bend, threads)
+        if len(crowd) and crowd.ids[0] != SERVER:  # a server that searches by itself sends nothing
+            model = 4 * self.federation.sent(start.shape[-1])
+            self.searches += int(crowd.interactions.sum())
+            self.up += len(crowd) * (model if learned.sent is None else learned.sent.dtype.itemsize)
+            self.down += len(crowd) * model * (2 if has(self.federation.local, "common") else 1)
+        return learned
+
+    def from_impressions(self, start: Any, impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT) -> Learned:
+        return self.federation.learner.from_impressions(start, impressions, own, bend)
+
+    @property
+    def tally(self) -> tuple[int, int, int]:
+        return self.searches, self.up, self.down

@@ -1,0 +1,522 @@
+"""Unlearners: making the model what it would be if some clients had never taken part.
+
+Only `Retrain` does that; all others come near it for less work, and `fedrank.unlearning.verify` says how near.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import kernels
+from fedrank.federated.aggregate import Mean
+from fedrank.federated.federation import Federation
+from fedrank.federated.round import Journal, Kept, federated_round, first_state, simulate
+from fedrank.federated.server import State
+from fedrank.seeds import Chance, key_for
+from fedrank.types import (
+    STRAIGHT,
+    Bend,
+    Change,
+    Crowd,
+    Impressions,
+    Learned,
+    Learner,
+    Memory,
+    Messages,
+    Observed,
+    OwnChance,
+    Ranker,
+    Trait,
+    Updates,
+    Weights,
+    has,
+)
+from fedrank.unlearning.history import History, Stored, lengths_of
+
+SERVER = -1  # the id under which a server learns from queries of its own (aggregator "trust")
+SHORTER_THAN_ANY = 1e-60  # update but zero: the smallest float32 is 1.4e-45
+
+Went = Callable[[int, int], None]  # told after every round: (rounds done, rounds in all)
+Booking = Callable[[Sequence[int]], Journal]  # for the rounds to come: notes who is asked, by rows of those who stay
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request to forget: the run as it was, and who leaves.
+
+    A second request is a case whose clients are those who remained after the first.
+    """
+
+    federation: Federation
+    clients: Crowd  # everybody, also who leaves
+    leaving: tuple[int, ...]  # ids of clients
+    seed: int  # of the run
+    first: Weights  # before round 1
+    final: State | Weights  # after the last round
+    rounds: int  # that the run had, without those of earlier unlearning
+    history: History | None = None
+    memory: Memory = None  # [clients, m]: what clients kept after the last round
+    points: int = 20  # how many models of the way are kept in the curve
+    threads: int = 1
+    booking: Booking | None = None  # None: nobody books what is asked of clients
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leaving", tuple(sorted({int(client) for client in self.leaving})))
+        self._check_leaving()
+        if has(self.federation.aggregator, "apart"):
+            raise ValueError(
+                'with the aggregator "none" clients share no model, so nothing of one is in that of another; '
+                "delete the leaving client's own model"
+            )
+        if self.rounds < 1:
+            raise ValueError(f"rounds = {self.rounds}: nothing was learned yet, so nothing can be unlearned; run first")
+
+    def _check_leaving(self) -> None:
+        ids = self.clients.ids
+        unknown = [client for client in self.leaving if client not in ids]
+        if unknown:
+            raise ValueError(
+                f"no client {unknown[0]} among the {len(ids)} (ids {ids.min()} to {ids.max()}), so it cannot be "
+                "unlearned; it never took part or has left already: name another"
+            )
+        if len(self.leaving) == len(ids):
+            raise ValueError(
+                f"all {len(ids)} clients leave, and nobody would be left to have a model; delete the run instead"
+            )
+
+    @property
+    def remaining(self) -> Crowd:
+        """Those who stay, with their ids and thereby their own chance."""
+        return self.clients.rows(~np.isin(self.clients.ids, self.leaving))
+
+    @property
+    def without(self) -> Federation:
+        """The federation of those who stay; who no longer has an attacker has no attack."""
+        return self.federation if self.remaining.malicious.any() else replace(self.federation, attack=None)
+
+    @property
+    def unlearn_seed(self) -> int:
+        """For chance that no round of the run ever used: otherwise everybody would repeat their first clicks."""
+        return int(key_for(self.seed, "unlearn"))
+
+    def recorded(self, method: str) -> History:
+        """The history, if it fits the run."""
+        history = self.history
+        if history is None:
+            raise ValueError(
+                f"{method} needs the recorded history of the run, and it has none; run again with history, or use a "
+                'method that needs none: "retrain", "fine-tune", "gradient-ascent"'
+            )
+        if history.parameters != self.first.size:
+            raise ValueError(
+                f"the history has {history.parameters} parameters and the model {self.first.size}: it is of another "
+                "run; use the one in the run's own folder"
+            )
+        due = 1 + (self.rounds - 1) // history.every * history.every
+        if history.last != due:
+            raise ValueError(
+                f"the history ends with round {history.last}, and that of {self.rounds} rounds with every = "
+                f"{history.every} ends with round {due}: it is of another run; use the one in the run's own folder"
+            )
+        return history
+
+    def somebody(self, method: str) -> None:
+        """Refuse to change a model that nobody asked to change."""
+        if not self.leaving:
+            raise ValueError(
+                f"nobody leaves, so {method} would only make the model worse; name a client, such as --client 9"
+            )
+
+    def asked_again(self, method: str, protected: bool = True) -> None:
+        """Refuse what would ask clients for messages that no ledger books, or that are not protected like the run's."""
+        if self.federation.mechanism is not None and (self.booking is None or not protected):
+            raise ValueError(
+                f"{method} asks the remaining clients for more messages, and this run protects every one of them at a "
+                'price that unlearning cannot book; use "fed-remove", or run the experiment without the leaving clients'
+            )
+
+    def booked(self, rounds: Sequence[int]) -> Journal | None:
+        """Who notes what is asked of those who stay in these rounds."""
+        return None if self.booking is None else self.booking(rounds)
+
+    def plain(self, method: str) -> None:
+        """Refuse learners whose clients keep something between rounds: it is in no recorded update."""
+        local, ranker = self.federation.local, self.federation.learner.ranker
+        if local is not None and local.first(ranker, self.first, 1) is not None:
+            raise ValueError(
+                f"{method} knows nothing of what clients keep between rounds (personal weights, control), so its model "
+                'would be another; use "retrain" or "fine-tune"'
+            )
+
+
+@dataclass(frozen=True)
+class Unlearned:
+    """What came out, and what it cost."""
+
+    state: State
+    memory: Memory  # of those who stay
+    rounds: int  # done for it
+    interactions: int  # local ones, of all clients together; retraining needs as many as the run itself
+    curve: tuple[tuple[int, Weights], ...]  # (round, model after it) at a few points, the last one included
+
+    @property
+    def weights(self) -> Weights:
+        """The model that came out; where clients keep a part of it, with the mean of theirs."""
+        return self.curve[-1][1]
+
+    @property
+    def server(self) -> NDArray[np.float64]:
+        return self.state.server
+
+
+class Unlearner(Protocol):
+    """A way to forget clients."""
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned: ...
+
+
+@dataclass(frozen=True)
+class Retrain:
+    """Starts again without those who leave: the truth that others are compared with, at the full price.
+
+    All others keep their ids and thereby their queries and their chance.
+    """
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"exact"})
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
+        case.asked_again("retrain")
+        state, memory = first_state(case.without, case.remaining, case.seed, case.first)
+        return _train(case, state, memory, case.rounds, progress)
+
+
+@dataclass(frozen=True)
+class FedEraser:
+    """Repeats a few rounds with little local work, and stretches it to the length of what was sent back then.
+
+    FedEraser (Liu et al., IWQoS 2021) as adapted to rankers by Wang et al. (ECIR 2024): from the first weights, in
+    every stored round each remaining client takes a few interactions with the new model and sends an update of this
+    direction and of its stored one's length. Lengths still carry a trace of those who left.
+    """
+
+    steps: int = 3  # n': local interactions of a client in every stored round, or as many as it has, if fewer
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"history"})
+
+    def __post_init__(self) -> None:
+        _at_least_one("steps", self.steps)
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
+        case.somebody("fed-eraser")
+        case.plain("fed-eraser")
+        history = case.recorded("fed-eraser")
+        case.asked_again("fed-eraser")
+        remaining = case.remaining
+        shorter = replace(remaining, interactions=np.minimum(remaining.interactions, self.steps))
+        learner = _Calibrated(case.federation.learner, remaining)
+        federation, cohort, seed = replace(case.without, learner=learner), _Cohort(remaining), case.unlearn_seed
+        state, memory = first_state(federation, remaining, case.seed, case.first)
+        way = _Way(case.points, len(history), progress)
+        cohort.book(case, {number: ids for number, ids, _ in history.lengths()})
+        for number, ids, lengths in history.lengths():
+            if cohort.takes_part(ids):
+                learner.lengths[cohort.present] = lengths[cohort.places]
+                before = replace(state, round=number - 1)
+                outcome = federated_round(federation, before, shorter, seed, memory, case.threads, journal=cohort)
+                state, memory = outcome.state, outcome.memory
+                way.interactions += outcome.interactions
+            way.went(state.weights)
+        return way.end(replace(state, round=case.rounds), None)
+
+
+@dataclass(frozen=True)
+class FedRemove:
+    """Adds up the stored updates again, without those of the leaving clients: no client does anything.
+
+    We take FedRemove (Tao et al., SIGIR 2025) to be this: from the first weights, every stored round is aggregated
+    again from the updates of those who stay, followed by the server step; a stored round stands for itself and for
+    those that were not stored after it. The updates of others were made from models that the leaving clients had
+    shaped, and stay as they were.
+    """
+
+    traits: ClassVar[frozenset[Trait]] = frozenset({"history", "asks nobody"})
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
+        case.plain("fed-remove")
+        history = case.recorded("fed-remove")
+        remaining = case.remaining
+        learner, cohort = _Recorded(case.federation.learner), _Cohort(remaining)
+        # What arrived had been attacked and protected already.
+        federation = replace(case.federation, learner=learner, local=None, attack=None, mechanism=None)
+        state, _ = first_state(federation, remaining, case.seed, case.first)
+        way = _Way(case.points, case.rounds, progress)
+        for stored in history:
+            took_part, learner.stored = cohort.takes_part(stored.ids), stored
+            for number in range(stored.round, min(stored.round + history.every, case.rounds + 1)):
+                if took_part and number == stored.round:
+                    before = replace(state, round=number - 1)
+                    state = federated_round(federation, before, remaining, case.seed, journal=cohort).state
+                elif took_part:
+                    weights, server = federation.server(state.weights, cohort.change, state.server)
+                    state = replace(state, weights=weights, server=server)
+                way.went(state.weights)
+        return way.end(replace(state, round=case.rounds), None)
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """Goes on with the final model and without those who leave, in the hope that it forgets them.
+
+    What the server remembers of earlier changes begins anew: it holds what the leaving clients sent.
+    """
+
+    rounds: int = 1000  # more, after those of the run
+
+    def __post_init__(self) -> None:
+        _at_least_one("rounds", self.rounds)
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
+        case.somebody("fine-tune")
+        case.asked_again("fine-tune")
+        return _train(case, *_final_state(case), self.rounds, progress)
+
+
+@dataclass(frozen=True)
+class GradientAscent:
+    """Lets the leaving clients undo what they taught, not too far from the others' models; then these go on alone.
+
+    Projected gradient ascent (Halimi et al., 2022): the reference is the mean of the models that the remaining
+    clients make of the final one in a round. The leaving clients go through rounds of their own from the final model
+    and step the other way, each time pulled back into a ball around the reference. It needs no history, but it needs
+    the clients that leave, and takes them to be honest.
+    """
+
+    steps: int = 10  # rounds of the leaving clients, with as many interactions as they had
+    radius: float = 0.2  # of the ball, as a share of the reference's length
+    rounds: int = 1000  # of the remaining clients afterwards
+
+    def __post_init__(self) -> None:
+        _at_least_one("steps", self.steps)
+        _at_least_one("rounds", self.rounds)
+        if not 0 < self.radius < np.inf:
+            raise ValueError(f"radius = {self.radius} leaves no room to climb; use a positive number such as 0.2")
+
+    def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
+        case.somebody("gradient-ascent")
+        case.asked_again("gradient-ascent", protected=False)
+        case.plain("gradient-ascent")
+        remaining = case.remaining
+        leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
+        (final, memory), learner, local = _final_state(case), case.federation.learner, case.federation.local
+        chance, bend = Chance(case.unlearn_seed, 0), STRAIGHT if local is None else local.bend(None, None)
+
+        def mean(weights: Weights, crowd: Crowd, chance: Chance) -> Change:
+            updates = learner(weights, crowd, chance, bend, case.threads).updates
+            return Mean()(Messages(updates, crowd.interactions, crowd.ids, weights))
+
+        reference = final.weights + mean(final.weights, remaining, chance)
+        farthest = self.radius * kernels.sums.length(reference)
+        weights = _into_ball(final.weights, reference, farthest)
+        for step in range(1, self.steps + 1):
+            taught = mean(weights, leaving, chance._replace(round=step))
+            weights = _into_ball(weights - taught, reference, farthest)
+        spent = int(remaining.interactions.sum() + self.steps * leaving.interactions.sum())
+        start = replace(final, weights=weights)
+        return _train(case, start, memory, self.rounds, progress, spent)
+
+
+UNLEARNERS: dict[str, type[Unlearner]] = {
+    "retrain": Retrain,
+    "fed-eraser": FedEraser,
+    "fed-remove": FedRemove,
+    "fine-tune": FineTune,
+    "gradient-ascent": GradientAscent,
+}
+
+
+def retraining_interactions(case: Case) -> int:
+    """Local interactions that training again without the leaving clients takes, where all take part in every round."""
+    return case.rounds * int(case.remaining.interactions.sum())
+
+
+@dataclass
+class _Way:
+    """Keeps some models of the way, counts, and tells how far it has come."""
+
+    points: int
+    rounds: int
+    progress: Went | None
+    interactions: int = 0
+    done: int = 0
+    curve: list[tuple[int, Weights]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._marks = set(np.linspace(0, self.rounds, self.points + 1).round().astype(int).tolist())
+
+    def went(self, weights: Weights) -> None:
+        self.done += 1
+        if self.done in self._marks or self.done == self.rounds:
+            self.curve.append((self.done, weights))
+        if self.progress is not None:
+            self.progress(self.done, self.rounds)
+
+    def end(self, state: State, memory: Memory) -> Unlearned:
+        return Unlearned(state, memory, self.rounds, self.interactions, tuple(self.curve))
+
+
+@dataclass
+class _Cohort:
+    """A journal that says who takes part in a repeated round: those who did so in the recorded one, and stay."""
+
+    clients: Crowd  # who stay
+    ids: NDArray[np.int64] | None = None  # of the recorded round
+    present: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of `clients`
+    places: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
+    change: Change = field(default_factory=lambda: np.zeros(0))  # of the last repeated round
+    booked: Journal | None = None  # who notes it, where those who stay are asked again
+
+    def book(self, case: Case, recorded: Mapping[int, NDArray[np.int64]]) -> None:
+        """Let all recorded rounds, each with the ids of its clients, be booked where somebody books."""
+        asked = [round for round, ids in recorded.items() if self.takes_part(ids)]
+        self._recorded, self.booked = recorded, case.booked(asked)
+
+    def takes_part(self, ids: NDArray[np.int64]) -> bool:
+        """Turn to a round of these clients; whether anybody of those who stay was there."""
+        if self.ids is None or len(ids) != len(self.ids) or (ids != self.ids).any():  # mostly the same as before
+            self.present = np.flatnonzero(np.isin(self.clients.ids, ids))
+            self.ids, self.places = ids, _places(ids, self.clients.ids[self.present])
+        return len(self.present) > 0
+
+    def kept(self, round: int) -> Kept | None:
+        return None if self.booked is None else self.booked.kept(round)
+
+    def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        return self.present if self.booked is None else self.booked.cohort(round, self._present_in)
+
+    def _present_in(self, round: int) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(self.clients.ids, self._recorded[round]))
+
+    def keep(self, round: int, change: Change) -> None:
+        self.change = change
+        if self.booked is not None:
+            self.booked.keep(round, change)
+
+
+@dataclass
+class _Calibrated:
+    """A learner whose updates get the lengths of stored ones, and count as much as those did."""
+
+    learner: Learner
+    clients: Crowd  # who stay, with the interactions that they had
+    lengths: NDArray[np.float64] = field(init=False)  # [clients]
+
+    def __post_init__(self) -> None:
+        self.lengths = np.zeros(len(self.clients))
+
+    @property
+    def ranker(self) -> Ranker:
+        return self.learner.ranker
+
+    @property
+    def traits(self) -> Any:
+        return getattr(self.learner, "traits", ())
+
+    def __call__(
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        if crowd.ids[0] == SERVER:
+            honest = np.argmin(self.clients.malicious)  # as many interactions as in the run: nobody had to send them
+            server = replace(crowd, interactions=self.clients.interactions[honest, None])
+            return self.learner(start, server, chance, bend, threads)
+        learned = self.learner(start, crowd, chance, bend, threads)
+        rows = slice(None) if len(crowd) == len(self.clients) else _places(self.clients.ids, crowd.ids)
+        sizes = self.clients.interactions[rows]
+        return learned._replace(updates=rescaled(learned.updates, self.lengths[rows]), sizes=sizes)
+
+    def from_impressions(
+        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+    ) -> Learned:
+        raise TypeError("stored lengths belong to a whole table of clients, not to one of them")
+
+
+@dataclass
+class _Recorded:
+    """A learner that learns nothing: clients send what they sent before."""
+
+    learner: Learner
+    stored: Stored | None = None
+
+    @property
+    def ranker(self) -> Ranker:
+        return self.learner.ranker
+
+    def __call__(
+        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+    ) -> Learned:
+        if crowd.ids[0] == SERVER:
+            return self.learner(start, crowd, chance, bend, threads)
+        assert self.stored is not None
+        updates = self.stored.updates[_places(self.stored.ids, crowd.ids)]
+        return Learned(updates, Observed(np.zeros(len(crowd))))
+
+    def from_impressions(
+        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+    ) -> Learned:
+        raise TypeError("a recorded client learns nothing; its updates are in the history")
+
+
+def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
+    """Updates with the same directions and these lengths, row by row; a zero stays zero."""
+    have = np.maximum(lengths_of(updates), SHORTER_THAN_ANY)
+    stretched: Updates = (updates * (lengths / have)[:, None]).astype(np.float32)
+    return stretched
+
+
+def _train(case: Case, state: State, memory: Memory, rounds: int, progress: Went | None, spent: int = 0) -> Unlearned:
+    """Plain rounds with those who remain."""
+    way, last = _Way(case.points, rounds, progress, interactions=spent), state.round + rounds
+    journal = case.booked(range(state.round + 1, last + 1))
+    for outcome in simulate(
+        case.without, case.remaining, last, case.seed, state=state, memory=memory, threads=case.threads, journal=journal
+    ):
+        state, memory = outcome.state, outcome.memory
+        way.interactions += outcome.interactions
+        way.went(outcome.weights)
+    return way.end(state, memory)
+
+
+def _final_state(case: Case) -> tuple[State, Memory]:
+    """Where those who remain go on: the final model, what they keep themselves, and a server that begins anew.
+
+    Its round is later than any before, also than those of an earlier fine-tuning, so that no chance is used twice.
+    """
+    final = case.final if isinstance(case.final, State) else State(case.rounds, case.final)
+    state, memory = first_state(case.without, case.remaining, case.seed)
+    state = replace(state, round=max(case.rounds, final.round), weights=final.weights)
+    if case.memory is not None:
+        memory = case.memory[~np.isin(case.clients.ids, case.leaving)]
+    if has(case.federation.local, "common"):  # the server's own still has something of who leaves
+        state = replace(state, common=case.federation.local.common_of(memory))  # type: ignore[union-attr]
+    return state, memory
+
+
+def _places(all_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where these ids are among all, in whatever order."""
+    order = np.argsort(all_ids)
+    return order[np.searchsorted(all_ids, ids, sorter=order)]
+
+
+def _into_ball(weights: Weights, centre: Weights, radius: float) -> Weights:
+    away = weights - centre
+    distance = kernels.sums.length(away)
+    return weights if distance <= radius else centre + away * (radius / distance)
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} = {value} does nothing; use 1 or more")

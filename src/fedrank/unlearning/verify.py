@@ -1,0 +1,272 @@
+"""Whether somebody was forgotten: how far an unlearned model is from retrained ones, and a receipt that says so.
+
+Two models that were trained with different seeds differ, too, though nobody was forgotten in between. A distance
+therefore means something only next to the spread of retrained models over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import kernels
+from fedrank.data.ranking import RankingData
+from fedrank.federated.quality import quality_by_client
+from fedrank.progress import Progress, by_rounds, quiet
+from fedrank.ranking.measures import Evaluator, ranking
+from fedrank.types import Offsets, Ranker, Scores, Weights, has
+from fedrank.unlearning.cost import Watch
+from fedrank.unlearning.methods import UNLEARNERS, Case, Retrain, Unlearned, Unlearner, retraining_interactions
+
+MORE_SEEDS = 3  # training seeds besides the run's own, for the spread of retrained models
+SHOWN = 10  # documents that people see
+COMPARED_AT_ONCE = 1 << 20  # pairs of documents x models: as many fit into a processor's own memory
+
+
+class Distance(NamedTuple):
+    """How two models differ, or several pairs of them on average."""
+
+    weights: float  # L2 norm of the difference, as a share of the second model's; 0: the same
+    cosine: float  # of the weights, -1 to 1; scaling a model, which changes no ranking of a linear one, keeps it at 1
+    tau: float  # Kendall's tau-b of the rankings, mean over queries, -1 to 1; NaN where all scores are equal
+    overlap: float  # share of the ten shown documents that both show, mean over queries with more than ten
+
+
+@dataclass(frozen=True)
+class Verification:
+    """An unlearned model next to models that were retrained with several seeds."""
+
+    unlearned: Distance  # of the unlearned model to each retrained one, mean
+    spread: Distance  # of retrained models to each other, mean over pairs; NaN if there is only one
+    before: Distance | None  # of the model that was to forget
+    retrained: int  # models
+    as_far: dict[str, float]  # for each distance, share of retrained models at least as far from the others, see below
+
+    @property
+    def within_spread(self) -> bool | None:
+        """Whether by every distance some retrained model lies as far out; None with fewer than three of them."""
+        return None if self.retrained < 3 else all(share > 0 for share in self.as_far.values())
+
+
+def distance_to_retrained(
+    unlearned: Weights,
+    retrained: Weights,
+    ranker: Ranker,
+    data: RankingData,
+    before: Weights | None = None,
+) -> Verification:
+    """Compare an unlearned model with retrained ones ([seeds, parameters]) by weights and by rankings of test queries.
+
+    `as_far` takes the unlearned model for one more seed: of the retrained models, the share whose mean distance to all
+    others (the unlearned one included) is at least as large as its own. 0 says that it is the outlier of them all,
+    which among five seeds happens by chance once in six times.
+    """
+    models = np.atleast_2d(np.asarray(retrained, dtype=np.float64))
+    if models.shape[1:] != unlearned.shape or not len(models):
+        raise ValueError(
+            f"retrained models have shape {models.shape} and the unlearned one {unlearned.shape}, so they cannot be "
+            "compared; give one row a seed, of the same ranker and features"
+        )
+    with_all = [np.asarray(unlearned, dtype=np.float64), *models]
+    if before is not None:
+        with_all.append(np.asarray(before, dtype=np.float64))
+    scores = ranker.score(np.stack(with_all), data.features)
+    taus = rank_correlations(scores, data.offsets)
+    tops = [_shown(one, data.offsets) for one in scores]
+
+    def between(one: int, other: int) -> Distance:
+        return Distance(
+            *weight_distance(with_all[one], with_all[other]),
+            taus[one, other],
+            _overlap(tops[one], tops[other]),
+        )
+
+    count = len(with_all)
+    table = np.full((count, count, len(Distance._fields)), np.nan)
+    for one, other in combinations(range(count), 2):
+        table[one, other] = between(one, other)
+        table[other, one] = table[one, other]
+        table[other, one, 0] = weight_distance(with_all[other], with_all[one])[0]
+    last = len(models) + 1
+    return Verification(
+        unlearned=_mean(table[0, 1:last]),
+        spread=_mean(table[1:last, 1:last].reshape(-1, table.shape[-1])),
+        before=None if before is None else _mean(table[last, 1:last]),
+        retrained=len(models),
+        as_far=_as_far(table[:last, :last]),
+    )
+
+
+def weight_distance(one: Weights, other: Weights) -> tuple[float, float]:
+    """(L2 norm of the difference as a share of the other's, cosine); NaN for a zero model."""
+    lengths = kernels.sums.length(one), kernels.sums.length(other)
+    relative = kernels.sums.length(one - other) / lengths[1] if lengths[1] else np.nan
+    return relative, kernels.sums.inner(one, other) / (lengths[0] * lengths[1]) if all(lengths) else np.nan
+
+
+def rank_correlations(scores: Scores, offsets: Offsets) -> NDArray[np.float64]:
+    """[models, models]: Kendall's tau-b between any two models (scores [models, documents]).
+
+    Each is the mean over the queries that both put into some order; NaN if there is none.
+    """
+    models = len(scores)
+    total, counted = np.zeros((models, models)), np.zeros((models, models))
+    for begin, end in pairwise(offsets.tolist()):
+        query = scores[:, begin:end]
+        agreed = np.zeros((models, models))
+        rows = max(1, COMPARED_AT_ONCE // (models * max(1, end - begin)))
+        for first in range(0, end - begin, rows):
+            above = np.sign(query[:, first : first + rows, None] - query[:, None, :]).reshape(models, -1)
+            agreed += above @ above.T  # whole numbers, so that no order of summing matters
+        ordered = np.diag(agreed)
+        pairs = np.sqrt(np.outer(ordered, ordered))
+        total += np.divide(agreed, pairs, out=np.zeros_like(agreed), where=pairs > 0)
+        counted += pairs > 0
+    return np.divide(total, counted, out=np.full_like(total, np.nan), where=counted > 0)
+
+
+def top_overlap(one: Scores, other: Scores, offsets: Offsets) -> float:
+    """Share of the ten shown documents that both models show, mean over queries with more than ten; else NaN."""
+    return _overlap(_shown(one, offsets), _shown(other, offsets))
+
+
+class Retrained(NamedTuple):
+    """Models that never knew the leaving clients; clients and their queries are the same, chance is another."""
+
+    seeds: tuple[int, ...]
+    models: Weights  # [seeds, parameters]
+    cpu_seconds: float  # for one of them, on average
+
+
+def retrain(
+    case: Case, unlearner: Unlearner, first: Callable[[int], Weights], label: str = "", progress: Progress = quiet
+) -> Retrained:
+    """Train again without the leaving clients, with several seeds; `first` gives the model before round 1 for a seed.
+
+    Whoever is exact is the first of the retrained models himself.
+    """
+    seeds = tuple(case.seed + i for i in range(int(has(unlearner, "exact")), MORE_SEEDS + 1))
+    models, watch = [], Watch()
+    for i, seed in enumerate(seeds, 1):
+        again = replace(case, seed=seed, first=first(seed), points=1)
+        told = by_rounds(progress, f"{label}, retraining {i} of {len(seeds)}")
+        models.append(Retrain()(again, told).weights)
+    return Retrained(seeds, np.stack(models), watch.passed[1] / len(seeds))
+
+
+def quality_of(
+    evaluator: Evaluator, ranker: Ranker, parent: Weights, unlearned: Weights, retrained: Weights | None = None
+) -> dict[str, dict[str, Any]]:
+    """By measure, of the last models: a curve's end, not the mean of its last points. A parent may be many models."""
+
+    def values(models: Weights) -> list[list[float | None]]:
+        return [list(map(_plain, row)) for row in evaluator(np.atleast_2d(models), ranker)]
+
+    names = [str(measure) for measure in evaluator.measures]
+    found: dict[str, dict[str, Any]] = {
+        name: {"parent": mean_of(before), "unlearned": after}
+        for name, before, [after] in zip(names, values(parent), values(unlearned), strict=True)
+    }
+    if retrained is not None:
+        for name, row in zip(names, values(retrained), strict=True):
+            found[name]["retrained"] = row
+    return found
+
+
+def quality_for_the_leaving(
+    case: Case, measure: str, ranker: Ranker, parent: Weights, unlearned: Weights, retrained: Weights
+) -> dict[str, Any]:
+    """On the queries that only they may have: a model that served them better knew them."""
+    leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
+
+    def served(model: Weights) -> float | None:
+        values = quality_by_client([measure], model, ranker, leaving)[0]
+        return None if np.isnan(values).all() else float(np.nanmean(values))
+
+    return {"parent": served(parent), "unlearned": served(unlearned), "retrained": list(map(served, retrained))}
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Of those that are defined; None where there is none."""
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None
+
+
+def receipt(
+    case: Case, unlearner: Unlearner, unlearned: Unlearned, verification: Verification | None = None
+) -> dict[str, Any]:
+    """What was removed, by which method, at what cost, and how that was verified."""
+    needed = retraining_interactions(case)
+    settings = {one.name: getattr(unlearner, one.name) for one in fields(unlearner)}  # type: ignore[arg-type]
+    return {
+        "removed": {"clients": list(case.leaving), "remaining": len(case.remaining)},
+        "method": {"name": _name(unlearner), "settings": settings, "exact": has(unlearner, "exact")},
+        "cost": {
+            "rounds": unlearned.rounds,
+            "interactions": unlearned.interactions,
+            "retraining_interactions": needed,
+            "share_of_retraining": unlearned.interactions / needed if needed else None,
+        },
+        "verified": _verified(verification),
+    }
+
+
+def _name(unlearner: Unlearner) -> str:
+    names = [name for name, kind in UNLEARNERS.items() if type(unlearner) is kind]
+    return names[0] if names else f"{type(unlearner).__module__}:{type(unlearner).__name__}"
+
+
+def _verified(verification: Verification | None) -> dict[str, Any]:
+    if verification is None:
+        return {"how": "not verified; --verify compares with retrained models"}
+    found = asdict(verification) | {"within_spread": verification.within_spread}
+    for key in ("unlearned", "spread", "before"):
+        if found[key] is not None:
+            found[key] = {name: _plain(value) for name, value in getattr(verification, key)._asdict().items()}
+    how = (
+        f"compared with {verification.retrained} retrained models by weights and by rankings of test queries, next to "
+        "the spread of those over training seeds; near is no proof that nothing is left"
+    )
+    return {"how": how, **found}
+
+
+def _plain(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def _mean(values: NDArray[np.float64]) -> Distance:
+    """Over rows, without what is not defined."""
+    defined = ~np.isnan(values)
+    counts = np.sum(defined, axis=0)
+    total = np.where(defined, values, 0).sum(axis=0)
+    return Distance(*np.where(counts > 0, total / np.maximum(counts, 1), np.nan).tolist())
+
+
+def _as_far(table: NDArray[np.float64]) -> dict[str, float]:
+    """`table` [models, models, distances], the unlearned one first; only one retrained model is always as far."""
+    shares = {}
+    for name, values in zip(Distance._fields, np.moveaxis(table, -1, 0), strict=True):
+        far = (values if name == "weights" else -values)[~np.eye(len(values), dtype=np.bool_)]  # cosine 1 is near
+        if not np.isnan(far).any():
+            from_others = far.reshape(len(values), -1).mean(axis=1)
+            # Sums of the same numbers in another order are the same distance.
+            shares[name] = float((from_others[1:] >= from_others[0] - 1e-12 * abs(from_others[0])).mean())
+    return shares
+
+
+def _shown(scores: Scores, offsets: Offsets) -> NDArray[np.int64]:
+    """Rows of the documents on the first page, of the queries that have more than one page."""
+    ranks = np.arange(len(scores)) - np.repeat(offsets[:-1], np.diff(offsets))
+    long = np.repeat(np.diff(offsets) > SHOWN, np.diff(offsets))
+    return ranking(scores, offsets)[(ranks < SHOWN) & long]
+
+
+def _overlap(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    # Every query has as many shown documents, so their mean is the mean over queries.
+    return len(np.intersect1d(one, other, assume_unique=True)) / len(one) if len(one) else np.nan

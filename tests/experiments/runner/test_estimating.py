@@ -1,0 +1,114 @@
+"""`fedrank estimate` and `fedrank logs places`: from files to an answer, or to why there is none."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedrank.cli import app
+from fedrank.data.synthetic_shown import STATIC, made_up_queries, simulate_shown
+from fedrank.experiments.runner.estimating import estimate_model
+from fedrank.experiments.runner.places import read_propensities
+from fedrank.ranking.estimate import CannotTell
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
+from tests.made_up import made_up_log
+
+TRUTH = made_up_queries(300, seed=4)
+NAMES = tuple(f"feature {number + 1}" for number in range(10))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("estimate")
+    simulate_shown(TRUTH, 8000, popularity=0.2).write(folder / "log")
+    simulate_shown(TRUTH, 1000, showing=STATIC).write(folder / "static")
+    save_model(Model(Linear(), TRUTH.best, 10, feature_names=NAMES), folder / "model.json")
+    save_model(Model(Linear(), TRUTH.best, 10, "none", NAMES, {"data": "log"}), folder / "learned.json")
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+@pytest.mark.long
+def test_an_answer_with_a_picture(files, tmp_path):
+    done = run("estimate", files / "model.json", "--log", files / "log", "--out", tmp_path / "estimate.png")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "People would click more: +0." in said
+    assert "8,000 lists of 300 queries" in said
+    assert "plain replay is biased: clicks follow the order that was shown" in said
+    assert (tmp_path / "estimate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_numbers_as_json(files):
+    done = run("estimate", files / "model.json", "--log", files / "log", "--json")
+    found = json.loads(done.stdout)
+    rows = {row["name"]: row for row in found["rows"]}
+    truth = simulate_shown(TRUTH, 8000, popularity=0.2)
+    true = truth.clicks_a_list(TRUTH.features @ TRUTH.best, places=found["places"])
+    assert rows["doubly robust"]["model"]["low"] <= true <= rows["doubly robust"]["model"]["high"]
+    assert found["propensities"]["slope"][0] == 1
+    same = estimate_model(files / "model.json", files / "log")
+    assert rows["doubly robust"]["model"]["value"] == same.rows[1].model.value
+
+
+@pytest.mark.long
+def test_entries_that_a_model_learned_from_do_not_count(files):
+    told = []
+    found = estimate_model(files / "learned.json", files / "log", tell=told.append)
+    assert found.searches == 1600
+    assert told == ["the model learned from this log; only its latest 20% are counted"]
+    told.clear()
+    estimate_model(files / "learned.json", files / "log", latest=1.0, tell=told.append)
+    assert "which flatters it; use --latest 0.2" in told[0]
+    with pytest.raises(ValueError, match="latest = 2 is no share of the entries"):
+        estimate_model(files / "model.json", files / "log", latest=2.0)
+
+
+@pytest.mark.long
+def test_why_it_cannot_be_told(files, tmp_path):
+    done = run("estimate", files / "model.json", "--log", files / "static")
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert "What users would have clicked cannot be told from this log, because places cannot be told" in said
+    assert "Random swaps of two neighbours in" in said
+    done = run("estimate", files / "model.json", "--log", files / "static", "--json")
+    assert (done.exit_code, list(json.loads(done.stdout))) == (1, ["cannot"])
+    save_model(Model(Linear(), np.ones(3), 3), tmp_path / "three.json")
+    with pytest.raises(CannotTell, match="features differ: the model reads 3, the log has 10"):
+        estimate_model(tmp_path / "three.json", files / "log")
+    save_model(Model(Linear(), np.ones(10), 10, feature_names=(*NAMES[:9], "age")), tmp_path / "other.json")
+    with pytest.raises(CannotTell, match="feature 10 is 'age' in the model and 'feature 10' in the log"):
+        estimate_model(tmp_path / "other.json", files / "log")
+    save_model(Model(Linear(), np.ones(10), 10, "global"), tmp_path / "global.json")
+    with pytest.raises(CannotTell, match="does not say within which ranges"):
+        estimate_model(tmp_path / "global.json", files / "log")
+    with pytest.raises(ValueError, match="lists that were made up around one click each"):
+        estimate_model(files / "model.json", made_up_log(tmp_path / "log", [0, 1, 0]))
+    with pytest.raises(ValueError, match="holds one model for all clients; leave out client = 1"):
+        estimate_model(files / "model.json", files / "log", client=1)
+    assert isinstance(
+        run("estimate", files / "model.json", "--log", files / "log", "--bias", "x").exception, ValueError
+    )
+
+
+@pytest.mark.long
+def test_places_and_their_file(files, tmp_path):
+    done = run("logs", "places", files / "log", "--out", tmp_path / "places.json")
+    assert done.exit_code == 0, done.output
+    assert "compared with place 1" in " ".join(done.output.split())
+    by = read_propensities(tmp_path / "places.json")
+    assert by.slope[1] == pytest.approx(0.5, rel=0.2)
+    given = estimate_model(files / "model.json", files / "log", propensities=tmp_path / "places.json")
+    assert given.propensities.how == "given"
+    done = run("logs", "places", files / "static")
+    assert done.exit_code == 1
+    assert "Places cannot be told from documents: no document changed its place" in " ".join(done.output.split())
+    done = run("logs", "places", files / "log", "--bias", "trust")
+    assert "clicks by trust" in " ".join(done.output.split()) or done.exit_code == 1

@@ -1,0 +1,16 @@
+"""A machine on which twins run: this processor, with twins compiled as C++."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedrank.kernels.devices import DeviceError, Processor
+from tests import needs
+
+
+@pytest.fixture(scope="session")
+def machine() -> Processor:
+    try:
+        return Processor()
+    except DeviceError as problem:
+        needs.skip("compiler", str(problem))

@@ -1,0 +1,201 @@
+"""What people would have clicked: against the slow version, by hand, and against a truth that is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrank.data.synthetic_shown import (
+    STATIC,
+    Browsing,
+    Relevant,
+    Showing,
+    made_up_queries,
+    simulate_shown,
+)
+from fedrank.ranking import estimate
+from fedrank.ranking.estimate import (
+    BIASED,
+    DOUBLY_ROBUST,
+    IPS,
+    MOST_RATIO,
+    REPLAY,
+    CannotTell,
+    estimate_clicks,
+    new_places,
+)
+from fedrank.ranking.propensity import ShownResults, given_propensities
+from tests.oracles import propensity as oracle
+
+
+def results(log):
+    return ShownResults.of_lists(log.lists, log.clicks, log.first, log.query)
+
+
+def row_of(found, name):
+    return next(row for row in found.rows if row.name == name)
+
+
+def hundred(lists, clicks):
+    """The same lists and clicks for each of 100 queries, with documents of their own."""
+    lists = np.concatenate([np.array(lists) + 10 * query for query in range(100)])
+    clicks = np.tile(np.array(clicks), (100, 1))
+    return ShownResults.of_lists(lists, clicks, np.zeros(len(lists), int), np.repeat(np.arange(100), len(lists) // 100))
+
+
+def test_a_list_turned_around_by_hand():
+    # Looked at: 1 and .5. The first document is clicked in one of two lists, the second, below it, in one of two.
+    shown = hundred([[0, 1], [0, 1]], [[1, 1], [0, 0]])
+    by = given_propensities([1.0, 0.5])
+    found = estimate_clicks(shown, np.tile([0.0, 1.0], 200), np.ones((1000, 1), np.float32), by=by)
+    # 1/2 x .5 of the one that goes down, 1/2 x 2 of the one that goes up
+    for name in (IPS, DOUBLY_ROBUST):
+        assert row_of(found, name).model.value == pytest.approx(0.25 + 1.0)
+        assert row_of(found, name).logged == pytest.approx(1.0)
+        assert row_of(found, name).difference.value == pytest.approx(0.25)
+    replayed = row_of(found, REPLAY)
+    assert replayed.model.value == pytest.approx(replayed.logged), "both were clicked together"
+    assert replayed.note == BIASED
+    assert (found.searches, found.queries, found.clicks, found.places) == (200, 100, 200, 2)
+    assert found.moved == 1
+    assert "people would click more: +0.2500 a list" in found.verdict
+
+
+def test_the_order_that_was_shown_changes_nothing():
+    log = simulate_shown(made_up_queries(150), 4000, popularity=0.0)
+    shown = results(log)
+    found = estimate_clicks(shown, -shown.place.astype(float), log.truth.features)
+    for row in found.rows:
+        assert row.difference.value == pytest.approx(0)
+        assert row.difference.low == pytest.approx(0)
+    assert found.moved == 0
+
+
+def test_places_are_those_of_the_page():
+    lists = np.array([[3, 4, 5], [6, 7, -1]])
+    shown = ShownResults.of_lists(lists, np.zeros((2, 3)), np.array([0, 10]), np.array([0, 0]))
+    assert new_places(shown, np.array([1.0, 3.0, 3.0, 0.0, 1.0])).tolist() == [2, 0, 1, 11, 10]
+
+
+@pytest.mark.parametrize("trust", [0.0, 0.3])
+def test_equal_to_the_oracle(trust):
+    browsing, places = Browsing(1.5, trust), np.arange(6)
+    log = simulate_shown(made_up_queries(100, documents=6), 1000, browsing=browsing, popularity=0.0)
+    shown = results(log)
+    scores = np.random.default_rng(1).normal(size=len(shown))
+    slope = browsing.slope(places) / browsing.slope(0)
+    extra = browsing.intercept(places) - slope * browsing.intercept(0)
+    found = estimate_clicks(shown, scores, log.truth.features, by=given_propensities(slope, extra))
+    expected = oracle.clicks_with(shown, scores, slope, extra, MOST_RATIO)
+    assert row_of(found, IPS).model.value == pytest.approx(expected)
+
+
+def sampled(population, rng, queries):
+    """Some queries of a population, each by itself even if it is drawn twice."""
+    rows = population.candidates[rng.integers(population.queries, size=queries)]
+    own = np.arange(rows.size).reshape(rows.shape)
+    return Relevant(population.features[rows.ravel()], population.relevance[rows.ravel()], own, population.best), rows
+
+
+def covered(repeats, seed):
+    """How often intervals held the truth, and how the estimates lie around it, in standard errors."""
+    population, rng = made_up_queries(1000, documents=6, seed=seed), np.random.default_rng(seed)
+    scores = population.features @ (population.best + 0.3 * rng.normal(size=10))
+    inside, away = [], []
+    for repeat in range(repeats):
+        truth, rows = sampled(population, rng, 150)
+        log = simulate_shown(truth, 4500, seed=repeat, popularity=0.0)
+        shown = results(log)
+        try:
+            found = estimate_clicks(shown, scores[rows.ravel()][shown.pair], truth.features)
+        except CannotTell:
+            continue
+        true = replace(log, truth=population).clicks_a_list(scores, np.ones(population.queries), found.places)
+        for name in (IPS, DOUBLY_ROBUST):
+            one = row_of(found, name).model
+            inside.append(one.low <= true <= one.high)
+            away.append((one.value - true) / ((one.high - one.low) / 3.92))
+    return np.mean(np.reshape(inside, (-1, 2)), axis=0), np.reshape(away, (-1, 2))
+
+
+@pytest.mark.long
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    """95 % of 200 repeats, give or take 3.3 standard errors; the benchmark has 1,000."""
+    inside, away = covered(200, seed=2)
+    assert len(away) >= 190, "few logs of this size tell too little"
+    assert np.all(inside >= 0.90), inside
+    assert np.all(inside <= 0.995), inside
+    assert np.all(np.abs(away.mean(axis=0)) < 0.35)
+
+
+def test_replay_is_biased_and_the_others_are_not():
+    """The logging order itself, had it been shown all the time: replay calls it better than the best ranker."""
+    log = simulate_shown(made_up_queries(300), 20_000, showing=Showing(skill=0.3), browsing=Browsing(1.5))
+    shown = results(log)
+    best = (log.truth.features @ log.truth.best)[shown.pair]
+    found = estimate_clicks(shown, best, log.truth.features)
+    true = log.clicks_a_list(log.truth.features @ log.truth.best, places=found.places)
+    assert row_of(found, IPS).model.low <= true <= row_of(found, IPS).model.high
+    gained = true / row_of(found, IPS).logged
+    assert row_of(found, REPLAY).model.value / row_of(found, REPLAY).logged < gained - 0.2
+
+
+def test_only_some_searches_are_counted():
+    log = simulate_shown(made_up_queries(200), 8000)
+    shown = results(log)
+    scores = (log.truth.features @ log.truth.best)[shown.pair]
+    late = shown.search >= 6000
+    found = estimate_clicks(shown, scores, log.truth.features, counted=late)
+    whole = estimate_clicks(shown, scores, log.truth.features)
+    assert found.searches == 2000
+    assert found.propensities.slope.tobytes() == whole.propensities.slope.tobytes()
+    wide, narrow = (row_of(one, IPS).model for one in (found, whole))
+    assert wide.high - wide.low > narrow.high - narrow.low
+    with pytest.raises(ValueError, match="no search is counted"):
+        estimate_clicks(shown, scores, log.truth.features, counted=np.zeros(len(shown), bool))
+
+
+def test_what_cannot_be_told_is_not():
+    truth = made_up_queries(100)
+    log = simulate_shown(truth, 2000, showing=STATIC)
+    shown = results(log)
+    with pytest.raises(CannotTell, match="cannot be told from this log, because places cannot be told from documents"):
+        estimate_clicks(shown, np.zeros(len(shown)), truth.features)
+    few = simulate_shown(made_up_queries(10), 4000)
+    shown = results(few)
+    with pytest.raises(CannotTell, match="clicks are worth those of 4 queries that weigh alike, and fewer than 30"):
+        estimate_clicks(shown, np.zeros(len(shown)), few.truth.features)
+    silent = hundred([[0, 1]], [[0, 0]])
+    with pytest.raises(CannotTell, match="nothing was clicked in the first 2 places"):
+        estimate_clicks(silent, np.zeros(200), np.ones((1000, 1), np.float32), by=given_propensities([1.0, 0.5]))
+    # The model would show first what was always shown in a place of which nothing is known.
+    deep = hundred([[0, 1, 2]], [[1, 0, 0]])
+    with pytest.raises(CannotTell, match="of what the model would show was never shown in a place of which anything"):
+        estimate_clicks(
+            deep, np.tile([0.0, 1.0, 2.0], 100), np.ones((1000, 1), np.float32), by=given_propensities([1.0, 0.5])
+        )
+
+
+def test_scores_must_fit():
+    shown = hundred([[0, 1]], [[1, 0]])
+    with pytest.raises(ValueError, match="3 scores for 200 results; give one for each"):
+        estimate_clicks(shown, np.zeros(3), np.ones((1000, 1), np.float32))
+    with pytest.raises(ValueError, match="scores that are not finite"):
+        estimate_clicks(shown, np.full(200, np.nan), np.ones((1000, 1), np.float32))
+
+
+def test_doubly_robust_helps_where_weights_are_cut(monkeypatch):
+    log = simulate_shown(made_up_queries(300), 20_000, showing=Showing(skill=-0.5))
+    shown, truth = results(log), log.truth
+    scores = truth.features @ truth.best
+    monkeypatch.setattr(estimate, "MOST_RATIO", 1.5)
+    places = np.arange(10)
+    found = estimate_clicks(
+        shown, scores[shown.pair], truth.features, by=given_propensities(log.browsing.examined(places))
+    )
+    assert found.clipped > 0.3
+    true = log.clicks_a_list(scores)
+    ips, robust = (abs(row_of(found, name).model.value - true) for name in (IPS, DOUBLY_ROBUST))
+    assert robust < 0.75 * ips
