@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federated.arrival import FedAsync, FedBuff, Sync, schedule
+from fedrank.federated.asynchronous import FedAsync, FedBuff, Sync, schedule
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users

@@ -26,10 +26,10 @@ import numpy as np
 
 import fedrank as fr
 from fedrank.data.catalog import load
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
+from fedrank.privacy.guarantees import Setting
 from fedrank.privacy.mechanisms import AtServer
 from fedrank.privacy.noise import SecureSource
-from fedrank.privacy.promises import Setting
 from fedrank.ranking.measures import Evaluator
 
 COUNTS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)

@@ -22,7 +22,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.round import federated_round, first_state
-from fedrank.federated.steps import Adam
+from fedrank.federated.server_optimizers import Adam
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.rankers import score
 from fedrank.ranking.evolution import Evolution

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from fedrank.data.catalog import load
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.runs import load_runs
+from fedrank.ranking.click_models import USERS
 from fedrank.ranking.measures import ranking
 from fedrank.ranking.model import load_weights
-from fedrank.ranking.users import USERS
 
 PRINTED = {  # (user, ranker): on training queries, on test queries
     ("perfect", "linear"): (0.4154, 0.4006),

@@ -25,9 +25,9 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.round import federated_round, first_state
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.rankers import score
+from fedrank.ranking.click_models import USERS
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
-from fedrank.ranking.users import USERS
 
 SHAPES = {"46 x 41": (46, 41, 1000, 2), "136 x 120": (136, 120, 2000, 4)}  # features, documents, queries, top grade
 TARGETS = {"46 x 41": 300_000, "136 x 120": 120_000}  # linear, interactions a second on a quiet core

@@ -22,13 +22,13 @@ import numpy as np
 
 import fedrank as fr
 from fedrank.data.ranking import RankingData
-from fedrank.federated.ahead import Ahead
-from fedrank.federated.robust_there import change_there
+from fedrank.federated.multi_round import MultiRound
+from fedrank.federated.robust_on_device import change_on_device
 from fedrank.federated.round import first_state, simulate
-from fedrank.kernels.devices import DeviceError, GraphicsCard, Machine
-from fedrank.ranking.cuda.choice import Twin
-from fedrank.ranking.cuda.measures import EvaluatorThere
-from fedrank.ranking.cuda.pdgd import PdgdThere
+from fedrank.kernels.devices import CudaDevice, Device, DeviceError
+from fedrank.ranking.cuda.choice import DeviceLearner
+from fedrank.ranking.cuda.measures import EvaluatorOnDevice
+from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import Chance
 from fedrank.types import Messages
@@ -58,7 +58,7 @@ def made_up(queries: int, documents: int, features: int, seed: int = 1, ragged: 
     )
 
 
-def agreement(machine: Machine, clients: int = 200) -> tuple[int, int]:
+def agreement(machine: Device, clients: int = 200) -> tuple[int, int]:
     """(clients whose update and online quality are the same bits, clients) over random problems."""
     same = tried = 0
     for number, settings in enumerate(SETTINGS):
@@ -69,9 +69,9 @@ def agreement(machine: Machine, clients: int = 200) -> tuple[int, int]:
                 crowd = fr.make_clients(data, count=clients, user=user, interactions=5, seed=number)
                 start = np.random.default_rng(number).normal(size=features)
                 expected = learner(start, crowd, Chance(number, 3))
-                found = PdgdThere(machine, learner, crowd).learn(start, Chance(number, 3))
+                found = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(number, 3))
                 updates, online = (machine.get(each) for each in found)
-                [total], _ = PdgdThere(machine, learner, crowd).parts(start, Chance(number, 3), None, True, clients)
+                [total], _ = PdgdOnDevice(machine, learner, crowd).parts(start, Chance(number, 3), None, True, clients)
                 if not np.array_equal(total, fr.kernels.sums.weighted_sum(crowd.interactions, expected.updates)):
                     sys.exit(f"the sum of updates is another one: {settings}, {documents} x {features}, {user}")
                 alike = (expected.updates == updates).all(axis=1) & (expected.observed.online == online)
@@ -79,7 +79,7 @@ def agreement(machine: Machine, clients: int = 200) -> tuple[int, int]:
     return same, tried
 
 
-def seconds(card: GraphicsCard, repeats: int, what: Callable[[], Any]) -> float:
+def seconds(card: CudaDevice, repeats: int, what: Callable[[], Any]) -> float:
     what()
     card.finish()
     taken = []
@@ -91,7 +91,7 @@ def seconds(card: GraphicsCard, repeats: int, what: Callable[[], Any]) -> float:
     return float(np.median(taken))
 
 
-def bandwidth(card: GraphicsCard) -> float:
+def bandwidth(card: CudaDevice) -> float:
     """Bytes a second that a copy reads and writes."""
     a, b = card.empty((1 << 30,), np.uint8), card.empty((1 << 30,), np.uint8)
     return 2 * (1 << 30) / seconds(card, 10, lambda: b.__setitem__(slice(None), a))
@@ -120,7 +120,7 @@ def loop_times(card: Any, what: Callable[[], Any]) -> dict[str, float]:
 def small_rounds(card: Any, shape: tuple[int, int, int], count: int = 10) -> str:
     crowd = fr.make_clients(made_up(*shape), count=count, user="informational", interactions=5)
     federation = fr.Federation(fr.learners.Pdgd(rate=0.1))
-    ahead = Ahead.of(PdgdThere(card, federation.learner, crowd), federation, crowd, 1, weighted=True)
+    ahead = MultiRound.of(PdgdOnDevice(card, federation.learner, crowd), federation, crowd, 1, weighted=True)
     assert ahead is not None
     state, _ = first_state(federation, crowd, 1)
     everybody = np.arange(count)
@@ -149,7 +149,7 @@ def robust_rules(card: Any) -> None:
         updates = np.random.default_rng(1).normal(size=(clients, 136)).astype(np.float32)
         there, said = card.put(updates), []
         for name, rule in rules.items():
-            taken = seconds(card, 3, partial(change_there, card, rule, there))
+            taken = seconds(card, 3, partial(change_on_device, card, rule, there))
             text = f"{name} {1e3 * taken:.2f} ms"
             if clients <= 1000:
                 sizes = np.ones(clients, np.int64)
@@ -158,7 +158,7 @@ def robust_rules(card: Any) -> None:
                 begin = time.perf_counter()
                 expected = rule(messages)
                 text += f" (processor {1e3 * (time.perf_counter() - begin):.2f})"
-                found = change_there(card, rule, there)
+                found = change_on_device(card, rule, there)
                 text += " same" if np.array_equal(found, expected) else f" {np.abs(found - expected).max():.0e}"
             said.append(text)
         print(f"{clients} x 136: {'; '.join(said)}", flush=True)
@@ -171,7 +171,7 @@ def measured(card: Any) -> None:
         data, rng = made_up(*shape), np.random.default_rng(1)
         weights, linear = rng.normal(size=(100, shape[2])), fr.rankers.Linear()
         evaluator = Evaluator(data, ["ndcg@10"])
-        there = EvaluatorThere(card, evaluator)
+        there = EvaluatorOnDevice(card, evaluator)
         taken = seconds(card, 5, partial(there, weights, linear))
         features, models = card.put(data.features), card.put(weights.astype(np.float32).T)
         product = seconds(card, 5, partial(cupy.matmul, features, models))
@@ -192,10 +192,10 @@ def measured(card: Any) -> None:
         )
 
 
-def the_card() -> GraphicsCard:
+def the_card() -> CudaDevice:
     """The graphics card, or one line that says what is missing."""
     try:
-        return GraphicsCard()
+        return CudaDevice()
     except (ImportError, DeviceError) as problem:
         raise SystemExit(str(problem)) from None
 
@@ -223,9 +223,9 @@ def main() -> None:
         learner(weights, few, chance)
         one_core = len(few) * options.interactions / (time.process_time() - begin)
         crowd = fr.make_clients(data, count=options.clients, user="informational", interactions=options.interactions)
-        many = PdgdThere(card, learner, crowd)
+        many = PdgdOnDevice(card, learner, crowd)
         learn = seconds(card, 7, partial(many.learn, weights, chance))
-        whole = seconds(card, 7, partial(Twin(many).parts, weights, chance, None, True, 1 << 17))
+        whole = seconds(card, 7, partial(DeviceLearner(many).parts, weights, chance, None, True, 1 << 17))
         searches = options.clients * options.interactions
         needed = searches * documents * features * 4 / best
         print(
@@ -236,8 +236,8 @@ def main() -> None:
             flush=True,
         )
         del many
-        half = PdgdThere(card, learner, crowd, "float16")
-        whole = seconds(card, 7, partial(Twin(half).parts, weights, chance, None, True, 1 << 17))
+        half = PdgdOnDevice(card, learner, crowd, "float16")
+        whole = seconds(card, 7, partial(DeviceLearner(half).parts, weights, chance, None, True, 1 << 17))
         print(f"    features in two bytes: {searches / whole / 1e6:.1f} million with the mean", flush=True)
     for shape, count in ((SHAPES[0], 10), (SHAPES[3], 10), (SHAPES[3], 200)):
         print(small_rounds(card, shape, count))

@@ -21,7 +21,7 @@ import numpy as np
 import fedrank as fr
 from benchmarks.gpu import made_up, seconds, the_card
 from fedrank.kernels import devices
-from fedrank.kernels.devices import GraphicsCard, Machine
+from fedrank.kernels.devices import CudaDevice, Device
 from fedrank.ranking.cuda import neural
 from fedrank.ranking.cuda.choice import there
 from fedrank.seeds import Chance
@@ -60,7 +60,7 @@ LEFT_OUT = {  # stages of neural PDGD, by what takes their place
 EVOLUTION_VARIANTS = ((8, 4),)  # blocks of four warps that must fit, for short lists and for long ones
 
 
-def agreement(machine: Machine, clients: int = 60) -> tuple[int, int]:
+def agreement(machine: Device, clients: int = 60) -> tuple[int, int]:
     """(clients all of whose results are the same bits, clients) over random problems."""
     same = tried = 0
     for number, learner in enumerate(CHECKED):
@@ -69,7 +69,7 @@ def agreement(machine: Machine, clients: int = 60) -> tuple[int, int]:
             crowd = fr.make_clients(data, count=clients, user="informational", interactions=4, seed=number)
             start = learner.ranker.first(features, np.random.default_rng(number)) * 5
             expected = learner(start, crowd, Chance(number, 3))
-            found = there(machine, learner, crowd).learned(start, Chance(number, 3), None, fr.types.STRAIGHT)
+            found = there(machine, learner, crowd).learned(start, Chance(number, 3), None, fr.types.NO_CORRECTION)
             alike = (expected.updates == found.updates).all(axis=1)
             alike &= expected.observed.online == found.observed.online
             if expected.sent is not None:
@@ -81,7 +81,7 @@ def agreement(machine: Machine, clients: int = 60) -> tuple[int, int]:
     return same, tried
 
 
-def speed(card: GraphicsCard, learner: Learner, crowd: Any, repeats: int = 5) -> tuple[float, float]:
+def speed(card: CudaDevice, learner: Learner, crowd: Any, repeats: int = 5) -> tuple[float, float]:
     """Searches a second, learning alone and with the sum of all updates."""
     weights = learner.ranker.first(crowd.data.features.shape[1], np.random.default_rng(1))
     many, chance = there(card, learner, crowd), Chance(1, 7)

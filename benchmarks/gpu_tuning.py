@@ -16,7 +16,7 @@ import numpy as np
 import fedrank as fr
 from benchmarks.gpu import SHAPES, bandwidth, made_up, seconds, the_card
 from fedrank.kernels import devices
-from fedrank.ranking.cuda.pdgd import PdgdThere
+from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 from fedrank.seeds import Chance
 
 # (features, groups that are fetched together, blocks of a multiprocessor)
@@ -28,7 +28,7 @@ def named(kind: str, groups: int, blocks: int) -> str:
     return f"tuned_{kind.lower()}_{groups}_{blocks}"
 
 
-def card_with_variants() -> devices.GraphicsCard:
+def card_with_variants() -> devices.CudaDevice:
     text = devices.source()
     lines = [f"LOOP({named(*each)}, {each[0]}, true, {each[1]}, {each[2]})" for each in dict.fromkeys(LONG + SHORT)]
     devices.source = lambda: "\n".join([text, *lines, ""])  # type: ignore[assignment]
@@ -43,7 +43,7 @@ def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[st
     for kind, groups, blocks in variants:
         if kind not in held:
             held.clear()
-            held[kind] = PdgdThere(card, learner, crowd, "float32" if kind == "float" else "float16")
+            held[kind] = PdgdOnDevice(card, learner, crowd, "float32" if kind == "float" else "float16")
         many = held[kind]
         name = named(kind, groups, blocks)
         many._begin = lambda *_, name=name, many=many: setattr(many, "_loop", name)

@@ -22,8 +22,8 @@ from fedrank.data.ranking import RankingData
 from fedrank.trees.binning import Edges, quantile_edges
 from fedrank.trees.boosters import Grower, Lambdamart, SelectiveGrower
 from fedrank.trees.forest import lightgbm
-from fedrank.trees.growth import Here, grow_forest
-from fedrank.trees.holder import Holder
+from fedrank.trees.growing_loop import Here, grow_forest
+from fedrank.trees.row_store import RowStore
 
 TREE, FOUR, FASTER, MEMORY, MILLISECONDS = 1.3, 1.2, 6.0, 1.3, 60.0
 
@@ -58,7 +58,7 @@ def together(data: RankingData, clients: int, edges: Edges | None = None) -> Ite
     parts = (
         [data.select(np.arange(first, data.queries, clients)) for first in range(clients)] if clients > 1 else [data]
     )
-    for _ in grow_forest(Here([Holder(part, edges, rules, 1) for part in parts]), rules, edges, 1):
+    for _ in grow_forest(Here([RowStore(part, edges, rules, 1) for part in parts]), rules, edges, 1):
         yield
 
 

@@ -26,7 +26,7 @@ from fedrank.seeds import rng_for
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Grower
 from fedrank.trees.forest import transplanted
-from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
+from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.histograms import AskedHere
 from fedrank.trees.splits import Topics
 

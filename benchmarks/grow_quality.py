@@ -23,7 +23,7 @@ from fedrank.seeds import rng_for
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Grower
 from fedrank.trees.forest import transplanted
-from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
+from fedrank.trees.private_growing import PrivateRowStore, TreeNoise, grow_private
 from fedrank.trees.splits import Dealt, Portion, Topics
 from fedrank.trees.together import useful
 
@@ -86,7 +86,7 @@ def private(names: list[str], trees: int, console: Console) -> None:
             for noise in (1.0, 3.0, 10.0, 30.0, 100.0):
                 how = TreeNoise(design, "query", noise)
                 rules = Grower(trees=trees, rate=0.2, bins=bins)
-                holders = [PrivateHolder(part, edges, rules, how) for part in parts if part is not None]
+                holders = [PrivateRowStore(part, edges, rules, how) for part in parts if part is not None]
                 texts = list(grow_private(holders, rules, edges, how, SEED))
                 quality = evaluate(["ndcg@10"], transplanted(texts, fold.train, {}).score(fold.test), fold.test)[0]
                 cost = how.epsilon(trees, features, bins, 1e-5)

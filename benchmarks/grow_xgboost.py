@@ -31,7 +31,7 @@ from fedrank.ranking.measures import evaluate
 from fedrank.trees.binning import grid_edges, quantile_edges
 from fedrank.trees.boosters import Grower
 from fedrank.trees.forest import transplanted
-from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
+from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.histograms import AskedHere
 
 SEED = 1

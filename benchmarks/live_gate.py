@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from fedrank.privacy.accounting import GaussianEvent
-from fedrank.privacy.promises import Promise, noise_for
+from fedrank.privacy.guarantees import Guarantee, noise_for
 from fedrank.ranking.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
 from fedrank.types import Impression
 
@@ -51,7 +51,7 @@ def bets(gate: Gate, share: float, clients: int, rng: np.random.Generator, poole
 
 def people_needed(epsilon: float, votes: bool, summed: bool, rng: np.random.Generator) -> int:
     """The fewest of a list of sizes at which protected counts adopt a model that wins 60 %."""
-    multiplier = noise_for(lambda noise: Promise("server", GaussianEvent(noise), ""), 1, 1e-5, epsilon)
+    multiplier = noise_for(lambda noise: Guarantee("server", GaussianEvent(noise), ""), 1, 1e-5, epsilon)
     for people in PEOPLE:
         noise = multiplier * (1 if votes else DECIDED) * (1 if summed else math.sqrt(people))
         gate, adopted = Gate(most=people * DECIDED + 1), 0

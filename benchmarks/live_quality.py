@@ -30,15 +30,15 @@ from fedrank.data.collection import Collection, load_collection
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.live_ranking import collection_fold, forward_rows, live_ranking, owners, topics
 from fedrank.data.ranking import RankingData
-from fedrank.federated.aggregate import Apart, Mean
+from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
 from fedrank.federated.round import simulate
+from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
-from fedrank.ranking.users import User
 from fedrank.types import Weights
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")
@@ -49,14 +49,14 @@ START = LIVE_1.start()
 fold_of = cache(collection_fold)
 CLICKS = {  # by number of grades, filled up to five
     "navigational": {
-        2: User((0.05, 0.95, 0.95, 0.95, 0.95), (0.2, 0.9, 0.9, 0.9, 0.9)),
-        4: User((0.05, 0.35, 0.65, 0.95, 0.95), (0.2, 0.4, 0.65, 0.9, 0.9)),
-        5: User((0.05, 0.3, 0.5, 0.7, 0.95), (0.2, 0.3, 0.5, 0.7, 0.9)),
+        2: ClickModel((0.05, 0.95, 0.95, 0.95, 0.95), (0.2, 0.9, 0.9, 0.9, 0.9)),
+        4: ClickModel((0.05, 0.35, 0.65, 0.95, 0.95), (0.2, 0.4, 0.65, 0.9, 0.9)),
+        5: ClickModel((0.05, 0.3, 0.5, 0.7, 0.95), (0.2, 0.3, 0.5, 0.7, 0.9)),
     },
     "informational": {
-        2: User((0.3, 0.7, 0.7, 0.7, 0.7), (0.1, 0.5, 0.5, 0.5, 0.5)),
-        4: User((0.4, 0.6, 0.75, 0.9, 0.9), (0.1, 0.2, 0.35, 0.5, 0.5)),
-        5: User((0.4, 0.6, 0.7, 0.8, 0.9), (0.1, 0.2, 0.3, 0.4, 0.5)),
+        2: ClickModel((0.3, 0.7, 0.7, 0.7, 0.7), (0.1, 0.5, 0.5, 0.5, 0.5)),
+        4: ClickModel((0.4, 0.6, 0.75, 0.9, 0.9), (0.1, 0.2, 0.35, 0.5, 0.5)),
+        5: ClickModel((0.4, 0.6, 0.7, 0.8, 0.9), (0.1, 0.2, 0.3, 0.4, 0.5)),
     },
 }
 
@@ -92,7 +92,7 @@ def shares(data: RankingData, collection: Collection, part_of: np.ndarray, part:
     return np.array(found)
 
 
-def crowd_of(data: RankingData, tables: Sequence[User], seed: int):
+def simulated_clients_of(data: RankingData, tables: Sequence[ClickModel], seed: int):
     """A client for each searcher, the busiest first, with its own way of clicking; and which row each searcher is."""
     searchers, sizes = np.unique(data.who, return_counts=True)
     order = np.argsort(-sizes, kind="stable")
@@ -124,7 +124,7 @@ def clients(name: str, kind: str, splits: Sequence[int], learner: Pdgd) -> dict[
         answerable = int((owners(collection, part_of, PARTS) >= 0).sum())
         usable.append((fold.train.queries + fold.test.queries) / answerable)
         share = shares(fold.test, collection, part_of, fold.test.who)
-        crowd, row_of = crowd_of(fold.train, [table] * PARTS, split)
+        crowd, row_of = simulated_clients_of(fold.train, [table] * PARTS, split)
         evaluator = Evaluator(fold.test, ["ndcg@10"])
         bm25 = evaluator.per_query(START, Linear())[0] * share
         together, first = trained(crowd, split, learner)
@@ -167,7 +167,7 @@ def newcomer(name: str, splits: Sequence[int], learner: Pdgd) -> tuple[float, Di
                 tables += [CLICKS["navigational"][data.top_grade + 1]] * PARTS
         who = np.concatenate([part.who for part in parts])
         joined = replace(RankingData.join(parts), who=who, when=np.arange(len(who)))
-        crowd, _ = crowd_of(replace(joined, top_grade=4), tables, split)
+        crowd, _ = simulated_clients_of(replace(joined, top_grade=4), tables, split)
         weights, _ = trained(crowd, split, learner)
         for query, value in zip(test.query_ids, evaluator.per_query(weights, Linear())[0] * share - bm25, strict=True):
             by_query.setdefault(str(query), []).append(float(value))

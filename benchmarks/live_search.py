@@ -75,8 +75,8 @@ def some_queries(count: int) -> list[str]:
 
 def measure(folder: str, queries: list[str], out: multiprocessing.Queue) -> None:
     """In a process of its own, as it starts after `index`."""
-    from fedrank.search.answers import Filters
     from fedrank.search.client import SearchClient
+    from fedrank.search.results import Filters
 
     now = 1_700_000_000.0
 

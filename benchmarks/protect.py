@@ -23,7 +23,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.round import federated_round, first_state
-from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, SecureSum
+from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, SecureAggregation
 from fedrank.ranking.learners import Pdgd
 from fedrank.types import Mechanism
 
@@ -32,8 +32,8 @@ CASES: dict[str, tuple[Mechanism, float | None]] = {  # mechanism, largest ratio
     "gaussian, server": (Gaussian(clip=0.3, noise=2.0, place=AtServer()), 1.05),
     "laplace, server": (Laplace(clip=0.3, noise=2.0, place=AtServer()), 1.05),
     "gaussian, client": (Gaussian(clip=0.3, noise=2.0), None),
-    "gaussian, ideal sum": (Gaussian(clip=0.3, noise=2.0, place=SecureSum(sum="ideal")), None),
-    "laplace, ideal sum": (Laplace(clip=0.3, noise=2.0, place=SecureSum(sum="ideal")), None),
+    "gaussian, ideal sum": (Gaussian(clip=0.3, noise=2.0, place=SecureAggregation(sum="ideal")), None),
+    "laplace, ideal sum": (Laplace(clip=0.3, noise=2.0, place=SecureAggregation(sum="ideal")), None),
     "fpdgd-paper": (FpdgdPaper(epsilon=1.2), None),
 }
 

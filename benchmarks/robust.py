@@ -20,13 +20,13 @@ from collections.abc import Callable
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.federated.aggregate import AGGREGATORS
+from fedrank.federated.aggregators import AGGREGATORS
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.round import federated_round, first_state
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance
-from fedrank.types import Crowd, Messages, has
+from fedrank.types import Messages, SimulatedClients, has_trait
 
 SIZES = [(10, 46), (100, 136), (1000, 136)]  # clients, parameters
 CHECKED = ["krum", "multi-krum", "trimmed-mean", "median"]
@@ -44,7 +44,7 @@ def made_up(features: int, documents: int = 41, queries: int = 500) -> RankingDa
     return RankingData(table, grades, offsets, np.arange(queries).astype(str), top_grade=2)
 
 
-def some_rounds(crowd: Crowd, parameters: int, count: int = 12) -> list[Messages]:
+def some_rounds(crowd: SimulatedClients, parameters: int, count: int = 12) -> list[Messages]:
     """What arrives while a model learns by the mean; the server's own update is a mean, too."""
     weights, rounds = np.zeros(parameters), []
     for number in range(1, count + 1):
@@ -59,7 +59,7 @@ def call_of(name: str, rounds: list[Messages]) -> Callable[[], object]:
     """One aggregation of the last of some rounds."""
     rule = AGGREGATORS[name]()
     last = rounds[-1]
-    if not has(rule, "remembers"):
+    if not has_trait(rule, "remembers"):
         return lambda: rule(last)  # type: ignore[call-arg]
     state = rule.first(*last.updates.shape)  # type: ignore[union-attr]
     for messages in rounds[:-1]:

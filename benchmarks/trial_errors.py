@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrank.engine.judging import DecidedSearch, Judgement, TrialRules, judge
 from fedrank.engine.team_draft import click_line, search_line, team_draft
 from fedrank.engine.trial import EngineTrial
-from fedrank.engine.trial_plan import TrialModel, TrialPlan, new_key, now, write_plan
+from fedrank.engine.trial_decision import DecidedSearch, Judgement, TrialRules, judge
+from fedrank.engine.trial_record import TrialModel, TrialPlan, new_key, now, write_plan
 
 # wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused
 FIGURES = {0.2: (0.001, 0.0, 25), 0.45: (0.01, 0.0, None), 0.5: (0.05, 0.0, None), 0.6: (1.0, 0.8, None)}

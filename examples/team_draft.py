@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrank.engine.judging import TrialRules
-from fedrank.engine.planning import plan_trial
+from fedrank.engine.start_trial import plan_trial
 from fedrank.engine.team_draft import click_line, search_line, team_draft
 from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial_decision import TrialRules
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
 

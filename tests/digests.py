@@ -36,18 +36,18 @@ from fedrank.data.text import Tokeniser
 from fedrank.engine.practice import Practice
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import builtin_names, read_spec
-from fedrank.federated.aggregate import AGGREGATORS
-from fedrank.federated.steps import SERVER_STEPS
+from fedrank.federated.aggregators import AGGREGATORS
+from fedrank.federated.server_optimizers import SERVER_STEPS
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.propensity import Bias, ShownResults, propensities_of
 from fedrank.silo.silos import Silo, SilosRule, make_silos
 from fedrank.silo.training import CrossSilo, Global, Local, LocalPlus, SiloMethod
 from fedrank.trees.binning import quantile_edges
 from fedrank.trees.boosters import Grower, SelectiveGrower
-from fedrank.trees.growth import Here, grow_forest
-from fedrank.trees.holder import Holder
+from fedrank.trees.growing_loop import Here, grow_forest
 from fedrank.trees.mergers import WeightedSum
-from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
+from fedrank.trees.private_growing import PrivateRowStore, TreeNoise, grow_private
+from fedrank.trees.row_store import RowStore
 from fedrank.trees.splits import Topics
 from fedrank.unlearning.methods import UNLEARNERS
 from tests.made_up import made_up_log
@@ -217,7 +217,12 @@ def methods() -> dict[str, Callable[[], str]]:
     original = fr.attacks.Fang(fr.aggregators.Median(), partial="original")
     federation = fr.Federation(aggregator=fr.aggregators.Median(), attack=original)
     todo["attack fang Median, original"] = partial(of_rounds, federation, mixed)
-    for place in (fr.places.OnClient(), fr.places.AtServer(), fr.places.SecureSum(sum="ideal"), fr.places.SecureSum()):
+    for place in (
+        fr.places.OnClient(),
+        fr.places.AtServer(),
+        fr.places.SecureAggregation(sum="ideal"),
+        fr.places.SecureAggregation(),
+    ):
         for mechanism in (fr.mechanisms.Gaussian(0.1, 1.0, place), fr.mechanisms.Laplace(0.1, 1.0, place)):
             name = f"mechanism {type(mechanism).__name__} {type(place).__name__} {getattr(place, 'sum', '')}"
             todo[name.strip()] = partial(of_rounds, fr.Federation(mechanism=mechanism), mixed)
@@ -305,14 +310,14 @@ def forests() -> dict[str, Callable[[], str]]:
     edges = cache(lambda: quantile_edges(queries(), 32))
 
     def together() -> str:
-        holders = [Holder(queries().select(np.arange(i, 60, 3)), edges(), rules, 7) for i in range(3)]
+        holders = [RowStore(queries().select(np.arange(i, 60, 3)), edges(), rules, 7) for i in range(3)]
         return digest(*(text.encode() for text, _ in grow_forest(Here(holders), rules, edges(), 7)))
 
     def noised(design: Any) -> str:
         noise = TreeNoise(design)
         source = SecureSource(key=b"1" * 32)
         holders = [
-            PrivateHolder(queries().select(np.arange(i, 60, 3)), edges(), rules, noise, source) for i in range(3)
+            PrivateRowStore(queries().select(np.arange(i, 60, 3)), edges(), rules, noise, source) for i in range(3)
         ]
         return digest(*(text.encode() for text in grow_private(holders, rules, edges(), noise, 7)))
 
@@ -390,7 +395,7 @@ def judged_logs() -> dict[str, Callable[[], str]]:
     }
 
 
-def of_rounds(federation: fr.Federation, make: Callable[[], fr.Crowd], rounds: int = 6) -> str:
+def of_rounds(federation: fr.Federation, make: Callable[[], fr.SimulatedClients], rounds: int = 6) -> str:
     clients = make()
     source = SecureSource(key=b"1" * 32)
     parts = []

@@ -20,7 +20,7 @@ APPLICATIONS = ["search", "engine", "deploy"]
 EXPERIMENTS = [f"experiments.{name}" for name in ("watch", "report", "runner", "spec")]
 CORE = ["unlearning", "attacks", "trees", "silo", "privacy", "federated", "ranking", "data", "web", "kernels"]
 ORDER = ["cli", *APPLICATIONS, "papers", *EXPERIMENTS, *CORE]
-BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "glance", "extras"}
+BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "display", "extras"}
 MODULE = re.compile(r"fedrank\.(experiments\.\w+|\w+)(\.\w*)*(:[\w.]+)?")  # as text: a module, or something in one
 
 

@@ -105,7 +105,7 @@ if __name__ == "__main__":
 """
 JOBS = """\
 import fedrank
-from fedrank.experiments.runner.engines import SubmititExecutor
+from fedrank.experiments.runner.executors import SubmititExecutor
 from submitit import LocalExecutor
 
 grid = fedrank.read_experiment("quickstart", ["rounds=3", "data.folds=[1]", "seeds=[1]"])

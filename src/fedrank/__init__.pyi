@@ -27,8 +27,8 @@ from fedrank.federated.client import Simulated as Simulated
 from fedrank.federated.client import answer as answer
 from fedrank.federated.client import first_memory as first_memory
 from fedrank.federated.clients import make_clients as make_clients
-from fedrank.federated.differences import differences as differences
 from fedrank.federated.federation import Federation as Federation
+from fedrank.federated.heterogeneity import differences as differences
 from fedrank.federated.messages import Call as Call
 from fedrank.federated.messages import ExpectedCall as ExpectedCall
 from fedrank.federated.messages import ExpectedMessage as ExpectedMessage
@@ -43,6 +43,7 @@ from fedrank.federated.server import ServerTask as ServerTask
 from fedrank.federated.server import State as State
 from fedrank.federated.server import receive as receive
 from fedrank.federated.server import settle as settle
+from fedrank.ranking.click_models import ClickModel as ClickModel
 from fedrank.ranking.learners import fine_tune as fine_tune
 from fedrank.ranking.measures import Evaluator as Evaluator
 from fedrank.ranking.measures import evaluate as evaluate
@@ -50,7 +51,6 @@ from fedrank.ranking.measures import measure as measure
 from fedrank.ranking.measures import per_query as per_query
 from fedrank.ranking.model import Model as Model
 from fedrank.ranking.model import save_model as save_model
-from fedrank.ranking.users import User as User
 from fedrank.silo.silos import SilosRule as SilosRule
 from fedrank.silo.silos import make_silos as make_silos
 from fedrank.silo.sketch import Sketcher as Sketcher
@@ -58,10 +58,10 @@ from fedrank.trees.export import export as export
 from fedrank.trees.forest import Forest as Forest
 from fedrank.trees.model_files import load_model as load_model
 from fedrank.trees.training import train_and_merge as train_and_merge
-from fedrank.types import Crowd as Crowd
-from fedrank.types import Holdings as Holdings
+from fedrank.types import ClientData as ClientData
 from fedrank.types import Impression as Impression
 from fedrank.types import Messages as Messages
+from fedrank.types import SimulatedClients as SimulatedClients
 from fedrank.unlearning.history import History as History
 from fedrank.unlearning.history import HistoryWriter as HistoryWriter
 from fedrank.unlearning.methods import Case as Case
@@ -95,8 +95,8 @@ class local_steps:
 class aggregators:
     """How the server combines updates."""
 
-    from fedrank.federated.aggregate import Apart as Apart
-    from fedrank.federated.aggregate import Mean as Mean
+    from fedrank.federated.aggregators import Apart as Apart
+    from fedrank.federated.aggregators import Mean as Mean
     from fedrank.federated.robust import Bulyan as Bulyan
     from fedrank.federated.robust import GeometricMedian as GeometricMedian
     from fedrank.federated.robust import Krum as Krum
@@ -110,16 +110,16 @@ class aggregators:
 class server_steps:
     """How the server moves its model."""
 
-    from fedrank.federated.steps import Adam as Adam
-    from fedrank.federated.steps import Add as Add
-    from fedrank.federated.steps import Momentum as Momentum
+    from fedrank.federated.server_optimizers import Adam as Adam
+    from fedrank.federated.server_optimizers import Add as Add
+    from fedrank.federated.server_optimizers import Momentum as Momentum
 
 class arrivals:
     """What the server does with updates that arrive out of step."""
 
-    from fedrank.federated.arrival import FedAsync as FedAsync
-    from fedrank.federated.arrival import FedBuff as FedBuff
-    from fedrank.federated.arrival import Sync as Sync
+    from fedrank.federated.asynchronous import FedAsync as FedAsync
+    from fedrank.federated.asynchronous import FedBuff as FedBuff
+    from fedrank.federated.asynchronous import Sync as Sync
 
 class attacks:
     """What malicious clients do."""
@@ -148,7 +148,7 @@ class places:
 
     from fedrank.privacy.mechanisms import AtServer as AtServer
     from fedrank.privacy.mechanisms import OnClient as OnClient
-    from fedrank.privacy.mechanisms import SecureSum as SecureSum
+    from fedrank.privacy.mechanisms import SecureAggregation as SecureAggregation
 
 class partitions:
     """Who holds which queries."""

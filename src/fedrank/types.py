@@ -1,7 +1,7 @@
 """Array names with their shapes, the records that flow through a round, and the protocols of its parts.
 
 Protocols describe; nobody inherits from them. What a method can do, or needs, it declares as `traits`; what goes with
-what follows from these (`fedrank.federated.fitting`), so that a method from outside is treated like one of ours.
+what follows from these (`fedrank.federated.compatibility`), so that a method from outside is treated like one of ours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.glance import Glance, listed
+from fedrank.display import DisplayMixin, listed
 
 if TYPE_CHECKING:
     from fedrank.data.ranking import RankingData
@@ -54,13 +54,13 @@ Trait = Literal[
 ]
 
 
-def has(method: Any, trait: Trait) -> bool:
+def has_trait(method: Any, trait: Trait) -> bool:
     """Whether a method declares a trait."""
     return trait in getattr(method, "traits", ())
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Holdings(Glance):
+class ClientData(DisplayMixin):
     """What clients have, as columns: row c is client c. Tables that clients share are stored once."""
 
     data: RankingData  # what they search; a partition may have rearranged it
@@ -77,7 +77,7 @@ class Holdings(Glance):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         sizes = np.diff(self.pools)[self.pool]
         return f"of {self.data.name}" if self.data.name else "", {
             "clients": f"{len(self):,}",
@@ -92,7 +92,7 @@ class Holdings(Glance):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Crowd(Holdings):
+class SimulatedClients(ClientData):
     """Clients with people in front of them, as a simulation needs it: what they look for, and how they click."""
 
     view: NDArray[np.int32]  # [clients]: which row of `grades` it sees
@@ -107,13 +107,13 @@ class Crowd(Holdings):
     attention: NDArray[np.float64]  # [users, 10]: P(read | rank)
     user_names: tuple[str, ...]  # [users]
     shared: NDArray[np.int32]  # queries that everybody holds because they were shared; mostly none
-    people: Crowd | None = None  # where clients are organisations: a row for each of their people
+    people: SimulatedClients | None = None  # where clients are organisations: a row for each of their people
     client: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # [people]: whose they are
 
-    _columns: ClassVar[tuple[str, ...]] = (*Holdings._columns, "view", "judged", "user", "malicious", "client")
+    _columns: ClassVar[tuple[str, ...]] = (*ClientData._columns, "view", "judged", "user", "malicious", "client")
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
-        name, facts = super()._glance()
+    def _display(self) -> tuple[str, dict[str, str]]:
+        name, facts = super()._display()
         return name, facts | {
             "users": listed(dict.fromkeys(self.user_names)),
             "malicious": f"{int(self.malicious.sum()):,}",
@@ -160,7 +160,7 @@ class Observed(NamedTuple):
     reward: NDArray[np.float64] | None = None  # [n]: mean reward, where a learner has one
 
 
-class Bend(NamedTuple):
+class LocalCorrection(NamedTuple):
     """What bends the local steps of clients besides their gradients; see `fedrank.federated.local`."""
 
     pull: float = 0.0  # at every step, rate x pull of the way back to where the client started
@@ -168,7 +168,7 @@ class Bend(NamedTuple):
     personal: NDArray[np.float64] | None = None  # [clients, units]: last parameters of the model, each client's own
 
 
-STRAIGHT = Bend()
+NO_CORRECTION = LocalCorrection()
 
 
 class Learned(NamedTuple):
@@ -264,12 +264,21 @@ class Learner(Protocol):
     def ranker(self) -> Ranker: ...
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
         """Simulated clients, all of them at once; `start` is one model, or one for each."""
 
     def from_impressions(
-        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+        self,
+        start: NDArray[np.float32],
+        impressions: Impressions,
+        own: OwnChance,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
         """One client, from whatever it was shown; `own` is for what a learner draws itself."""
 
@@ -280,10 +289,12 @@ class LocalStep(Protocol):
     def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
         """[clients, m]: what clients keep before round 1; None: nothing."""
 
-    def bend(self, memory: Memory, common: NDArray[np.float32] | None) -> Bend:
+    def correction(self, memory: Memory, common: NDArray[np.float32] | None) -> LocalCorrection:
         """What bends the steps of these clients; `common` is what the server sent along with the model."""
 
-    def remember(self, memory: Memory, bend: Bend, learned: Learned, steps: NDArray[np.float64]) -> Memory:
+    def remember(
+        self, memory: Memory, correction: LocalCorrection, learned: Learned, steps: NDArray[np.float64]
+    ) -> Memory:
         """What these clients keep from now on; `steps` [n] are how many each took, times the rate."""
 
 

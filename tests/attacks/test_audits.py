@@ -10,16 +10,16 @@ import pytest
 from fedrank.attacks import audits
 from fedrank.attacks.audits import Audit, matching_bound
 from fedrank.attacks.clicks import ClickAudit, Share, forward, replay
-from fedrank.federated.aggregate import Apart, Mean
+from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.local import FedProx, Scaffold
+from fedrank.privacy.guarantees import Setting
 from fedrank.privacy.mechanisms import AtServer, Laplace
 from fedrank.privacy.noise import SecureSource
-from fedrank.privacy.promises import Setting
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Mlp
 from fedrank.seeds import Chance
-from fedrank.types import Bend
+from fedrank.types import LocalCorrection
 from tests.made_up import made_up_data
 
 FEW = {"messages": 5, "repeats": 2000, "runs": 40}
@@ -50,11 +50,11 @@ def test_clicks_are_read_from_plain_messages_alone(changes):
 
 @pytest.mark.long
 def test_steps_that_are_pulled_back_are_replayed_to_the_last_bit():
-    made, start, bend = audit(local=FedProx(strength=2.0)), np.linspace(-0.1, 0.1, 20), Bend(pull=2.0)
-    updates = Pdgd()(start, made.crowd, Chance(2, 7), bend).updates
+    made, start, correction = audit(local=FedProx(strength=2.0)), np.linspace(-0.1, 0.1, 20), LocalCorrection(pull=2.0)
+    updates = Pdgd()(start, made.crowd, Chance(2, 7), correction).updates
     for c in range(8):
-        searches = replay(Pdgd(), start, made.crowd, c, Chance(2, 7), bend)
-        steps = forward(Pdgd(), start, made.crowd.data, searches, bend)
+        searches = replay(Pdgd(), start, made.crowd, c, Chance(2, 7), correction)
+        steps = forward(Pdgd(), start, made.crowd.data, searches, correction)
         assert np.array_equal(steps.update.astype(np.float32), updates[c])
     clicks, *_ = made.findings()
     assert clicks.counts["decoded"]["right"] > 2

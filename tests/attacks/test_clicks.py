@@ -13,9 +13,9 @@ from fedrank.attacks import clicks
 from fedrank.attacks.clicks import Search, Share, click_audit, decode, forward, match, misfit, reconstruct, replay
 from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
+from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Mlp
-from fedrank.ranking.users import User
 from fedrank.seeds import Chance
 from fedrank.types import Messages
 from tests import needs
@@ -257,7 +257,7 @@ def test_an_audit_does_not_depend_on_anything_but_its_seed():
 def test_an_audit_says_what_it_cannot_do():
     with pytest.raises(ValueError, match="messages = 0"):
         audit(lambda arrived: arrived, messages=0)
-    silent = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    silent = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     start, clients = few_clients(interactions=(1,), count=1, user=silent)
     with pytest.raises(ValueError, match="only 0 of 5 messages"):
         click_audit(Pdgd(), start, clients, lambda arrived: arrived, 1, 5)

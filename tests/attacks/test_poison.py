@@ -29,7 +29,7 @@ from fedrank.attacks.poison import (
     promotion,
 )
 from fedrank.data.ranking import RankingData
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean

@@ -20,7 +20,7 @@ from fedrank.data.describe_log import (
 )
 from fedrank.data.logs import SearchLog
 from fedrank.data.shown_folder import ShownLists, write_shown
-from fedrank.experiments.report.answers import about_log
+from fedrank.experiments.report.command_output import about_log
 from fedrank.experiments.report.log_figures import draw_log
 from fedrank.experiments.report.terminal import show
 from tests.made_up import made_up_shown

@@ -27,7 +27,7 @@ from fedrank.data.live_ranking import (
     topics,
 )
 from fedrank.data.log_features import FEATURE_NAMES
-from fedrank.ranking.given import given_order, given_weights
+from fedrank.ranking.baseline_ranking import baseline_order, baseline_weights
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
 
@@ -121,12 +121,12 @@ def test_halves_of_every_searcher():
 def test_doing_nothing_is_the_engines_order():
     test = collection_fold(SYNTHETIC, 2, 1).test
     evaluator = Evaluator(test, ["ndcg@10"])
-    given = given_order(evaluator)
+    given = baseline_order(evaluator)
     assert given.name == "engine"
-    assert_array_equal(given.values, evaluator.per_query(given_weights(test), Linear()))
-    assert_array_equal(given_weights(test), LIVE_1.start())
+    assert_array_equal(given.values, evaluator.per_query(baseline_weights(test), Linear()))
+    assert_array_equal(baseline_weights(test), LIVE_1.start())
     with pytest.raises(ValueError, match="which no feature has"):
-        given_weights(test, "random")
+        baseline_weights(test, "random")
 
 
 @pytest.mark.long

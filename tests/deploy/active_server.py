@@ -13,15 +13,25 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedrank import wire
-from fedrank.deploy import letters
-from fedrank.deploy.letters import ASKED, Answers
+from fedrank.deploy import protocol
+from fedrank.deploy.protocol import ASKED, Answers
 from fedrank.deploy.site import Site, sum_terms
 from fedrank.federated.messages import Call
-from fedrank.privacy import secure_sum
-from fedrank.privacy.secure_sum import BOX, CLIENT, DEALER, EVERYBODY, OWN_MASK, PAIR_MASKS, PIECE, SIGNATURE, Terms
+from fedrank.privacy import secure_aggregation
+from fedrank.privacy.secure_aggregation import (
+    BOX,
+    CLIENT,
+    DEALER,
+    EVERYBODY,
+    OWN_MASK,
+    PAIR_MASKS,
+    PIECE,
+    SIGNATURE,
+    Terms,
+)
 from fedrank.wire import Label, Part
 
-KEYS = secure_sum.SIGNED_KEYS
+KEYS = secure_aggregation.SIGNED_KEYS
 WAYS = (
     "honest", "swapped keys", "borrowed keys", "old keys", "two rosters", "withheld posts", "swapped posts",
     "old posts", "masks twice", "second list", "short list", "mixed consent", "forged consent", "old consent",
@@ -51,7 +61,7 @@ class ActiveServer:
 
     def ask(self, id: int, kind: str, **parts: bytes) -> bytes | None:
         """One letter of a site; None where it refused."""
-        answer = self.sites[self.names[id]].answer(letters.request(kind, self.plan.run, 1, self.attempt, **parts))
+        answer = self.sites[self.names[id]].answer(protocol.request(kind, self.plan.run, 1, self.attempt, **parts))
         self.left.append(answer)
         label = wire.label_of(answer)
         if label.kind == "refused":
@@ -60,7 +70,7 @@ class ActiveServer:
         if kind == "advertise":
             return Answers.unpack(answer, label, 1, 100_000, False).messages[0]
         content = wire.unpack(answer, label, {"letters": Part("|S", 1 << 20)})[1]["letters"]
-        [letter] = letters.unbundle(content, 1, 1 << 20)
+        [letter] = protocol.unbundle(content, 1, 1 << 20)
         return letter
 
     def advertise(self, id: int) -> bytes | None:
@@ -84,7 +94,7 @@ class ActiveServer:
             keys[victim] = self._body("advertisement", self.advertise(victim))
         if way == "out of order":
             for kind, parts in (
-                ("mask", {"posts": letters.bundle([b""])}), ("sign", {"request": self._list(everybody)}),
+                ("mask", {"posts": protocol.bundle([b""])}), ("sign", {"request": self._list(everybody)}),
                 ("open", {"request": self._list(everybody), "consent": b""}),
             ):  # fmt: skip
                 assert self.ask(victim, kind, **parts) is None
@@ -94,10 +104,10 @@ class ActiveServer:
         masked = {}
         for id in everybody:
             if id in posts:
-                masked[id] = self.ask(id, "mask", posts=letters.bundle([posts[id]]))
+                masked[id] = self.ask(id, "mask", posts=protocol.bundle([posts[id]]))
                 if way == "masks twice":
                     other = {at: post for at, post in posts.items() if at != victim}
-                    assert self.ask(id, "mask", posts=letters.bundle([other.get(id, posts[id])])) is None
+                    assert self.ask(id, "mask", posts=protocol.bundle([other.get(id, posts[id])])) is None
         survivors = [id for id in everybody if masked.get(id) is not None]
         signatures = self._sign(way, survivors, victim)
         self._open(way, survivors, signatures, victim)

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedrank.deploy import consent, letters
+from fedrank.deploy import consent, protocol
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.outbox import Outbox
@@ -87,7 +87,7 @@ class RealTrial:
         (where / "site.toml").write_text("\n".join(lines) + "\n")
 
     def hello(self, over: int = 0) -> bytes:
-        return letters.request("hello", self.plan.run, over, plan=self.plan.dump())
+        return protocol.request("hello", self.plan.run, over, plan=self.plan.dump())
 
     def outbox(self, name: str) -> Outbox:
         return Outbox(self.folders[name] / "outbox" / self.plan.digest[:32], self.plan.run)

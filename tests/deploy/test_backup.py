@@ -25,9 +25,9 @@ from fedrank.deploy.backup import (
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.outbox import Outbox, Sent
 from fedrank.privacy.accounting import GaussianEvent
+from fedrank.privacy.guarantees import Guarantee
 from fedrank.privacy.ledger import Charges
 from fedrank.privacy.population import LedgerTerms, Population, open_ledger, spent_together
-from fedrank.privacy.promises import Promise
 
 RUN = bytes(range(16))
 HERE = f"people/{RUN.hex()}/ledger"
@@ -35,7 +35,7 @@ PEOPLE = 3
 
 
 def terms(noise: float = 2.0) -> LedgerTerms:
-    promise = Promise("server", GaussianEvent(noise), "noise is added at the site")
+    promise = Guarantee("server", GaussianEvent(noise), "noise is added at the site")
     return LedgerTerms(PEOPLE, 1e-5, (promise,), RUN.hex())
 
 

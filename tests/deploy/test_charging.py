@@ -7,8 +7,8 @@ import pytest
 
 from fedrank.deploy.charging import Charging
 from fedrank.privacy.accounting import GaussianEvent, epsilon
+from fedrank.privacy.guarantees import Guarantee
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.promises import Promise
 from fedrank.wire import Refused
 
 DELTA, EVENT = 1e-5, GaussianEvent(3.0)
@@ -16,7 +16,7 @@ ALL = np.array([0])
 
 
 def charging(folder, run, limit, unit="client"):
-    return Charging(folder / "people", run, 1, [Promise("server", EVENT, "a test", unit=unit)], DELTA, limit)
+    return Charging(folder / "people", run, 1, [Guarantee("server", EVENT, "a test", unit=unit)], DELTA, limit)
 
 
 def test_runs_add_up_and_the_limit_is_that_of_all(tmp_path):

@@ -109,11 +109,11 @@ def test_what_is_wrong_with_a_chain_is_told_with_its_remedy(site):
 
 
 def test_no_kit_at_all(site):
-    class Nothing(MadeUpKits):
+    class BaselineResult(MadeUpKits):
         def facts(self, folder):
             raise FileNotFoundError("startup has no certificate")
 
-    found = lines(site, kits=Nothing())
+    found = lines(site, kits=BaselineResult())
     assert wrong(found) == {"chain"}
     assert found["expiry"].state == "unknown"
     assert found["data"].state == "fine"

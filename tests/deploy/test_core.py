@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan
-from fedrank.federated.aggregate import AGGREGATORS
-from fedrank.federated.steps import SERVER_STEPS
-from fedrank.types import has
+from fedrank.federated.aggregators import AGGREGATORS
+from fedrank.federated.server_optimizers import SERVER_STEPS
+from fedrank.types import has_trait
 from tests.deploy.trial import Trial, check_equal, rows, spec_of, weights, write_data
 from tests.made_up import made_up_log
 
@@ -44,7 +44,7 @@ CASES = {
 } | {
     name: f'[aggregator]\nname = "{name}"\n{"attackers = 0.1" if name == "bulyan" else ""}\n' + LINEAR
     for name, kind in AGGREGATORS.items()
-    if not has(kind, "apart") and name != "mean"
+    if not has_trait(kind, "apart") and name != "mean"
 } | {f"step {name}": f'[server]\nname = "{name}"\n' + LINEAR for name in SERVER_STEPS}  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def rebuilt(trial: Trial):
                 updates += list(np.frombuffer(sent.values, "<i8").reshape(-1, size) * mechanism.step(6))
                 continue
             label = wire.Label("answers", trial.plan.run, round, 0, party.clients[0])
-            found = letters.Answers.unpack(sent.answer, label, len(party.clients), 10_000, True)
+            found = protocol.Answers.unpack(sent.answer, label, len(party.clients), 10_000, True)
             for content in found.messages:
                 updates.append(np.frombuffer(content[-16 - 8 - 28 - 4 * size : -16 - 8 - 28], "<f4"))
         assert len(updates) == 6
@@ -143,7 +143,7 @@ def test_a_site_that_is_asked_again_sends_the_same_and_pays_once(folder):
     assert trial.run(keep) == "finished"
     with trial.sites() as sites:
         for name, site in sites.items():
-            site.answer(letters.request("hello", trial.plan.run, plan=trial.plan.dump()))
+            site.answer(protocol.request("hello", trial.plan.run, plan=trial.plan.dump()))
             before = site._runs[trial.plan.run].charging.ledger.participations().tolist()
             for (whose, request), answer in asked.items():
                 if whose == name and wire.label_of(request).kind == "round":
@@ -203,7 +203,7 @@ def test_a_plan_that_was_changed_is_another_run(folder):
     other = Plan.load(json.dumps(content | {"seed": 2}).encode())
     assert other.run != trial.plan.run
     with trial.sites() as sites:
-        answer = sites["site-0"].answer(letters.request("hello", trial.plan.run, plan=other.dump()))
+        answer = sites["site-0"].answer(protocol.request("hello", trial.plan.run, plan=other.dump()))
     assert b"another run than its plan" in answer
 
 
@@ -215,8 +215,8 @@ def test_foreign_words_of_a_site_do_not_leave_it(folder, monkeypatch):
         def broken(*args):
             raise RuntimeError("patient Miller, room 7")
 
-        monkeypatch.setattr("fedrank.deploy.site.open_held", broken)
-        answer = site.answer(letters.request("hello", trial.plan.run, plan=trial.plan.dump()))
+        monkeypatch.setattr("fedrank.deploy.site.open_site_data", broken)
+        answer = site.answer(protocol.request("hello", trial.plan.run, plan=trial.plan.dump()))
     assert b"Miller" not in answer
     assert b"RuntimeError" in answer
     assert "Miller" in (trial.folders["site-0"] / "site.log").read_text()

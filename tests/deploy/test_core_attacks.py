@@ -15,10 +15,10 @@ import pytest
 
 from fedrank import wire
 from fedrank.deploy import hub as hubs
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.hub import Differs, Hub
-from fedrank.deploy.letters import ASKED, Answers
 from fedrank.deploy.plan import PROTOCOL, Plan
+from fedrank.deploy.protocol import ASKED, Answers
 from fedrank.deploy.site import Site
 from fedrank.experiments.runner.writer import Stopped
 from fedrank.federated.messages import Call, Message
@@ -78,7 +78,7 @@ class Round:
         self.call = Call(trial.plan.run, 1, found["weights"], 3.0)
 
     def __call__(self, **parts: bytes) -> bytes:
-        return letters.request("round", self.plan.run, 1, **(self.parts | parts))
+        return protocol.request("round", self.plan.run, 1, **(self.parts | parts))
 
     def calling(self, **changes) -> bytes:
         return self(call=replace(self.call, **changes).pack())
@@ -99,14 +99,14 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
     many = json.loads(plan.dump())
 
     def hello(content: bytes, **label) -> bytes:
-        return letters.request("hello", plan.run, plan=content, **label)
+        return protocol.request("hello", plan.run, plan=content, **label)
 
     def planned(**changes) -> bytes:
         return hello(json.dumps(many | changes).encode())
 
     def result(**parts: bytes) -> bytes:
         whole = {"model": b"", "card": b"", "receipt": b""} | parts
-        return letters.request("result", plan.run, 3, **whole)
+        return protocol.request("result", plan.run, 3, **whole)
 
     return {
         "nothing": (b"", "too short"),
@@ -128,9 +128,9 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "one byte less": (good[:-1], "checksum"),
         "one bit flipped": (good[:-40] + bytes([good[-40] ^ 1]) + good[-39:], "checksum"),
         "more bytes": (sealed(good[:-16] + bytes(8)), "bytes follow"),
-        "a part less": (letters.request("round", plan.run, 1, call=ask.parts["call"]), "1 parts, expected were 2"),
+        "a part less": (protocol.request("round", plan.run, 1, call=ask.parts["call"]), "1 parts, expected were 2"),
         "a part more": (ask(more=b"1"), "3 parts, expected were 2"),
-        "parts swapped": (letters.request("round", plan.run, 1, asked=b"", call=b""), "where call was expected"),
+        "parts swapped": (protocol.request("round", plan.run, 1, asked=b"", call=b""), "where call was expected"),
         "255 parts": (relabelled(good, count=255), "255 parts"),
         "a part without end": (
             sealed(good[: HEAD.size] + struct.pack("<16s4sQ", b"call", b"|S", 2**64 - 1) + bytes(50)), "bytes of type",
@@ -154,18 +154,18 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "somebody else's client": (ask.asking((20, -1, 0)), "answers for [10]"),
         "a client that cannot be": (ask.asking((-(2**63), -1, 0)), "answers for [10]"),
         "nobody": (ask.asking(), "answers for [10]"),
-        "the same client twice": (letters.request(
+        "the same client twice": (protocol.request(
             "round", plan.run, 1, call=ask.parts["call"], asked=np.array([(10, -1, 0)] * 2, ASKED).tobytes()
         ), "at most 24"),
         "what to search for": (ask.asking((10, 0, 5)), "only simulated people"),
         "half a record": (ask(asked=bytes(20)), "no whole numbers"),
-        "a sum where there is none": (letters.request("advertise", plan.run, 1, **ask.parts), "has no secure sum"),
-        "shares where there is no sum": (letters.request("share", plan.run, 1, roster=b""), "under way"),
+        "a sum where there is none": (protocol.request("advertise", plan.run, 1, **ask.parts), "has no secure sum"),
+        "shares where there is no sum": (protocol.request("share", plan.run, 1, roster=b""), "under way"),
         "openings where there is no sum": (
-            letters.request("open", plan.run, 1, request=b"", consent=b""), "no secure sum"
+            protocol.request("open", plan.run, 1, request=b"", consent=b""), "no secure sum"
         ),
-        "keys of others": (letters.request("partners", plan.run, keys=b"{}"), "no others are taken"),
-        "keys that are deep": (letters.request("partners", plan.run, keys=b"[" * 100_000), "cannot be read"),
+        "keys of others": (protocol.request("partners", plan.run, keys=b"{}"), "no others are taken"),
+        "keys that are deep": (protocol.request("partners", plan.run, keys=b"[" * 100_000), "cannot be read"),
         "measures": (wire.pack(Label("measure", plan.run, 3), {"weights": ask.call.weights}), "reports no measures"),
         "a plan that is none": (hello(b"{}"), "no plan of this version"),
         "a plan that is a list": (hello(b"[1, 2]"), "no plan of this version"),
@@ -192,7 +192,7 @@ def test_no_bad_request_is_met(trial, site):
         answer = site.answer(request)
         assert wire.label_of(answer).kind == "refused", name
         reason = wire.unpack(
-            answer, replace(wire.label_of(answer), kind="refused"), {"reason": Part("|S", letters.LONGEST_REASON)}
+            answer, replace(wire.label_of(answer), kind="refused"), {"reason": Part("|S", protocol.LONGEST_REASON)}
         )[1]["reason"].decode()
         if word not in reason or "something is wrong" in reason:
             unnamed[name] = reason
@@ -210,7 +210,7 @@ def test_no_bad_request_is_met(trial, site):
 def test_an_answered_round_is_not_answered_for_another_call(trial, site):
     ask = Round(trial)
     first = site.answer(ask.content)
-    attempt = letters.request(
+    attempt = protocol.request(
         "round", trial.plan.run, 1, 1, call=replace(ask.call, attempt=1).pack(), asked=ask.parts["asked"]
     )
     for other in (ask.weighing(1.0), attempt):
@@ -296,7 +296,7 @@ class Lies:
         def observed(**more):
             return lambda answer: wire.pack(
                 wire.label_of(answer),
-                {"messages": letters.bundle(self.parts(answer)[1].messages), "observed": b"", "personal": b""} | more,
+                {"messages": protocol.bundle(self.parts(answer)[1].messages), "observed": b"", "personal": b""} | more,
             )
 
         return {
@@ -337,10 +337,10 @@ class Lies:
             "what only a simulation keeps": (observed(personal=bytes(8)), "at most 0"),
             "a part more": (observed(more=b""), "4 parts"),
             "a refusal without end": (
-                lambda answer: letters.reply("refused", wire.label_of(answer), 20, reason=b"x" * 10_000), "too many"
+                lambda answer: protocol.reply("refused", wire.label_of(answer), 20, reason=b"x" * 10_000), "too many"
             ),
             "a refusal of another round": (
-                lambda answer: letters.refusal(replace(wire.label_of(answer), round=1), 20, "no"), "round 1"
+                lambda answer: protocol.refusal(replace(wire.label_of(answer), round=1), 20, "no"), "round 1"
             ),
         }  # fmt: skip
 
@@ -429,7 +429,7 @@ GOOD = {"protocol": PROTOCOL, "last": 0, "feature_names": "", "normalised": "non
 )  # fmt: skip
 def test_facts_that_are_none_are_refused(trial, facts, word):
     told = {}
-    hub = Hub(trial.plan, canned(lambda name, content: letters.reply(
+    hub = Hub(trial.plan, canned(lambda name, content: protocol.reply(
         "facts", wire.label_of(content), trial.plan.party(name).clients[0], facts=facts
     )), waiting=lambda round, why: told.update(why), stop=lambda: bool(told))  # fmt: skip
     with pytest.raises(Stopped):
@@ -458,7 +458,7 @@ def test_facts_that_lie_stop_before_the_first_round(trial, changes):
     facts = GOOD | {"version": trial.plan.version, "features": trial.plan.features} | changes
     if not changes:
         del facts["features"]
-    hub = Hub(trial.plan, canned(lambda name, content: letters.reply(
+    hub = Hub(trial.plan, canned(lambda name, content: protocol.reply(
         "facts", wire.label_of(content), trial.plan.party(name).clients[0], facts=json.dumps(facts).encode()
     )))  # fmt: skip
     with pytest.raises(Differs, match="clinic-a"):
@@ -476,7 +476,7 @@ def test_measures_that_cannot_be_are_left_out(trial, table):
         facts = GOOD | {"version": trial.plan.version, "features": trial.plan.features}
         if label.kind == "measure":
             facts = {"measures": table if name == "clinic-a" else {"ndcg@10": [1.5, 1.0, 2]}}
-        return letters.reply("facts", label, id, facts=json.dumps(facts).encode())
+        return protocol.reply("facts", label, id, facts=json.dumps(facts).encode())
 
     hub = Hub(trial.plan, canned(answers))
     hub.hello()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import consent, hub, letters
+from fedrank.deploy import consent, hub, protocol
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
 from fedrank.experiments.report.write import write_report
@@ -195,13 +195,13 @@ def test_another_version_stops_before_the_first_round(tmp_path):
             return answer()
         with Site.open(trial.folders[name]) as site:
             found = wire.unpack(
-                site.answer(letters.request("hello", trial.plan.run, plan=other.dump())),
+                site.answer(protocol.request("hello", trial.plan.run, plan=other.dump())),
                 wire.Label("facts", trial.plan.run, 0, 0, 20),
                 {"facts": wire.Part("|S", 10_000)},
             )[1]["facts"]
         told = json.loads(found)
         assert set(told) == {"version", "protocol"}  # which is all that can be said of a plan of another version
-        return letters.reply("facts", label, 20, facts=letters.facts(told | {"version": "9.9.9"}))
+        return protocol.reply("facts", label, 20, facts=protocol.facts(told | {"version": "9.9.9"}))
 
     with Site.open(trial.folders["clinic-a"]) as a, Site.open(trial.folders["clinic-c"]) as c:
         answering = {"clinic-a": a.answer, "clinic-b": None, "clinic-c": c.answer}
@@ -262,7 +262,7 @@ def test_rounds_beyond_the_plan_and_before_it(tmp_path):
     with Site.open(trial.folders["clinic-a"]) as site:
         site.answer(trial.hello(3))
         for round in (0, 4, 2**63):
-            request = letters.request("round", trial.plan.run, round, call=b"", asked=b"")
+            request = protocol.request("round", trial.plan.run, round, call=b"", asked=b"")
             assert f"round {round}, and the plan has 3".encode() in site.answer(request)
         assert b"the plan has 3" in site.answer(trial.hello(4))
 

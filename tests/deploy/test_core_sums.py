@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import consent, hub, letters
+from fedrank.deploy import consent, hub, protocol
 from fedrank.deploy import site as sites
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
-from fedrank.privacy import secure_sum
+from fedrank.privacy import secure_aggregation
 from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
-PHASES = letters.PHASES
+PHASES = protocol.PHASES
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +103,9 @@ def test_a_plan_with_another_key_for_a_partner_is_refused(tmp_path):
     content["sites"][1]["identity"] = "ab" * 32
     other = Plan.load(json.dumps(content).encode())
     with Site.open(trial.folders["clinic-a"]) as site:
-        answer = site.answer(letters.request("hello", other.run, plan=other.dump()))
+        answer = site.answer(protocol.request("hello", other.run, plan=other.dump()))
         assert b"another one than was compared here" in answer
-        assert b"say hello first" in site.answer(letters.request("share", other.run, 1, roster=b""))
+        assert b"say hello first" in site.answer(protocol.request("share", other.run, 1, roster=b""))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_keys_of_a_plan_that_cannot_be(tmp_path, monkeypatch, change, word):
     other = Plan.load(json.dumps(content).encode())
     monkeypatch.setattr(consent, "objection", lambda *args: None)  # even where somebody said yes to it
     with Site.open(trial.folders["clinic-a"]) as site:
-        assert word in site.answer(letters.request("hello", other.run, plan=other.dump()))
+        assert word in site.answer(protocol.request("hello", other.run, plan=other.dump()))
 
 
 @pytest.mark.long
@@ -205,17 +205,17 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
             return found
         agreed = sites.sum_terms(trial.plan, trial.plan.experiment.mechanism.place, label)
         agreed.pop("fewest")
-        terms = secure_sum.Terms(**agreed, signed=True)
+        terms = secure_aggregation.Terms(**agreed, signed=True)
         content = wire.unpack(found, wire.label_of(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
-        [letter] = letters.unbundle(content, 1, 1 << 20)
+        [letter] = protocol.unbundle(content, 1, 1 << 20)
         _, body = terms.unpack("shares", letter)
-        size = secure_sum.DEALER.size
+        size = secure_aggregation.DEALER.size
         boxes = [
-            secure_sum.BOX.pack(to, bytes(80), *committed)
-            for to, _, *committed in secure_sum.BOX.iter_unpack(body[size:])
+            secure_aggregation.BOX.pack(to, bytes(80), *committed)
+            for to, _, *committed in secure_aggregation.BOX.iter_unpack(body[size:])
         ]
         letter = terms.pack("shares", 40, body[:size] + b"".join(boxes))
-        return letters.reply("letters", label, 40, letters=letters.bundle([letter]))
+        return protocol.reply("letters", label, 40, letters=protocol.bundle([letter]))
 
     assert trial.run(spoil) == "finished"
     left_out = json.loads((trial.task.folder / "left-out.json").read_text())
@@ -227,8 +227,8 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
 
 def test_the_active_server_would_find_sites_that_keep_no_rules(tmp_path, monkeypatch):
     """So that what it does not find above is not there."""
-    monkeypatch.setattr(secure_sum.SumClient, "_settle", secure_sum.SumClient._read_request)
-    monkeypatch.setattr(secure_sum.SumClient, "_check_consent", lambda *args: None)
+    monkeypatch.setattr(secure_aggregation.SumClient, "_settle", secure_aggregation.SumClient._read_request)
+    monkeypatch.setattr(secure_aggregation.SumClient, "_check_consent", lambda *args: None)
     trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1)
     with ExitStack() as opened:
         open_sites = {name: opened.enter_context(Site.open(where)) for name, where in trial.folders.items()}

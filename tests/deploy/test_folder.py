@@ -13,7 +13,7 @@ import pytest
 
 from fedrank import files, wire
 from fedrank.deploy import folder as folder_module
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.folder import FolderSend, RequestName, folder_send, read_plans, serve, serve_once
@@ -54,11 +54,11 @@ class Echo:
         self.asked.append((label.kind, label.round, label.attempt))
         if self.refuses:
             self.refuses -= 1
-            return letters.refusal(label, 0, "not today")
+            return protocol.refusal(label, 0, "not today")
         path = self.folder / f"{label.round}-{label.attempt}"
         if not path.exists():
             files.write_whole(path, hashlib.sha256(content).digest() + os.urandom(8))
-        return letters.reply("echo", label, 0, noise=path.read_bytes())
+        return protocol.reply("echo", label, 0, noise=path.read_bytes())
 
     def hear(self, content: bytes) -> None:
         self.answer(content)
@@ -99,7 +99,7 @@ def two(tmp_path):
 
 
 def call(round: int, attempt: int = 0, kind: str = "round", run: bytes = RUN) -> bytes:
-    return letters.request(kind, run, round, attempt, call=f"model {round}".encode())
+    return protocol.request(kind, run, round, attempt, call=f"model {round}".encode())
 
 
 def noise(content: bytes, round: int, attempt: int = 0) -> bytes:
@@ -364,7 +364,7 @@ def test_a_coordinator_that_stops_waiting_says_so(two):
     assert "stopped waiting" in silence(answer)
 
 
-@pytest.mark.parametrize("kind", ["partners", *letters.PHASES])
+@pytest.mark.parametrize("kind", ["partners", *protocol.PHASES])
 def test_a_secure_sum_is_refused_by_name(two, kind):
     with two.send() as send:
         assert "secure sum needs everybody online" in silence(send("a", call(1, kind=kind), SOON))
@@ -413,7 +413,7 @@ def signed(two: Meeting, **changes: str) -> bytes:
         "name": name,
     }
     key = read_identity(two.root / changes.pop("key", "a"))
-    content = letters.reply("echo", Label("round", RUN, 1), 0, noise=b"forged")
+    content = protocol.reply("echo", Label("round", RUN, 1), 0, noise=b"forged")
     path = two.root / "made"
     write_signed(path, key, FileAddress(**values | changes), content)
     return path.read_bytes()
@@ -804,7 +804,7 @@ def test_a_site_that_came_back_hears_from_a_request_what_is_over(tmp_path):
     trial = FolderTrial(tmp_path, LINEAR + NOISE)
     where, site = trial.folders["site-0"], Echo(tmp_path)
     with folder_send(trial.shared, trial.home, 0.01) as send:
-        silence(send("site-0", letters.request("hello", trial.plan.run, plan=trial.plan.dump()), 0.0))
+        silence(send("site-0", protocol.request("hello", trial.plan.run, plan=trial.plan.dump()), 0.0))
         silence(send("site-0", call(4, run=trial.plan.run), 0.0))
     serve_once(trial.shared, where, site)
     assert site.asked == [("hello", 0, 0), ("round", 4, 0)]

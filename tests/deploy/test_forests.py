@@ -15,14 +15,14 @@ import pytest
 
 from fedrank import wire
 from fedrank.data.letor import letor_lines
-from fedrank.deploy import forests, letters
+from fedrank.deploy import forests, protocol
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.folder import FolderSend
 from fedrank.deploy.forests import ForestRun, forest_plan, portions_of, read_trees
 from fedrank.deploy.identity import new_identity
+from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan, PlannedSite
-from fedrank.deploy.planning import plan_runs
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
@@ -211,8 +211,8 @@ def test_a_coordinator_that_asks_again_gets_the_same_bytes(tmp_path):
 
     assert made.run(once) == "finished", made.reason()
     with Site.open(made.folders["site-1"]) as site:
-        site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
-        again = site.answer(letters.request("forest", made.plan.run, 1))
+        site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        again = site.answer(protocol.request("forest", made.plan.run, 1))
     assert {again} == sent["site-1"]
 
 
@@ -255,9 +255,9 @@ def test_a_booster_must_be_listed(tmp_path):
     [line] = read_site(made.folders["site-0"]).objections(made.plan)
     assert line.startswith('booster.name: "lambdamart" is not among policy.learners = ["pdgd"]')
     with Site.open(made.folders["site-0"]) as site:
-        answer = site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        answer = site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
         assert b'"lambdamart" is not among' in answer
-        assert letters.SAY_HELLO.encode() in site.answer(letters.request("forest", made.plan.run, 1))
+        assert protocol.SAY_HELLO.encode() in site.answer(protocol.request("forest", made.plan.run, 1))
 
 
 def test_what_a_site_is_shown_says_that_nothing_is_noised(tmp_path):
@@ -308,11 +308,11 @@ def grown(tmp_path_factory):
     folder = made.folders["site-0"]
     outbox = Outbox(folder / "outbox", made.plan.run)
     run = ForestRun.open(folder, read_site(folder), made.plan, outbox)
-    answer = run.answer(Label("forest", made.plan.run, 1), letters.request("forest", made.plan.run, 1))
+    answer = run.answer(Label("forest", made.plan.run, 1), protocol.request("forest", made.plan.run, 1))
     parts = {"forests": wire.Part("|S", 1 << 20), "queries": wire.Part("<i8", 1)}
     _, found = wire.unpack(answer, Label("answers", made.plan.run, 1, 0, 0), parts)
-    [forest] = letters.unbundle(found["forests"], 1, 1 << 20)
-    return made, [tree.decode() for tree in letters.unbundle(forest, 100, 1 << 20)]
+    [forest] = protocol.unbundle(found["forests"], 1, 1 << 20)
+    return made, [tree.decode() for tree in protocol.unbundle(forest, 100, 1 << 20)]
 
 
 def changed(tree: str, key: str, value: str) -> str:
@@ -341,14 +341,14 @@ BAD = {
 def test_a_forest_that_nobody_grew_is_refused(grown, name):
     made, trees = grown
     spoil, said = BAD[name]
-    content = letters.bundle([tree.encode() for tree in spoil(trees)])
+    content = protocol.bundle([tree.encode() for tree in spoil(trees)])
     with pytest.raises(Refused, match=said):
         read_trees(content, made.plan.forests, made.plan.features)
 
 
 def test_more_leaves_than_the_booster_has_are_refused(grown):
     made, trees = grown
-    content = letters.bundle([tree.encode() for tree in trees])
+    content = protocol.bundle([tree.encode() for tree in trees])
     assert read_trees(content, made.plan.forests, made.plan.features) == tuple(trees)
     smaller = Plan.load(made.plan.dump().replace(b"leaves = 4", b"leaves = 2"))
     with pytest.raises(Refused, match=r"leaves, and at most 2 may be"):
@@ -361,7 +361,7 @@ def test_whoever_sends_nonsense_is_left_out_and_named(tmp_path):
     def spoil(name, content, answer):
         label = wire.label_of(content)
         if name == "site-2" and label.kind == "forest":
-            forest = letters.bundle([letters.bundle([b"num_leaves=1\nleaf_value=1\n" + b"x" * 100])])
+            forest = protocol.bundle([protocol.bundle([b"num_leaves=1\nleaf_value=1\n" + b"x" * 100])])
             told = Label("answers", label.run, 1, 0, 2)
             return wire.pack(told, {"forests": forest, "queries": np.array([5])})
         return answer
@@ -402,7 +402,7 @@ def test_changed_data_are_noticed(tmp_path):
     own = made_up_data(queries=30, longest=14, seed=99)
     (made.folders["site-1"] / "own.txt").write_text("".join(letor_lines(own)))
     with Site.open(made.folders["site-1"]) as site:
-        answer = site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        answer = site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
     assert b"the data of this site have changed" in answer
 
 
@@ -421,10 +421,10 @@ def test_a_merged_model_that_makes_no_sense_is_not_kept(tmp_path, name):
     if name in ("a path", "another file"):
         files = files | {"model.json": b"{}"}
     files = files | {"privacy.json": b"{}"}
-    content = letters.bundle([piece for file, text in files.items() for piece in (file.encode(), text)])
+    content = protocol.bundle([piece for file, text in files.items() for piece in (file.encode(), text)])
     with Site.open(made.folders["site-0"]) as site:
-        site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
-        answer = site.answer(letters.request("merged", made.plan.run, 1, files=content))
+        site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        answer = site.answer(protocol.request("merged", made.plan.run, 1, files=content))
     assert said.encode() in answer
     assert not list(tmp_path.glob("site-0/models/*/*"))
     assert not (tmp_path / "site-0" / "models" / "model.json").exists()
@@ -433,10 +433,10 @@ def test_a_merged_model_that_makes_no_sense_is_not_kept(tmp_path, name):
 def test_kinds_of_requests_keep_apart(tmp_path):
     made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n'), sites=3, simulated=False)
     with Site.open(made.folders["site-0"]) as site:
-        site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
         for kind in ("round", "advertise", "share", "measure", "result"):
-            assert b"this run merges forests" in site.answer(letters.request(kind, made.plan.run, 1)), kind
-        assert b"it is of round 2" in site.answer(letters.request("forest", made.plan.run, 2))
+            assert b"this run merges forests" in site.answer(protocol.request(kind, made.plan.run, 1)), kind
+        assert b"it is of round 2" in site.answer(protocol.request("forest", made.plan.run, 2))
 
 
 @pytest.mark.process

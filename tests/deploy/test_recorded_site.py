@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedrank import wire
+from fedrank.data.impressions import RecordedFolder, RecordedImpressions
 from fedrank.data.live_features import LIVE_1
-from fedrank.data.recorded import RecordedFolder, RecordedImpressions
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.check import check
 from fedrank.deploy.identity import new_identity
 from fedrank.deploy.outbox import Outbox, used_searches
@@ -22,7 +22,7 @@ from fedrank.federated.client import ClientTask, answer
 from fedrank.federated.messages import Call
 from fedrank.seeds import Chance
 from fedrank.types import OwnChance
-from tests.data.test_recorded import a_list
+from tests.data.test_impressions import a_list
 from tests.deploy.plans import experiment
 
 LEARNER = {"name": "pdgd", "rate": 0.03, "temperature": 0.3, "keep": 0.9}
@@ -68,7 +68,7 @@ class Person:
 
 
 def hello(plan, over=0):
-    return letters.request("hello", plan.run, over, plan=plan.dump())
+    return protocol.request("hello", plan.run, over, plan=plan.dump())
 
 
 def call_of(plan, round=1):
@@ -76,8 +76,8 @@ def call_of(plan, round=1):
 
 
 def a_round(plan, round=1):
-    asked = np.array([(0, -1, plan.experiment.clients.searches[0])], letters.ASKED)
-    return letters.request("round", plan.run, round, call=call_of(plan, round).pack(), asked=asked.tobytes())
+    asked = np.array([(0, -1, plan.experiment.clients.searches[0])], protocol.ASKED)
+    return protocol.request("round", plan.run, round, call=call_of(plan, round).pack(), asked=asked.tobytes())
 
 
 def is_refused(content):
@@ -181,7 +181,7 @@ def test_the_limit_holds_and_what_it_refuses_is_not_used(tmp_path):
 
 
 def test_an_answer_stands_in_the_journal_before_it_leaves_and_none_leaves_without(tmp_path, monkeypatch):
-    from fedrank.deploy.leaving import LeavingJournal, what_left
+    from fedrank.deploy.sent_log import SentLog, what_was_sent
 
     plan, person = a_plan(), Person(tmp_path, 30)
 
@@ -191,13 +191,13 @@ def test_an_answer_stands_in_the_journal_before_it_leaves_and_none_leaves_withou
     with Site.open(person.folder) as site:
         site.answer(hello(plan))
         with monkeypatch.context() as during:
-            during.setattr(LeavingJournal, "note", full)
+            during.setattr(SentLog, "note", full)
             with pytest.raises(OSError, match="no space"):
                 site.answer(a_round(plan))
         sent = site.answer(a_round(plan))  # the same: it was charged and kept before
         assert is_refused(site.answer(a_round(plan, 2)))
         assert site._runs[plan.run].charging.ledger.participations().tolist() == [1]
-    found = what_left(person.folder)
+    found = what_was_sent(person.folder)
     assert [one.what for one in found] == [
         "round 0: answer to hello",
         "round 1: answer to round",

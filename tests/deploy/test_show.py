@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
-from fedrank.deploy.holdings import load_share
+from fedrank.deploy.data_sources import load_share
 from fedrank.deploy.settings import Policy, SiteData, plan_prices
 from fedrank.deploy.show import about_plan, as_facts, drafts, look_at, sum_view
 from fedrank.experiments.report.terminal import show
@@ -36,7 +36,7 @@ def leaves(view):
 
 def test_bytes_are_those_that_a_site_sends(tmp_path):
     """What is told of a round is what `Answers` and `Message` come to, not a guess."""
-    from fedrank.deploy.letters import Answers
+    from fedrank.deploy.protocol import Answers
     from fedrank.federated.messages import Message
     from fedrank.wire import Label
 

@@ -15,15 +15,15 @@ import pytest
 
 from fedrank import wire
 from fedrank.data.collection import read_collection
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.consent import accept, proposals
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.folder import FolderSend
 from fedrank.deploy.identity import new_identity
+from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan, PlannedSite
-from fedrank.deploy.planning import plan_runs
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.silos import FIRST_TURN, STEPS, turns_of
@@ -36,7 +36,7 @@ from fedrank.ranking.model import load_weights
 from fedrank.silo.features import RANGES
 from fedrank.silo.files import export_sketch, ledger_of, open_sketch
 from fedrank.silo.keys import fingerprint, read_key, read_public, read_secret
-from fedrank.silo.messages import party, read_address, unseal
+from fedrank.silo.letters import party, read_address, unseal
 from fedrank.silo.turns import load_partners, take_turn
 from fedrank.trees.export import export
 from fedrank.wire import Label
@@ -216,7 +216,7 @@ def test_the_coordinator_cannot_open_what_it_carries(done):
 
 def letters_of(answer: bytes) -> list[bytes]:
     _, found = wire.unpack(answer, wire.label_of(answer), {"letters": wire.Part("|S", 1 << 26)})
-    return letters.unbundle(found["letters"], 4096, 1 << 26)
+    return protocol.unbundle(found["letters"], 4096, 1 << 26)
 
 
 def test_letters_are_for_one_other_site_alone(done):
@@ -250,20 +250,20 @@ def test_asked_again_a_site_sends_the_same_bytes_and_pays_once(done):
 def test_another_request_for_the_same_step_is_refused(done):
     made, _ = done
     with Site.open(made.folders["hospital-1"]) as site:
-        site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
         for kind, number in [*STEPS.items(), ("silo-turn", None)]:
             if number is None:
                 number = made.outbox("hospital-1").last
             request = wire.pack(
-                Label(kind, made.plan.run, number), {"letters": letters.bundle([b"other"]), "top": np.array([2])}
+                Label(kind, made.plan.run, number), {"letters": protocol.bundle([b"other"]), "top": np.array([2])}
             )
             assert b"is not answered twice" in site.answer(request), kind
         free = next(n for n in range(FIRST_TURN, FIRST_TURN + 20) if made.outbox("hospital-1").get(n) is None)
         request = wire.pack(
-            Label("silo-turn", made.plan.run, free), {"letters": letters.bundle([b"x"]), "top": np.array([2])}
+            Label("silo-turn", made.plan.run, free), {"letters": protocol.bundle([b"x"]), "top": np.array([2])}
         )
         assert b"is not that of this site" in site.answer(request)
-        assert b"this run trains through sketches" in site.answer(letters.request("round", made.plan.run, 1))
+        assert b"this run trains through sketches" in site.answer(protocol.request("round", made.plan.run, 1))
 
 
 @pytest.mark.long
@@ -286,12 +286,12 @@ def test_a_key_that_the_coordinator_made_is_refused(tmp_path):
     made = Hospitals(tmp_path, sites=2)
     for home in made.folders.values():
         with Site.open(home) as site:
-            site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+            site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
             request = wire.pack(Label("silo-key", made.plan.run, 1), {"letters": b"", "top": np.array([2])})
             [own] = letters_of(site.answer(request))
             forged = [own, bytes(32) + own[32:]] if home.name == "hospital-0" else [bytes(32) + own[32:], own]
             request = wire.pack(
-                Label("silo-meet", made.plan.run, 2), {"letters": letters.bundle(forged), "top": np.array([2])}
+                Label("silo-meet", made.plan.run, 2), {"letters": protocol.bundle(forged), "top": np.array([2])}
             )
             assert b"is not signed by the identity" in site.answer(request)
     assert not list(tmp_path.rglob("shared.key"))
@@ -305,7 +305,7 @@ def test_a_site_that_sends_what_is_no_letter_is_named(tmp_path, kind):
     def spoil(name, content, answer):
         label = wire.label_of(content)
         if name == "hospital-1" and label.kind == kind:
-            return letters.reply("letters", label, 1, letters=letters.bundle([b"nonsense" * 40]))
+            return protocol.reply("letters", label, 1, letters=protocol.bundle([b"nonsense" * 40]))
         return answer
 
     assert made.run(spoil) == "failed"
@@ -336,16 +336,16 @@ def test_a_budget_that_is_spent_pays_for_no_second_sketch(tmp_path):
     again = Plan.load(made.plan.dump().replace(b'"seed": 1,', b'"seed": 2,'))
     accept(made.folders["hospital-0"], again)
     with Site.open(made.folders["hospital-0"]) as site:
-        answer = site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        answer = site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
         assert b"the data of this site have changed" in answer
-        site.answer(letters.request("hello", again.run, 0, plan=again.dump()))
+        site.answer(protocol.request("hello", again.run, 0, plan=again.dump()))
         empty = {"letters": b"", "top": np.array([2])}
         [own] = letters_of(site.answer(wire.pack(Label("silo-key", again.run, 1), empty)))
         with Site.open(made.folders["hospital-1"]) as other:
             accept(made.folders["hospital-1"], again)
-            other.answer(letters.request("hello", again.run, 0, plan=again.dump()))
+            other.answer(protocol.request("hello", again.run, 0, plan=again.dump()))
             [theirs] = letters_of(other.answer(wire.pack(Label("silo-key", again.run, 1), empty)))
-        keys = {"letters": letters.bundle([own, theirs]), "top": np.array([2])}
+        keys = {"letters": protocol.bundle([own, theirs]), "top": np.array([2])}
         assert len(letters_of(site.answer(wire.pack(Label("silo-meet", again.run, 2), keys)))) == 1
         assert b"its budget does not pay for it" in site.answer(wire.pack(Label("silo-ask", again.run, 4), empty))
 
@@ -378,7 +378,7 @@ def test_a_plan_without_identities_is_refused(tmp_path):
     nameless = replace(made.plan, sites=tuple(replace(site, identity="") for site in made.plan.sites))
     accept(made.folders["hospital-0"], nameless)
     with Site.open(made.folders["hospital-0"]) as site:
-        answer = site.answer(letters.request("hello", nameless.run, 0, plan=nameless.dump()))
+        answer = site.answer(protocol.request("hello", nameless.run, 0, plan=nameless.dump()))
     assert b"the plan has no key of hospital-0, hospital-1" in answer
 
 
@@ -386,7 +386,7 @@ def test_keys_of_partners_must_have_been_compared(tmp_path):
     made = Hospitals(tmp_path, sites=2)
     (made.folders["hospital-0"] / "partners.json").unlink()
     with Site.open(made.folders["hospital-0"]) as site:
-        answer = site.answer(letters.request("hello", made.plan.run, 0, plan=made.plan.dump()))
+        answer = site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
     assert b"were never compared here" in answer
 
 

@@ -137,14 +137,14 @@ def test_damaged_files_say_nothing_and_stop_nothing(home):
 
 
 def test_a_federation_without_an_engine_lists_its_sites(home):
-    class Nothing(MadeUpKits):
+    class BaselineResult(MadeUpKits):
         def members(self, home):
             raise FileNotFoundError
 
         def facts(self, folder):
             raise ImportError
 
-    now = found(home, Nothing())
+    now = found(home, BaselineResult())
     assert [site.name for site in now.sites] == ["s0", "s1", "s2"]
     assert now.days_left is None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedrank.deploy.leaving import LEFT, LeavingJournal, what_left
+from fedrank.deploy.sent_log import LEFT, SentLog, what_was_sent
 from fedrank.wire import Label
 
 
@@ -11,14 +11,14 @@ def asked(round, kind="round", run=bytes(16)):
 
 
 def test_every_answer_is_there_and_the_same_refusal_is_counted(tmp_path):
-    assert what_left(tmp_path) == []
-    journal = LeavingJournal(tmp_path)
+    assert what_was_sent(tmp_path) == []
+    journal = SentLog(tmp_path)
     journal.note(asked(1), "answers", 500)
     for _ in range(100):
         journal.note(asked(2), "refused", 80)
         journal.note(asked(0, "hello"), "facts", 400)
     journal.note(asked(2), "answers", 501)
-    found = what_left(tmp_path)
+    found = what_was_sent(tmp_path)
     assert [(one.what, one.times, one.bytes) for one in found] == [
         ("round 1: answer to round", 1, 500),
         ("round 2: that it does not, and why", 100, 8_000),
@@ -30,28 +30,28 @@ def test_every_answer_is_there_and_the_same_refusal_is_counted(tmp_path):
 
 
 def test_another_process_goes_on_and_another_run_begins_a_new_line(tmp_path):
-    LeavingJournal(tmp_path).note(asked(1), "refused", 80)
-    journal = LeavingJournal(tmp_path)
+    SentLog(tmp_path).note(asked(1), "refused", 80)
+    journal = SentLog(tmp_path)
     journal.note(asked(1), "refused", 80)
     journal.note(asked(1, run=b"x" * 16), "refused", 80)
-    assert [(one.times, one.bytes) for one in what_left(tmp_path)] == [(2, 160), (1, 80)]
+    assert [(one.times, one.bytes) for one in what_was_sent(tmp_path)] == [(2, 160), (1, 80)]
 
 
 def test_half_a_line_of_somebody_who_was_killed_is_gone_and_a_damaged_one_is_told(tmp_path):
     path = tmp_path / LEFT
-    LeavingJournal(tmp_path).note(asked(1), "answers", 500)
+    SentLog(tmp_path).note(asked(1), "answers", 500)
     whole = path.read_bytes()
-    journal = LeavingJournal(tmp_path)
+    journal = SentLog(tmp_path)
     for cut in range(1, len(whole)):
         path.write_bytes(whole + whole[:cut])
-        assert len(what_left(tmp_path)) == 1
+        assert len(what_was_sent(tmp_path)) == 1
         journal.note(asked(2), "answers", 7)
-        assert [one.bytes for one in what_left(tmp_path)] == [500, 7]
+        assert [one.bytes for one in what_was_sent(tmp_path)] == [500, 7]
     path.write_bytes(b"nothing\n" + whole)
     journal.note(asked(1), "answers", 1)
-    first, second = what_left(tmp_path)
+    first, second = what_was_sent(tmp_path)
     assert "line 1 of" in first.what
     assert second.bytes == 501
     path.unlink()
     journal.note(asked(1), "answers", 1)
-    assert [one.bytes for one in what_left(tmp_path)] == [1]
+    assert [one.bytes for one in what_was_sent(tmp_path)] == [1]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fedrank.data.engine_features import ENGINE_1, NAMES
-from fedrank.engine.judging import TrialRules
-from fedrank.engine.planning import plan_trial
 from fedrank.engine.practice import DOCUMENTS, EVENTS, QUERIES, SITES, WANTED, Practice
+from fedrank.engine.start_trial import plan_trial
 from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial_decision import TrialRules
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
 

@@ -14,11 +14,11 @@ import pytest
 from fedrank.engine import team_draft as draft
 from fedrank.engine import trial_events
 from fedrank.engine.adoption import adopt, decide, read_current, roll_back
-from fedrank.engine.judging import DecidedSearch, TrialRules, judge, needed
-from fedrank.engine.planning import EngineAddress, plan_trial
+from fedrank.engine.start_trial import EngineAddress, plan_trial
 from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial_decision import DecidedSearch, TrialRules, judge, needed
 from fedrank.engine.trial_events import NotCounted, parse_row
-from fedrank.engine.trial_plan import digest_of, read_plan
+from fedrank.engine.trial_record import digest_of, read_plan
 from fedrank.engine.trial_requests import DRAFT, commands_of
 from fedrank.ranking import gate
 from fedrank.ranking.model import Model, save_model

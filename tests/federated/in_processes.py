@@ -18,7 +18,7 @@ from fedrank.federated.messages import Call, ExpectedCall, Message
 from fedrank.federated.server import ServerTask, receive, settle
 from fedrank.privacy.noise import SecureSource
 from fedrank.seeds import Chance, rng_for
-from fedrank.types import Crowd, Mechanism, Messages, OwnChance, has
+from fedrank.types import Mechanism, Messages, OwnChance, SimulatedClients, has_trait
 
 RUN = b"taken apart, 16B"
 SERVER_KEY = bytes(range(32))
@@ -30,7 +30,7 @@ class ClientCase:
     """What a client has before it is called for the first time."""
 
     task: ClientTask
-    crowd: Crowd  # of this client alone, with nothing but its own queries
+    crowd: SimulatedClients  # of this client alone, with nothing but its own queries
     parameters: int  # that travel
     seed: int
     rounds: dict[int, tuple[int, int]]  # when it is called; out of step, from which place on it searches how often
@@ -85,7 +85,7 @@ def keyed(round: int, client: int) -> SecureSource:
     return SecureSource(key=hashlib.blake2b(f"{round} {client}".encode(), digest_size=32).digest())
 
 
-def only(crowd: Crowd, row: int) -> Crowd:
+def only(crowd: SimulatedClients, row: int) -> SimulatedClients:
     """One client with nothing but the queries of its own pool, numbered anew."""
     one = crowd.rows(slice(row, row + 1))
     pool = crowd.queries[crowd.pools[one.pool[0]] : crowd.pools[one.pool[0] + 1]]
@@ -114,7 +114,7 @@ def client(test: Connection, server: Connection) -> None:
         left = sorted(case.rounds)
         while test not in wait([test, server]):
             number = left.pop(0)
-            expected = ExpectedCall(RUN, number, case.parameters, has(case.task.local, "common"))
+            expected = ExpectedCall(RUN, number, case.parameters, has_trait(case.task.local, "common"))
             call = Call.unpack(server.recv_bytes(), expected)
             at, searches = case.rounds[number]
             crowd, chance = case.crowd, Chance(case.seed, number)
@@ -138,7 +138,7 @@ def server(test: Connection, clients: Sequence[Connection], coordinator: Connect
         task, federation = case.task, case.task.federation
         first = federation.learner.ranker.first(case.features, rng_for(case.seed, "first"))
         state = task.first(first[: federation.sent(len(first))])
-        trusts, source = has(federation.aggregator, "trusted queries"), SecureSource(key=SERVER_KEY)
+        trusts, source = has_trait(federation.aggregator, "trusted queries"), SecureSource(key=SERVER_KEY)
         models = []
         for asked in case.asked:
             expected = task.expected(state, RUN, asked)

@@ -10,19 +10,19 @@ import pytest
 
 import fedrank.federated.round as round_module
 from fedrank.attacks.poison import ATTACKS, Noise, PoisonedClicks, SignFlip
-from fedrank.federated.aggregate import AGGREGATORS, Apart, Mean
+from fedrank.federated.aggregators import AGGREGATORS, Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedProx, Scaffold
 from fedrank.federated.robust import Krum, Median, Reputation, TrimmedMean, Trust
 from fedrank.federated.round import federated_round, first_state, simulate
 from fedrank.federated.server import RoundError, State
-from fedrank.privacy.mechanisms import AtServer, Gaussian, OnClient, SecureSum
+from fedrank.privacy.mechanisms import AtServer, Gaussian, OnClient, SecureAggregation
+from fedrank.ranking.click_models import ClickModel, click_model_for
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
-from fedrank.ranking.users import User, user_for
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT, has
+from fedrank.types import NO_CORRECTION, has_trait
 from fedrank.unlearning.history import History, HistoryWriter
 from tests.made_up import made_up_data
 
@@ -47,13 +47,13 @@ def sent(federation, some, rounds=1, seed=1, **rest):
 
 
 def test_the_first_clients_are_malicious_and_click_with_a_user_of_their_own():
-    own = User(click=(1.0, 0.5, 0.0), stop=(0.25, 0.25, 0.25))
+    own = ClickModel(click=(1.0, 0.5, 0.0), stop=(0.25, 0.25, 0.25))
     some = make_clients(DATA, 5, user=["perfect", "navigational"], interactions=3, malicious=2, malicious_user="poison")
     assert some.malicious.tolist() == [True, True, False, False, False]
     assert some.user_names == ("perfect", "navigational", "poison")
     assert some.user.tolist() == [2, 2, 0, 1, 0]
-    np.testing.assert_array_equal(some.click[2], user_for("poison", 2).click)
-    np.testing.assert_array_equal(some.stop[2], user_for("poison", 2).stop)
+    np.testing.assert_array_equal(some.click[2], click_model_for("poison", 2).click)
+    np.testing.assert_array_equal(some.stop[2], click_model_for("poison", 2).stop)
     other = make_clients(DATA, 5, malicious=1, malicious_user=own)
     np.testing.assert_array_equal(other.click[other.user[0]], own.click)
     assert other.user[1:].tolist() == [0] * 4
@@ -141,8 +141,8 @@ class Breaks:
     value: float = np.nan
     ranker: object = field(default_factory=Linear)
 
-    def __call__(self, start, crowd, chance, bend=STRAIGHT, threads=1):
-        learned = Pdgd(ranker=self.ranker)(start, crowd, chance, bend, threads)
+    def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
+        learned = Pdgd(ranker=self.ranker)(start, crowd, chance, correction, threads)
         learned.updates[np.isin(crowd.ids, self.which), -1] = self.value
         return learned
 
@@ -166,8 +166,8 @@ def test_infinities_of_both_signs_do_not_cancel():
 
     @dataclass(frozen=True)
     class Both(Breaks):
-        def __call__(self, start, crowd, chance, bend=STRAIGHT, threads=1):
-            learned = super().__call__(start, crowd, chance, bend, threads)
+        def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
+            learned = super().__call__(start, crowd, chance, correction, threads)
             learned.updates[0, 0], learned.updates[1, 0] = np.inf, -np.inf
             return learned
 
@@ -196,7 +196,7 @@ def test_a_client_alone_cannot_be_left_out_of_its_own_model():
         next(simulate(Federation(learner=Breaks((2,)), aggregator=Apart()), some, 1))
 
 
-@pytest.mark.parametrize("name", [name for name, kind in AGGREGATORS.items() if not has(kind, "apart")])
+@pytest.mark.parametrize("name", [name for name, kind in AGGREGATORS.items() if not has_trait(kind, "apart")])
 def test_every_rule_goes_on_without_a_client_whose_update_is_not_finite(name):
     some = clients(12, malicious=0)
     federation = Federation(learner=Breaks((4,)), aggregator=assuming(name, 0.1))
@@ -240,7 +240,7 @@ def test_wrongly_shaped_updates_are_refused_with_their_round(shape, mechanism):
 
 
 def test_a_secure_sum_leaves_no_room_for_rules_that_look_at_single_updates():
-    secure = Gaussian(1.0, 1.0, SecureSum(sum="ideal"))
+    secure = Gaussian(1.0, 1.0, SecureAggregation(sum="ideal"))
     with pytest.raises(ValueError, match="Krum must see single updates"):
         Federation(aggregator=Krum(), mechanism=secure)
     with pytest.raises(ValueError, match="nobody listens to malicious clients"):
@@ -320,12 +320,12 @@ def test_the_trusted_update_is_nobody_elses_and_comes_from_the_servers_own_queri
     class Notes:
         ranker: object = field(default_factory=Linear)
 
-        def __call__(self, start, crowd, chance, bend=STRAIGHT, threads=1):
+        def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
             if crowd.ids[0] == -1:
                 used.append(crowd.queries[crowd.pools[0] : crowd.pools[1]].tolist())
                 assert len(crowd) == 1
                 assert crowd.user.tolist() == [0]
-            return Pdgd()(start, crowd, chance, bend, threads)
+            return Pdgd()(start, crowd, chance, correction, threads)
 
     list(simulate(Federation(learner=Notes(), aggregator=Spy(queries=4)), some, 3))
     assert len(used) == 3
@@ -371,7 +371,7 @@ class Remembered:
         self.count = count
 
     def kept(self, round):
-        return Kept(np.arange(self.count), np.full(5, float(round)))
+        return JournalEntry(np.arange(self.count), np.full(5, float(round)))
 
     def cohort(self, round, draw):
         raise AssertionError("nobody is asked twice")
@@ -380,7 +380,7 @@ class Remembered:
         raise AssertionError("nothing is paid twice")
 
 
-class Kept(NamedTuple):
+class JournalEntry(NamedTuple):
     cohort: np.ndarray
     change: np.ndarray
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Dirichlet, Iid, Labels, Own, Shared, Split
+from fedrank.ranking.click_models import USERS, ClickModel
 from fedrank.ranking.learners import Pdgd
-from fedrank.ranking.users import USERS, User
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
 
@@ -54,7 +54,7 @@ def test_every_interaction_draws_a_user():
 
 def test_drawn_users_are_a_mixture():
     # Whoever never clicks teaches nothing: of 400 single interactions, half must leave no update.
-    silent, eager = User((0.0,) * 3, (0.0,) * 3), User((0.3, 0.3, 0.3), (0.0,) * 3)
+    silent, eager = ClickModel((0.0,) * 3, (0.0,) * 3), ClickModel((0.3, 0.3, 0.3), (0.0,) * 3)
     data = made_up_data(queries=8, longest=30, seed=3).select([7])
     fixed = make_clients(data, 400, user=eager, interactions=1)
     mixed = make_clients(data, 400, user=[silent, eager], interactions=1, user_per="interaction")
@@ -114,7 +114,7 @@ def test_rows_keep_ids():
         ({"count": 2, "interactions": [3, -1]}, "nobody would search"),
         ({"count": 2, "user": "nobody"}, "no user 'nobody'"),
         ({"count": 2, "user_per": "round"}, "user_per = 'round' is not known"),
-        ({"count": 2, "user": User((0.0, 1.0), (0.0, 0.0))}, "for 2 grades, the data have 3"),
+        ({"count": 2, "user": ClickModel((0.0, 1.0), (0.0, 0.0))}, "for 2 grades, the data have 3"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -126,12 +126,12 @@ def test_a_scale_without_tables_says_what_to_do():
     data = made_up_data(top_grade=3)
     with pytest.raises(ValueError, match="the data have 4; give `click` and `stop`"):
         make_clients(data, 2)
-    own = User((0.0, 0.3, 0.6, 1.0), (0.0,) * 4)
+    own = ClickModel((0.0, 0.3, 0.6, 1.0), (0.0,) * 4)
     assert make_clients(data, 2, user=own).click.shape == (1, 4)
 
 
 def test_user_tables_are_those_of_the_papers():
-    assert USERS["navigational"][3] == User((0.05, 0.5, 0.95), (0.2, 0.5, 0.9))
+    assert USERS["navigational"][3] == ClickModel((0.05, 0.5, 0.95), (0.2, 0.5, 0.9))
     assert USERS["poison"][5].click == (1.0, 0.8, 0.4, 0.2, 0.0)
     assert USERS["position-2"][3].attention.tolist() == [(1 / i) ** 2 for i in range(1, 11)]
     for tables in USERS.values():
@@ -144,4 +144,4 @@ def test_user_tables_are_those_of_the_papers():
 )
 def test_impossible_tables_are_refused(user):
     with pytest.raises(ValueError):
-        User(*user)
+        ClickModel(*user)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.federated.aggregate import AGGREGATORS
-from fedrank.federated.arrival import FedAsync, FedBuff, Sync, schedule
+from fedrank.federated.aggregators import AGGREGATORS
+from fedrank.federated.asynchronous import FedAsync, FedBuff, Sync, schedule
 from fedrank.federated.client import ClientTask
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
@@ -18,14 +18,14 @@ from fedrank.federated.local import FedPer, FedProx, Scaffold
 from fedrank.federated.partition import Own, Users
 from fedrank.federated.round import personal_models, simulate, simulate_arrivals, taking_part
 from fedrank.federated.server import ServerTask
-from fedrank.federated.steps import SERVER_STEPS, Adam
-from fedrank.privacy.mechanisms import AtServer, EsRandomisedResponse, Gaussian, Laplace, SecureSum
+from fedrank.federated.server_optimizers import SERVER_STEPS, Adam
+from fedrank.privacy.mechanisms import AtServer, EsRandomisedResponse, Gaussian, Laplace, SecureAggregation
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import LambdaRank, LoggedClicks, Pdgd
 from fedrank.ranking.rankers import Mlp, Relu
 from fedrank.seeds import rng_for
-from fedrank.types import has
+from fedrank.types import has_trait
 from tests.federated import in_processes
 from tests.federated.in_processes import COORDINATOR, SERVER_KEY, ClientCase, Keyed, ServerCase, only
 from tests.made_up import made_up_data
@@ -33,7 +33,7 @@ from tests.made_up import made_up_data
 pytestmark = pytest.mark.process
 
 CLIENTS, ROUNDS, SEED = 10, 3, 7
-IDEAL = SecureSum(sum="ideal")
+IDEAL = SecureAggregation(sum="ideal")
 
 
 class Apart:
@@ -196,7 +196,7 @@ def test_fedper_shares_one_part_and_keeps_the_other(apart):
 
 
 # Where all learn apart nothing travels.
-@pytest.mark.parametrize("name", [name for name, kind in AGGREGATORS.items() if not has(kind, "apart")])
+@pytest.mark.parametrize("name", [name for name, kind in AGGREGATORS.items() if not has_trait(kind, "apart")])
 def test_aggregators(apart, name):
     kind = AGGREGATORS[name]
     check_in_step(apart, Federation(aggregator=kind(attackers=0.1) if name == "bulyan" else kind()), rounds=4)
@@ -214,19 +214,19 @@ def test_server_steps(apart, name):
         Gaussian(0.5, 0.1, cap=4),
         Laplace(0.5, 0.1),
         Gaussian(0.5, 0.1, IDEAL),
-        Gaussian(0.5, 0.1, SecureSum(), cap=4),
+        Gaussian(0.5, 0.1, SecureAggregation(), cap=4),
         Laplace(0.5, 0.1, IDEAL),
         Gaussian(0.5, 0.1, AtServer()),
     ],
     ids=str,
 )
 def test_noise(apart, mechanism):
-    if mechanism.place == SecureSum():
+    if mechanism.place == SecureAggregation():
         pytest.importorskip("cryptography")
     federation = Federation(mechanism=Keyed(mechanism))
     task = ServerTask(federation, CLIENTS)
     expected = task.expected(task.first(np.zeros(5)), in_processes.RUN, [0])
-    assert expected.type == ("<i8" if has(mechanism, "adds up") and mechanism.place != AtServer() else "<f4")
+    assert expected.type == ("<i8" if has_trait(mechanism, "adds up") and mechanism.place != AtServer() else "<f4")
     check_in_step(apart, federation)
 
 

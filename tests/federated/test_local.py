@@ -12,15 +12,15 @@ from fedrank.federated.clients import make_clients
 from fedrank.federated.local import LOCAL_STEPS, FedPer, FedProx, Scaffold
 from fedrank.federated.partition import Own
 from fedrank.kernels.chance import stream, uniform
+from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp, Relu
-from fedrank.ranking.users import User
 from fedrank.seeds import Chance
-from fedrank.types import Bend, Messages
+from fedrank.types import LocalCorrection, Messages
 from tests.made_up import made_up_data
 from tests.oracles import pdgd as oracle
 
-SILENT = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+SILENT = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
 KEY = Chance(5, 9).key("learn")
 
 
@@ -36,9 +36,9 @@ def as_sent(weights):
 
 def bent(local, learner, start, memory, clients, chance, common=None, threads=1):
     """(what was learned, what clients keep)."""
-    bend = local.bend(memory, common)
-    learned = learner(start, clients, chance, bend, threads)
-    return learned, local.remember(memory, bend, learned, steps_of(learner, clients.interactions))
+    correction = local.correction(memory, common)
+    learned = learner(start, clients, chance, correction, threads)
+    return learned, local.remember(memory, correction, learned, steps_of(learner, clients.interactions))
 
 
 @pytest.mark.parametrize("strength", [0.001, 1.0, 10.0])
@@ -64,7 +64,7 @@ def test_the_strongest_pull_undoes_all_earlier_steps():
     for steps in range(1, 12):
         query = pool[int(uniform(np.uint64(stream(client, steps - 1)), 0) * len(pool))]
         clients = make_clients(data, 1, interactions=steps)
-        learned = Pdgd(rate=0.5)(np.ones(5), clients, Chance(1, 1), FedProx(2.0).bend(None, None))
+        learned = Pdgd(rate=0.5)(np.ones(5), clients, Chance(1, 1), FedProx(2.0).correction(None, None))
         if data.offsets[query + 1] - data.offsets[query] == 1:
             back.append(steps)
             assert not learned.updates.any()
@@ -75,7 +75,7 @@ def test_the_strongest_pull_undoes_all_earlier_steps():
 def test_a_stronger_pull_keeps_clients_closer():
     _, clients = few_clients(interactions=200)
     lengths = [
-        np.linalg.norm(Pdgd()(np.zeros(7), clients, Chance(1, 1), Bend(pull)).updates, axis=1)
+        np.linalg.norm(Pdgd()(np.zeros(7), clients, Chance(1, 1), LocalCorrection(pull)).updates, axis=1)
         for pull in (0.0, 1.0, 10.0)
     ]
     for weaker, stronger in itertools.pairwise(lengths):

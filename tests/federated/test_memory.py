@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 import fedrank.federated.round as round_module
-from fedrank.federated.aggregate import Apart, Mean, Median
+from fedrank.federated.aggregators import Apart, Mean, Median
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, FedProx, Scaffold
 from fedrank.federated.partition import Own
 from fedrank.federated.round import federated_round, first_state, personal_models, simulate, taking_part
 from fedrank.federated.server import RoundError, State
-from fedrank.federated.steps import SERVER_STEPS
+from fedrank.federated.server_optimizers import SERVER_STEPS
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Mlp
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT
+from fedrank.types import NO_CORRECTION
 from tests.made_up import made_up_data
 
 FEDPER = Federation(Pdgd(ranker=Mlp(hidden=3)), local=FedPer())
@@ -152,9 +152,9 @@ def test_scaffold_round_by_round():
     state, memory = first_state(federation, clients, 1)
     for outcome in simulate(federation, clients, 8):
         present = taking_part(len(clients), 0.5, 1, outcome.round)
-        bend = Scaffold().bend(memory[present], state.common.astype(np.float32))
-        learned = Pdgd()(state.weights, clients.rows(present), Chance(1, outcome.round), bend)
-        controls = Scaffold().remember(memory[present], bend, learned, np.full(4, 3 * 0.1))
+        correction = Scaffold().correction(memory[present], state.common.astype(np.float32))
+        learned = Pdgd()(state.weights, clients.rows(present), Chance(1, outcome.round), correction)
+        controls = Scaffold().remember(memory[present], correction, learned, np.full(4, 3 * 0.1))
         assert np.array_equal(outcome.memory[present], controls)
         assert outcome.weights == pytest.approx(state.weights + learned.updates.mean(axis=0), abs=1e-6)
         assert outcome.state.common == pytest.approx(outcome.memory.mean(axis=0), abs=1e-6)
@@ -202,10 +202,10 @@ class Counts:
     def first(self, ranker, start, count):
         return np.full((count, 1), self.begin)
 
-    def bend(self, memory, common):
-        return STRAIGHT
+    def correction(self, memory, common):
+        return NO_CORRECTION
 
-    def remember(self, memory, bend, learned, steps):
+    def remember(self, memory, correction, learned, steps):
         return np.ones((len(learned.updates), 1)) if memory is None else memory + 1
 
 

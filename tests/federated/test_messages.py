@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.federated.aggregate import Mean
-from fedrank.federated.arrival import FedAsync, FedBuff
+from fedrank.federated.aggregators import Mean
+from fedrank.federated.asynchronous import FedAsync, FedBuff
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, Scaffold
 from fedrank.federated.messages import LARGEST_SIZE, Call, ExpectedCall, ExpectedMessage, Message
 from fedrank.federated.robust import Krum, Reputation
 from fedrank.federated.server import RoundError, ServerTask, receive, settle
-from fedrank.federated.steps import Momentum
-from fedrank.privacy.mechanisms import AtServer, EsRandomisedResponse, Gaussian, SecureSum
+from fedrank.federated.server_optimizers import Momentum
+from fedrank.privacy.mechanisms import AtServer, EsRandomisedResponse, Gaussian, SecureAggregation
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.evolution import MESSAGE, Evolution
 from fedrank.ranking.learners import Pdgd
@@ -208,7 +208,7 @@ def test_a_rule_that_needs_more_messages_than_came_says_so():
 
 def test_a_secure_sum_of_too_few_is_not_opened():
     """Half of ten must be honest and a quarter may collude: seven messages have noise enough, six have not."""
-    mechanism = Gaussian(1.0, 1.0, SecureSum(sum="ideal"))
+    mechanism = Gaussian(1.0, 1.0, SecureAggregation(sum="ideal"))
     task, state = server(Federation(mechanism=mechanism), clients=10)
     came = [Message(RUN, 1, sender, np.full(3, 1000 * sender), 1).pack() for sender in range(7)]
     for count, opens in ((7, True), (6, False)):
@@ -250,11 +250,11 @@ def test_messages_are_gathered_by_ids_however_they_come():
         (Federation(), "<f4", 3),
         (Federation(mechanism=Gaussian(1.0, 1.0)), "<f4", 3),
         (Federation(mechanism=Gaussian(1.0, 1.0, AtServer())), "<f4", 3),
-        (Federation(mechanism=Gaussian(1.0, 1.0, SecureSum())), "<i8", 3),
+        (Federation(mechanism=Gaussian(1.0, 1.0, SecureAggregation())), "<i8", 3),
         (Federation(Evolution()), MESSAGE, 1),
         (Federation(Evolution(truth=0.5), mechanism=EsRandomisedResponse()), MESSAGE, 1),
         (Federation(Evolution(), mechanism=Gaussian(1.0, 1.0)), "<f4", 3),
-        (Federation(Evolution(), mechanism=Gaussian(1.0, 1.0, SecureSum())), "<i8", 3),
+        (Federation(Evolution(), mechanism=Gaussian(1.0, 1.0, SecureAggregation())), "<i8", 3),
     ],
     ids=str,
 )
@@ -275,7 +275,11 @@ def test_what_a_server_sends():
 
 def test_only_within_a_sum_do_clients_weigh_by_age_themselves():
     rule = FedBuff(2, wait=True)
-    for mechanism, counted in ((None, False), (Gaussian(1.0, 1.0), False), (Gaussian(1.0, 1.0, SecureSum()), True)):
+    for mechanism, counted in (
+        (None, False),
+        (Gaussian(1.0, 1.0), False),
+        (Gaussian(1.0, 1.0, SecureAggregation()), True),
+    ):
         task, state = server(Federation(mechanism=mechanism), arrival=rule)
         state.rule["moves"][0] = 3
         assert (task.call(state, RUN, 0, 2).count < 1) == counted

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.federated.aggregate import Apart
-from fedrank.federated.arrival import FedAsync
+from fedrank.federated.aggregators import Apart
+from fedrank.federated.asynchronous import FedAsync
 from fedrank.federated.client import ClientTask, Simulated, answer_of_people
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
@@ -17,9 +17,9 @@ from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.federated.partition import Iid, Own, Users
 from fedrank.federated.round import federated_round, first_state, simulate, simulate_arrivals
 from fedrank.federated.server import ServerTask, receive, settle
-from fedrank.federated.steps import Adam
+from fedrank.federated.server_optimizers import Adam
 from fedrank.privacy.ledger import Ledger
-from fedrank.privacy.mechanisms import AtServer, Gaussian, OnClient, SecureSum
+from fedrank.privacy.mechanisms import AtServer, Gaussian, OnClient, SecureAggregation
 from fedrank.privacy.noise import GridNoise, SecureSource
 from fedrank.privacy.spending import Spending
 from fedrank.ranking.evolution import Evolution
@@ -31,7 +31,7 @@ from tests.made_up import made_up_data
 
 DATA = made_up_data(queries=40, longest=14)
 SITES, PEOPLE, SEED = 4, 6, 7
-IDEAL = SecureSum(sum="ideal")
+IDEAL = SecureAggregation(sum="ideal")
 RUN = b"sixteen bytes..."
 
 
@@ -122,7 +122,7 @@ def test_an_organisation_sends_the_mean_of_what_its_people_learn_from_own_search
     assert after.bytes_up == SITES * 4 * 5
 
 
-@pytest.mark.parametrize("place", [OnClient(), AtServer(), IDEAL, SecureSum()])
+@pytest.mark.parametrize("place", [OnClient(), AtServer(), IDEAL, SecureAggregation()])
 def test_without_noise_and_with_a_wide_clip_only_rounding_is_left(silent, place):
     crowd = sites()
     plain = federated_round(Federation(), first_state(Federation(), crowd, 1)[0], crowd, 1)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedrank.federated.aggregate import Apart, Mean
+from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, Scaffold
 from fedrank.federated.round import federated_round, first_state, simulate
+from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.ledger import Ledger
-from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, OnClient, SecureSum
+from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, OnClient, SecureAggregation
 from fedrank.privacy.noise import GridNoise, SecureSource
-from fedrank.privacy.promises import Promise, Setting
-from fedrank.privacy.secure_sum import message_bytes
+from fedrank.privacy.secure_aggregation import message_bytes
 from fedrank.privacy.spending import Spending
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
@@ -22,7 +22,7 @@ from fedrank.ranking.rankers import Mlp
 from tests.made_up import made_up_data
 
 DATA = made_up_data(queries=12, features=5)
-IDEAL = SecureSum(sum="ideal")
+IDEAL = SecureAggregation(sum="ideal")
 
 
 def clients(count=10, interactions=3):
@@ -93,16 +93,16 @@ def test_in_parts_noise_at_the_server_is_drawn_once(monkeypatch):
 
 def test_the_protocol_never_opens_a_part(monkeypatch):
     pytest.importorskip("cryptography")
-    from fedrank.privacy import secure_sum
+    from fedrank.privacy import secure_aggregation
 
-    some, opened, real = clients(6), [], secure_sum.secure_sum
+    some, opened, real = clients(6), [], secure_aggregation.secure_sum
 
     def watched(values, *arguments, **options):
         opened.append(len(values))
         return real(values, *arguments, **options)
 
-    monkeypatch.setattr(secure_sum, "secure_sum", watched)
-    federation = Federation(mechanism=Gaussian(1.0, 1.0, SecureSum()))
+    monkeypatch.setattr(secure_aggregation, "secure_sum", watched)
+    federation = Federation(mechanism=Gaussian(1.0, 1.0, SecureAggregation()))
     state, _ = first_state(federation, some, 1)
     whole = federated_round(federation, state, some, 1, noise=source())
     monkeypatch.setattr("fedrank.federated.round.CHUNK_BYTES", 2 * 4 * 5)
@@ -190,7 +190,7 @@ def test_the_journals_cohort_is_used():
 def test_after_a_crash_kept_changes_are_replayed_bit_for_bit(tmp_path, place):
     some = clients()
     federation = Federation(mechanism=Gaussian(1.0, 1.0, place), participation=0.5)
-    row = [Promise("public", None, "test")]
+    row = [Guarantee("public", None, "test")]
     with Ledger.open(tmp_path, len(some)) as ledger:
         journal = Spending(ledger, row, 8, 1e-5, None)
         first = [(out.weights, out.interactions) for out in simulate(federation, some, 5, journal=journal)]

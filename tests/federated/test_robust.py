@@ -12,7 +12,7 @@ import pytest
 from fedrank.experiments.spec.families import build, describe
 from fedrank.experiments.spec.toml import write_toml
 from fedrank.federated import robust
-from fedrank.federated.aggregate import AGGREGATORS, Mean
+from fedrank.federated.aggregators import AGGREGATORS, Mean
 from fedrank.federated.robust import (
     Bulyan,
     GeometricMedian,
@@ -25,10 +25,10 @@ from fedrank.federated.robust import (
     Trust,
     assumed_attackers,
 )
-from fedrank.types import Aggregator, Messages, has
+from fedrank.types import Aggregator, Messages, has_trait
 from tests.oracles import robust as oracle
 
-ROBUST = sorted(name for name, kind in AGGREGATORS.items() if has(kind, "robust"))
+ROBUST = sorted(name for name, kind in AGGREGATORS.items() if has_trait(kind, "robust"))
 PROMISE = ["krum", "multi-krum", "trimmed-mean", "median", "bulyan", "geometric-median", "norm-bound", "trust"]
 COUNTING = [name for name in ROBUST if "attackers" in AGGREGATORS[name].__dataclass_fields__]
 SIZES = [11, 60]  # one compiled loop for few clients, libraries for many

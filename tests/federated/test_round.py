@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedrank.federated.round as round_module
-from fedrank.federated.aggregate import AGGREGATORS, Apart, Mean
+from fedrank.federated.aggregators import AGGREGATORS, Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Own
@@ -16,7 +16,7 @@ from fedrank.federated.round import federated_round, first_state, simulate, taki
 from fedrank.federated.server import RoundError
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
-from fedrank.types import STRAIGHT, Messages, has
+from fedrank.types import NO_CORRECTION, Messages, has_trait
 from tests.made_up import made_up_data
 
 
@@ -40,7 +40,9 @@ def test_mean_of_nobody_is_no_change():
 OTHERS = ("apart", "remembers", "trusted queries")
 
 
-@pytest.mark.parametrize("name", [name for name, kind in AGGREGATORS.items() if not any(has(kind, o) for o in OTHERS)])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in AGGREGATORS.items() if not any(has_trait(kind, o) for o in OTHERS)]
+)
 def test_aggregators_ignore_the_order_of_clients_and_believe_agreement(name):
     rule = AGGREGATORS[name]()
     rng = np.random.default_rng(1)
@@ -136,8 +138,8 @@ def test_an_update_that_is_not_finite_names_round_and_client(ranker):
     class Diverges:
         ranker: object
 
-        def __call__(self, start, crowd, chance, bend=STRAIGHT, threads=1):
-            learned = Pdgd(ranker=self.ranker)(start, crowd, chance, bend, threads)
+        def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
+            learned = Pdgd(ranker=self.ranker)(start, crowd, chance, correction, threads)
             if chance.round == 2:
                 learned.updates[crowd.ids == 1, 0] = np.nan
             return learned
@@ -176,7 +178,7 @@ def test_clients_that_do_not_search_do_not_count():
 
 
 def test_apart_refuses_servers_that_would_move_absent_clients():
-    from fedrank.federated.steps import Momentum
+    from fedrank.federated.server_optimizers import Momentum
 
     with pytest.raises(ValueError, match='other than "add" move a model'):
         Federation(aggregator=Apart(), server=Momentum())

@@ -12,7 +12,7 @@ import fedrank.federated.round as round_module
 import fedrank.federated.small_rounds as small_module
 from fedrank import kernels
 from fedrank.attacks.poison import SignFlip
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedProx
@@ -20,8 +20,8 @@ from fedrank.federated.partition import Own
 from fedrank.federated.robust import Median
 from fedrank.federated.round import federated_round, first_state, simulate, taking_part
 from fedrank.federated.server import RoundError, State
+from fedrank.federated.server_optimizers import Adam, Add, Momentum, moves_of
 from fedrank.federated.small_rounds import SMALL, SmallRounds, small_rounds
-from fedrank.federated.steps import Adam, Add, Momentum, moves_of
 from fedrank.privacy.mechanisms import Gaussian
 from fedrank.ranking.learners import LambdaRank, Pdgd
 from fedrank.ranking.rankers import Linear, Mlp

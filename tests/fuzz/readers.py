@@ -157,7 +157,7 @@ def _save_runs(folder: Path) -> None:
 
 
 def _runs(folder: Path) -> Any:
-    from fedrank.experiments.report.findings import find
+    from fedrank.experiments.report.analysis import find
     from fedrank.experiments.runner.runs import load_runs
 
     runs = load_runs(folder)
@@ -179,20 +179,20 @@ def _letor(folder: Path) -> Any:
 
 
 def _save_letter(folder: Path) -> None:
-    from fedrank.silo.messages import seal
+    from fedrank.silo.letters import seal
 
     (folder / "letter").write_bytes(seal(b"what only b may read " * 20, "model", _parties()[0], _parties()[1].name))
 
 
 def _letter(folder: Path) -> Any:
-    from fedrank.silo.messages import unseal
+    from fedrank.silo.letters import unseal
 
     return unseal((folder / "letter").read_bytes(), "model", _parties()[1])
 
 
 def _parties() -> Any:
     from fedrank.silo.keys import public_of
-    from fedrank.silo.messages import party
+    from fedrank.silo.letters import party
 
     a, b = KEY, KEY[::-1]
     return party(a, [public_of(b)]), party(b, [public_of(a)])
@@ -354,7 +354,7 @@ def _shown_folder(folder: Path) -> Any:
 def _about_shown_folder(folder: Path) -> Any:
     from fedrank.data.describe_log import describe_log, description_as_json
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.answers import about_log
+    from fedrank.experiments.report.command_output import about_log
     from fedrank.experiments.runner.cards import log_card
 
     log = load_log(folder / "log")
@@ -423,19 +423,19 @@ def _spending(folder: Path) -> Any:
 
 def _save_people(folder: Path) -> None:
     from fedrank.privacy.accounting import GaussianEvent, ResponseEvent
+    from fedrank.privacy.guarantees import Guarantee
     from fedrank.privacy.population import FORGOTTEN, LedgerTerms, Population, open_ledger
-    from fedrank.privacy.promises import Promise
 
     Population.open(folder / "town", 4, 1e-5, 8.0)
     for name, event in (("a", GaussianEvent(3.0)), ("b", ResponseEvent(0.9))):
-        terms = LedgerTerms(4, 1e-5, (Promise("server", event, "a test", slack=1e-9), Promise("public", None, "")))
+        terms = LedgerTerms(4, 1e-5, (Guarantee("server", event, "a test", slack=1e-9), Guarantee("public", None, "")))
         with open_ledger(folder / "town" / name / "ledger", terms) as ledger:
             ledger.reserve({1: np.array([0, 2]), 2: np.arange(4)})
     (folder / "town" / FORGOTTEN).write_text('{"forgotten": "2026-01-01", "because": "a test"}\n')
 
 
 def _people(folder: Path) -> Any:
-    from fedrank.experiments.report.answers import about_ledgers
+    from fedrank.experiments.report.command_output import about_ledgers
     from fedrank.privacy.population import Population
 
     population = Population.read(folder / "town")
@@ -538,7 +538,7 @@ def _save_backup(folder: Path) -> None:
 
 
 def _save_recorded(folder: Path) -> None:
-    from fedrank.data.recorded import RecordedFolder, RecordedList
+    from fedrank.data.impressions import RecordedFolder, RecordedList
     from fedrank.types import Impression
 
     features = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -547,7 +547,7 @@ def _save_recorded(folder: Path) -> None:
 
 
 def _recorded(folder: Path) -> Any:
-    from fedrank.data.recorded import RecordedFolder
+    from fedrank.data.impressions import RecordedFolder
 
     lists = RecordedFolder(folder)
     return [(*one.impression, one.temperature, one.keep) for one in map(lists.get, lists.numbers())]
@@ -568,9 +568,9 @@ def _backup(folder: Path) -> Any:
 def _save_trial(folder: Path) -> None:
     import json
 
-    from fedrank.engine.judging import TrialRules
     from fedrank.engine.team_draft import click_line, search_line, team_draft
-    from fedrank.engine.trial_plan import TrialModel, TrialPlan, write_plan
+    from fedrank.engine.trial_decision import TrialRules
+    from fedrank.engine.trial_record import TrialModel, TrialPlan, write_plan
 
     old, new = (TrialModel(name, f"{name}.json", name * 20) for name in ("old", "new"))
     write_plan(TrialPlan("t", "own", old, new, TrialRules(), "2026", "a", "", "key", 3, "current.json"), folder)
@@ -615,7 +615,7 @@ def _save_read_trial(folder: Path) -> None:
 def _read_trial(folder: Path) -> Any:
     from fedrank.engine.adoption import read_current
     from fedrank.engine.trial import EngineTrial
-    from fedrank.engine.trial_told import about_trial
+    from fedrank.engine.trial_summary import about_trial
 
     trial = EngineTrial(folder)
     count = trial.count()
@@ -653,7 +653,7 @@ def _save_places(folder: Path) -> None:
 
 
 def _places(folder: Path) -> Any:
-    from fedrank.experiments.runner.places import read_propensities
+    from fedrank.experiments.runner.position_bias import read_propensities
 
     found = read_propensities(folder / "places.json")
     return found.slope, found.extra

@@ -205,7 +205,7 @@ UNCOMPILED = """
 import sys, warnings
 import numpy as np
 warnings.simplefilter("ignore")
-from fedrank.federated.aggregate import AGGREGATORS
+from fedrank.federated.aggregators import AGGREGATORS
 from fedrank.types import Messages
 
 rng = np.random.default_rng(1)

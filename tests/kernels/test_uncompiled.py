@@ -15,7 +15,7 @@ import numpy as np
 import fedrank as fr
 import fedrank.federated.round
 from fedrank.federated.clients import make_clients
-from fedrank.federated.steps import Adam, Add, Momentum
+from fedrank.federated.server_optimizers import Adam, Add, Momentum
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
 

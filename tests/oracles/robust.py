@@ -142,12 +142,12 @@ def forecast_distances(rounds, window, flattest):
     matrix = bfgs(moves[-window:], flattest)
     (before, last), (weights, updates) = rounds[-2:]
     step = [b - a for a, b in zip(before, weights, strict=True)]
-    bend = [0.0] * len(step)
+    correction = [0.0] * len(step)
     if matrix is not None:
-        bend = [math.fsum(x * y for x, y in zip(row, step, strict=True)) for row in matrix]
+        correction = [math.fsum(x * y for x, y in zip(row, step, strict=True)) for row in matrix]
     out = []
     for old, new in zip(last, updates, strict=True):
-        forecast = [x - b for x, b in zip(old, bend, strict=True)]
+        forecast = [x - b for x, b in zip(old, correction, strict=True)]
         out.append(math.sqrt(squared_distance(forecast, new)))
     return out
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fedrank.cli import app
 from fedrank.data import synthetic_log
 from fedrank.data.logs import load_log
-from fedrank.experiments.report.findings import find
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment

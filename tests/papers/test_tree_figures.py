@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("lightgbm")
 
+from fedrank.experiments.report.analysis import Analysis, find
 from fedrank.experiments.report.claims import UNTESTED
-from fedrank.experiments.report.findings import Findings, find
 from fedrank.experiments.report.sections import Drawing, Table
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import load_runs
@@ -25,7 +25,7 @@ from fedrank.trees.model_files import load_model
 SMALL = ["booster.trees=3", "data.folds=[1]"]
 
 
-def done(name: str, folder: Path, *changes: str) -> Findings:
+def done(name: str, folder: Path, *changes: str) -> Analysis:
     asked = read_spec(name, [*SMALL, *changes], quick=True)
     assert not run_experiment(asked, name, folder).failed
     [found] = find(load_runs(folder))
@@ -37,12 +37,12 @@ def texts(table: Table) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def splits(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def splits(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return done("noniid-trees/table-3", tmp_path_factory.mktemp("table-3"))
 
 
 @pytest.mark.long
-def test_who_holds_what_is_counted(splits: Findings) -> None:
+def test_who_holds_what_is_counted(splits: Analysis) -> None:
     [table] = held(splits)
     assert isinstance(table, Table)
     rows = {tuple(row[:3]): row[3:] for row in texts(table)}
@@ -60,7 +60,7 @@ def test_who_holds_what_is_counted(splits: Findings) -> None:
     assert table in list(drawings("noniid-trees/table-3", splits))
 
 
-def test_categories_are_shared_out_as_in_the_data(splits: Findings) -> None:
+def test_categories_are_shared_out_as_in_the_data(splits: Analysis) -> None:
     [drawing] = category_shares(splits)
     assert isinstance(drawing, Drawing)
     names, documents, queries = drawing.draw.args  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest
 
 from fedrank.experiments.spec.families import build, describe
 from fedrank.experiments.spec.toml import write_toml
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.privacy.accounting import (
     ConcentratedEvent,
     GaussianEvent,
@@ -19,6 +19,7 @@ from fedrank.privacy.accounting import (
     ResponseEvent,
     delta_of,
 )
+from fedrank.privacy.guarantees import OBSERVERS, Setting
 from fedrank.privacy.mechanisms import (
     MECHANISMS,
     PLACES,
@@ -29,17 +30,16 @@ from fedrank.privacy.mechanisms import (
     Laplace,
     OnClient,
     PricedMechanism,
-    SecureSum,
+    SecureAggregation,
     _slack,
 )
 from fedrank.privacy.noise import GridNoise, SecureSource, discrete_gaussian, rounded_gaussian, rounded_laplace
-from fedrank.privacy.promises import OBSERVERS, Setting
-from fedrank.privacy.secure_sum import message_bytes
+from fedrank.privacy.secure_aggregation import message_bytes
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import Messages, has
+from fedrank.types import Messages, has_trait
 
-IDEAL = SecureSum(sum="ideal")
+IDEAL = SecureAggregation(sum="ideal")
 BOUNDED = Pdgd(batch=True, clip_gradients=1.0)  # an interaction moves an update by 0.1 x 1 at most
 
 
@@ -66,7 +66,7 @@ def silent(monkeypatch):
 
 def combined(mechanism, arrived, cohort):
     sent = mechanism.protect(arrived, cohort, source())
-    rule = mechanism.rule(cohort, source()) if has(mechanism, "adds up") else Mean()
+    rule = mechanism.rule(cohort, source()) if has_trait(mechanism, "adds up") else Mean()
     return rule(sent)
 
 
@@ -74,10 +74,10 @@ def combined(mechanism, arrived, cohort):
 
 
 @pytest.mark.parametrize(
-    "place", [OnClient(), AtServer(), IDEAL, SecureSum()], ids=["client", "server", "ideal", "sum"]
+    "place", [OnClient(), AtServer(), IDEAL, SecureAggregation()], ids=["client", "server", "ideal", "sum"]
 )
 def test_without_noise_a_sum_is_what_it_is_by_hand(silent, place):
-    if place == SecureSum():
+    if place == SecureAggregation():
         pytest.importorskip("cryptography")
     updates = [[3, 4], [0.3, 0.4], [np.nan, 1], [0, -5]]
     sizes = [1, 2, 4, 9]  # with cap = 4 weights 1/4, 1/2, 1 and 1
@@ -110,7 +110,7 @@ def test_bytes_of_a_message():
     arrived = arrivals(np.zeros((4, 10)))
     assert Gaussian(1.0, 1.0).protect(arrived, 4, source()).bytes_each == 40
     assert Gaussian(1.0, 1.0, IDEAL).protect(arrived, 4, source()).bytes_each == message_bytes(4, 10, 32)
-    wide = SecureSum(bits=40, sum="ideal")
+    wide = SecureAggregation(bits=40, sum="ideal")
     assert Gaussian(1.0, 1.0, wide).protect(arrived, 4, source()).bytes_each == message_bytes(4, 10, 40)
 
 
@@ -132,7 +132,7 @@ def test_the_ideal_sum_is_bit_by_bit_what_the_protocol_opens(kind):
     updates = np.random.default_rng(2).normal(size=(7, 6))
     changes = []
     for which in ("ideal", "protocol"):
-        mechanism = kind(1.0, 1.0, SecureSum(honest=0.6, colluding=0.0, sum=which))
+        mechanism = kind(1.0, 1.0, SecureAggregation(honest=0.6, colluding=0.0, sum=which))
         changes.append(combined(mechanism, arrivals(updates), 7))
     assert np.array_equal(*changes)
     assert np.abs(changes[0]).min() > 0
@@ -141,13 +141,13 @@ def test_the_ideal_sum_is_bit_by_bit_what_the_protocol_opens(kind):
 def test_the_protocol_takes_all_clients_at_once():
     """In parts the server would see sums of a few clients."""
     assert hasattr(Gaussian(1.0, 1.0, IDEAL).rule(10, source()), "part")
-    assert not hasattr(Gaussian(1.0, 1.0, SecureSum()).rule(10, source()), "part")
+    assert not hasattr(Gaussian(1.0, 1.0, SecureAggregation()).rule(10, source()), "part")
 
 
 @pytest.mark.parametrize("honest", [0.01, 0.3, 0.5, 1.0])
 def test_the_protocol_runs_whatever_the_share_of_honest_clients(honest):
     pytest.importorskip("cryptography")
-    mechanism = Gaussian(1.0, 1.0, SecureSum(honest=honest, colluding=0.0))
+    mechanism = Gaussian(1.0, 1.0, SecureAggregation(honest=honest, colluding=0.0))
     assert np.isfinite(combined(mechanism, arrivals(np.zeros((5, 3))), 5)).all()
 
 
@@ -173,7 +173,7 @@ def test_noise_at_the_server_is_as_wide_as_it_says(kind, factor):
 @pytest.mark.parametrize(("kind", "factor"), [(Gaussian, 1.0), (Laplace, math.sqrt(2))])
 def test_shares_of_the_honest_alone_are_as_wide_as_it_says(kind, factor):
     """4 of 10 stay and do not collude: their shares suffice, and all ten make √(10/4) of it."""
-    mechanism = kind(2.0, 1.5, SecureSum(honest=0.4, colluding=0.0, sum="ideal"))
+    mechanism = kind(2.0, 1.5, SecureAggregation(honest=0.4, colluding=0.0, sum="ideal"))
     sent = mechanism.protect(arrivals(np.zeros((10, 40_000))), 10, source())
     honest = sent.updates[:4].sum(axis=0) * mechanism.step(10)
     assert honest.std() == pytest.approx(2.0 * 1.5 * factor, rel=0.03)
@@ -256,7 +256,7 @@ def test_promises_of_central_noise(kind, event, spread, participation):
 
 def test_promises_of_gaussian_shares():
     """Kairouz, Liu and Steinke 2021, theorem 1: only the noise of the honest counts; cohorts are no secret."""
-    mechanism = Gaussian(1.0, 3.0, SecureSum(honest=0.5, colluding=0.0, bits=16, sum="ideal"))
+    mechanism = Gaussian(1.0, 3.0, SecureAggregation(honest=0.5, colluding=0.0, bits=16, sum="ideal"))
     rows = mechanism.promises(setting(clients=40, participation=0.5))
     # 20 clients with 1 each, and 12 x 3 x √(20/10) of noise: 70.9 in steps of 1/256 (18,155 < 2^15 <= 2 x 18,155).
     step = 1 / 256
@@ -284,7 +284,9 @@ def test_narrow_shares_cost_more_than_one_wide_noise():
 
 
 def test_promises_of_laplace_shares():
-    rows = Laplace(1.0, 3.0, SecureSum(honest=0.5, colluding=0.0, bits=16, sum="ideal")).promises(setting(clients=20))
+    rows = Laplace(1.0, 3.0, SecureAggregation(honest=0.5, colluding=0.0, bits=16, sum="ideal")).promises(
+        setting(clients=20)
+    )
     # 20 and 12 x 2.5 x 3 x √2 make 147.3: steps of 1/128 (18,854 < 2^15).
     for row in rows:
         assert isinstance(row.event, PureEvent)
@@ -293,7 +295,7 @@ def test_promises_of_laplace_shares():
 
 def test_shares_that_are_too_narrow_are_refused():
     with pytest.raises(ValueError, match="grid steps wide"):
-        Gaussian(1.0, 0.01, SecureSum(bits=16, sum="ideal")).promises(setting())
+        Gaussian(1.0, 0.01, SecureAggregation(bits=16, sum="ideal")).promises(setting())
 
 
 @pytest.mark.parametrize(("kind", "event"), [(Gaussian, GaussianEvent), (Laplace, LaplaceEvent)])
@@ -414,8 +416,8 @@ def test_foltr_es_needs_flips(learner):
 
 def test_the_secure_sum_is_refused_where_it_cannot_be():
     with pytest.raises(ValueError, match="ideal"):
-        Gaussian(1.0, 1.0, SecureSum()).promises(setting(clients=201))
-    assert Gaussian(1.0, 1.0, SecureSum()).promises(setting(clients=2000, participation=0.1))
+        Gaussian(1.0, 1.0, SecureAggregation()).promises(setting(clients=201))
+    assert Gaussian(1.0, 1.0, SecureAggregation()).promises(setting(clients=2000, participation=0.1))
     assert Gaussian(1.0, 1.0, IDEAL).promises(setting(clients=201))
     with pytest.raises(ValueError, match="single client"):
         Gaussian(1.0, 1.0, IDEAL).promises(setting(clients=10, participation=0.1))
@@ -426,7 +428,7 @@ def test_the_secure_sum_is_refused_where_it_cannot_be():
     [(100, 0.5, 0.25, 50, 75, 26), (30, 0.1, 0.9, 3, 30, 28), (7, 1.0, 0.0, 7, 7, 2), (10, 0.7, 0.3, 7, 10, 4)],
 )
 def test_who_may_collude_cannot_open_a_sum(clients, honest, colluding, fewest, opened, threshold):
-    place = SecureSum(honest=honest, colluding=colluding)
+    place = SecureAggregation(honest=honest, colluding=colluding)
     assert (place.fewest(clients), place.opened(clients), place.threshold(clients)) == (fewest, opened, threshold)
     assert place.opened(clients) - place.colluders(clients) >= place.fewest(clients)  # whoever lies, noise is enough
     assert place.threshold(clients) > place.colluders(clients)
@@ -435,18 +437,18 @@ def test_who_may_collude_cannot_open_a_sum(clients, honest, colluding, fewest, o
 def test_a_sum_that_colluders_could_strip_of_its_noise_does_not_open(monkeypatch):
     """Seven of ten survive, three of them may lie: four honest shares are fewer than the seven that are priced."""
     pytest.importorskip("cryptography")
-    from fedrank.privacy import secure_sum
+    from fedrank.privacy import secure_aggregation
 
-    whole = secure_sum.secure_sum
+    whole = secure_aggregation.secure_sum
 
     def with_dropouts(values, bits, threshold, fewest, **rest):
         return whole(values, bits, threshold, fewest, {0: "share", 1: "share", 2: "share"}, **rest)
 
-    monkeypatch.setattr(secure_sum, "secure_sum", with_dropouts)
-    mechanism = Gaussian(1.0, 1.0, SecureSum(honest=0.7, colluding=0.3))
+    monkeypatch.setattr(secure_aggregation, "secure_sum", with_dropouts)
+    mechanism = Gaussian(1.0, 1.0, SecureAggregation(honest=0.7, colluding=0.3))
     source = SecureSource(bytes(32))
     sent = mechanism.protect(arrivals(np.zeros((10, 3))), 10, source)
-    with pytest.raises(secure_sum.TooFewClients):
+    with pytest.raises(secure_aggregation.TooFewClients):
         mechanism.rule(10, source)(sent)
 
 
@@ -454,7 +456,7 @@ def test_a_sum_that_colluders_could_strip_of_its_noise_does_not_open(monkeypatch
 @pytest.mark.parametrize("bits", [16, 20, 32, 62])
 def test_a_sum_never_wraps_around(kind, bits):
     """Everybody at full length, and six deviations of noise, in one coordinate."""
-    mechanism = kind(2.0, 5.0, SecureSum(bits=bits, sum="ideal"))
+    mechanism = kind(2.0, 5.0, SecureAggregation(bits=bits, sum="ideal"))
     step = mechanism.step(150)
     deviation = mechanism.tail * 5 * 2 * math.sqrt(2)
     assert 150 * math.ceil(2 / step) + 6 * deviation / step < 2 ** (bits - 1)
@@ -473,7 +475,7 @@ def settings_of(mechanism):
     [
         kind(0.5, 1.25, place, cap=3)
         for kind in (Gaussian, Laplace)
-        for place in (OnClient(), AtServer(), SecureSum(0.25, 0.5, 40, "ideal"))
+        for place in (OnClient(), AtServer(), SecureAggregation(0.25, 0.5, 40, "ideal"))
     ]
     + [Gaussian(1.0, 2.0, unit="interaction"), FpdgdPaper(2.3, 5.0, "code"), EsRandomisedResponse()],
     ids=str,
@@ -501,9 +503,9 @@ def test_every_mechanism_and_place_says_who_sees_what():
         (lambda: Laplace(1.0, math.nan), "noise = nan"),
         (lambda: Gaussian(1.0, 1.0, cap=0), "cap = 0"),
         (lambda: Gaussian(1.0, 1.0, cap=4, unit="interaction"), "cap = 4"),
-        (lambda: SecureSum(honest=0.0, colluding=0.0), "honest = 0"),
-        (lambda: SecureSum(bits=63), "bits = 63"),
-        (lambda: SecureSum(sum="none"), "none"),
+        (lambda: SecureAggregation(honest=0.0, colluding=0.0), "honest = 0"),
+        (lambda: SecureAggregation(bits=63), "bits = 63"),
+        (lambda: SecureAggregation(sum="none"), "none"),
         (lambda: FpdgdPaper(0.0), "epsilon = 0"),
         (lambda: FpdgdPaper(1.2, math.inf), "sensitivity = inf"),
     ],
@@ -541,6 +543,6 @@ def test_slack_counts_every_draw_that_protects():
     assert gaussian.slack == 2 * 46 * rounded_gaussian(3 / step).log_error
     central = Laplace(1.0, 3.0, AtServer()).promises(setting())[-1]
     assert central.slack == 2 * 46 * rounded_laplace(3 / step).log_error
-    mechanism = Gaussian(1.0, 3.0, SecureSum(honest=0.4, colluding=0.0, sum="ideal"))
+    mechanism = Gaussian(1.0, 3.0, SecureAggregation(honest=0.4, colluding=0.0, sum="ideal"))
     shares = mechanism.promises(setting(clients=10))[0]
     assert shares.slack == 2 * 46 * 4 * discrete_gaussian(3 / mechanism.step(10) / 2).log_error

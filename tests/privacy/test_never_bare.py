@@ -19,7 +19,7 @@ from fedrank.privacy.mechanisms import (
     Gaussian,
     Laplace,
     OnClient,
-    SecureSum,
+    SecureAggregation,
 )
 from fedrank.privacy.noise import GridNoise, SecureSource
 from fedrank.ranking.evolution import Evolution
@@ -30,7 +30,12 @@ from fedrank.types import Messages, OwnChance
 from tests.made_up import made_up_data
 
 COHORT = 10
-PLACES = [OnClient(), SecureSum(sum="ideal"), SecureSum(sum="protocol"), SecureSum(honest=1.0, colluding=0.0)]
+PLACES = [
+    OnClient(),
+    SecureAggregation(sum="ideal"),
+    SecureAggregation(sum="protocol"),
+    SecureAggregation(honest=1.0, colluding=0.0),
+]
 NOISY = [
     *(kind(2.0, 1.5, place, cap=4) for kind in (Gaussian, Laplace) for place in PLACES),
     Gaussian(2.0, 1.5, unit="interaction"),
@@ -48,7 +53,7 @@ def spread(mechanism) -> float:
     """Deviation of the noise on one message, in units of an update."""
     one = mechanism.clip * mechanism.noise * (math.sqrt(2) if isinstance(mechanism, Laplace) else 1.0)
     place = mechanism.place
-    return one / math.sqrt(place.fewest(COHORT)) if isinstance(place, SecureSum) else one
+    return one / math.sqrt(place.fewest(COHORT)) if isinstance(place, SecureAggregation) else one
 
 
 def in_units(mechanism, sent) -> np.ndarray:
@@ -95,7 +100,7 @@ class Forbidden:
 
 @pytest.mark.parametrize("kind", [Gaussian, Laplace])
 def test_a_secure_sum_adds_no_noise_of_its_own(kind):
-    mechanism = kind(2.0, 1.5, SecureSum(sum="ideal"))
+    mechanism = kind(2.0, 1.5, SecureAggregation(sum="ideal"))
     sent = mechanism.protect(messages(np.zeros((COHORT, 2000))), COHORT, SecureSource())
     change = mechanism.rule(COHORT, Forbidden())(sent)
     assert np.array_equal(change, sent.updates.sum(axis=0) * (mechanism.step(COHORT) / COHORT))
@@ -130,7 +135,9 @@ def sent_by(learner, mechanism, own):
 
 
 @pytest.mark.parametrize("learner", LEARNERS, ids=str)
-@pytest.mark.parametrize("mechanism", [Gaussian(2.0, 1.5), Gaussian(2.0, 1.5, SecureSum()), Laplace(2.0, 1.5)], ids=str)
+@pytest.mark.parametrize(
+    "mechanism", [Gaussian(2.0, 1.5), Gaussian(2.0, 1.5, SecureAggregation()), Laplace(2.0, 1.5)], ids=str
+)
 def test_no_answer_of_a_client_is_bare(learner, mechanism, monkeypatch):
     """Also where a learner would rather send something shorter than an update."""
     own = OwnChance(Chance(1, 1), 0)

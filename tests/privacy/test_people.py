@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.privacy.accounting import GaussianEvent, LaplaceEvent, delta_of
 from fedrank.privacy.clip import total_steps
-from fedrank.privacy.mechanisms import AtServer, Gaussian, Laplace, OnClient, SecureSum
+from fedrank.privacy.guarantees import OBSERVERS, Setting
+from fedrank.privacy.mechanisms import AtServer, Gaussian, Laplace, OnClient, SecureAggregation
 from fedrank.privacy.noise import GridNoise, SecureSource
-from fedrank.privacy.promises import OBSERVERS, Setting
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import Messages, has
+from fedrank.types import Messages, has_trait
 
-IDEAL = SecureSum(sum="ideal")
+IDEAL = SecureAggregation(sum="ideal")
 PLACES = [OnClient(), AtServer(), IDEAL]
 KINDS = [Gaussian, Laplace]
 SITES, PEOPLE = 4, 250
@@ -48,7 +48,7 @@ def silent(monkeypatch):
 def totals(mechanism, messages, cohort) -> np.ndarray:
     """What noise has to hide, in the unit of updates: the sum of each site that adds noise itself, or of all."""
     sent = mechanism.protect(messages, cohort, source())
-    if not has(mechanism, "adds up"):
+    if not has_trait(mechanism, "adds up"):
         return sent.updates.astype(np.float64) * mechanism.people
     return mechanism.rule(cohort, source())(sent)[None] * cohort * mechanism.people
 
@@ -72,7 +72,7 @@ def test_everybody_is_clipped_alone_then_added_up(silent, kind, place):
     sites, sizes = rng.integers(0, SITES, 40), rng.integers(0, 6, 40)
     mechanism = kind(0.5, 2.0, place, cap=3, unit="person", people=20)
     expected = slowly(updates, sizes, sites.tolist(), 0.5, mechanism.norm, 3)
-    if has(mechanism, "adds up"):
+    if has_trait(mechanism, "adds up"):
         expected = expected.sum(axis=0, keepdims=True)
     assert totals(mechanism, persons(updates, sites, sizes), SITES) == pytest.approx(expected, abs=1e-4)
 
@@ -124,15 +124,15 @@ def test_an_organisation_adds_noise_once(kind):
 
 
 def test_one_message_of_a_secure_sum_is_as_long_as_without_people():
-    mechanism = Gaussian(0.5, 3.0, SecureSum(), unit="person", people=PEOPLE)
+    mechanism = Gaussian(0.5, 3.0, SecureAggregation(), unit="person", people=PEOPLE)
     sent = mechanism.protect(persons(np.ones((2 * PEOPLE, 7)), np.repeat([0, 1], PEOPLE)), 2, source())
-    alone = Gaussian(0.5, 3.0, SecureSum()).protect(persons(np.ones((2, 7)), [0, 1]), 2, source())
+    alone = Gaussian(0.5, 3.0, SecureAggregation()).protect(persons(np.ones((2, 7)), [0, 1]), 2, source())
     assert sent.bytes_each == alone.bytes_each
     assert sent.updates.shape == (2, 7)
 
 
 def test_a_sum_of_people_never_wraps_around(silent):
-    mechanism = Gaussian(1.0, 1.0, SecureSum(sum="ideal", bits=20), unit="person", people=PEOPLE)
+    mechanism = Gaussian(1.0, 1.0, SecureAggregation(sum="ideal", bits=20), unit="person", people=PEOPLE)
     sites = np.repeat(np.arange(SITES), PEOPLE)
     total = totals(mechanism, persons(np.ones((len(sites), 1)) * 9, sites), SITES)
     assert total[0, 0] == pytest.approx(SITES * PEOPLE, rel=1e-3)
@@ -176,7 +176,7 @@ def test_a_promise_is_for_one_person(kind, event, spread, place):
 
 def test_a_person_under_a_secure_sum_costs_what_a_client_does():
     """The noise is the same; only that the sum it lies in has 250 times the contributions."""
-    place = SecureSum(honest=0.75, sum="ideal")
+    place = SecureAggregation(honest=0.75, sum="ideal")
     person = Gaussian(0.15, 9.1, place, unit="person", people=PEOPLE).promises(setting())[0]
     client = Gaussian(0.15, 9.1, place).promises(setting())[0]
     assert person.unit == "person"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedrank.privacy.accounting import ConcentratedEvent, GaussianEvent, LaplaceEvent, PureEvent, composed, epsilon
+from fedrank.privacy.guarantees import Guarantee
 from fedrank.privacy.ledger import Charges, Ledger, LedgerError
 from fedrank.privacy.population import (
     FORGOTTEN,
@@ -23,7 +24,6 @@ from fedrank.privacy.population import (
     open_ledger,
     spent_together,
 )
-from fedrank.privacy.promises import Promise
 from fedrank.privacy.spending import BudgetSpentError, SharedSpending
 
 ALL = np.arange(4)
@@ -32,7 +32,7 @@ DELTA = 1e-5
 
 def terms(event=None, against="public", paid="participation", spec="") -> LedgerTerms:
     event = GaussianEvent(3.0) if event is None else event
-    return LedgerTerms(4, DELTA, (Promise(against, event, "test", paid),), spec)
+    return LedgerTerms(4, DELTA, (Guarantee(against, event, "test", paid),), spec)
 
 
 def account(said, counts, rounds=None) -> Account:
@@ -47,7 +47,7 @@ def test_many_kinds_of_people_are_priced_as_if_one_had_paid_most_of_everything()
     """Everybody's own sum would take too long; more than anybody paid is never too little."""
 
     def said(cost, counts):
-        return Account(LedgerTerms(70, DELTA, (Promise("public", PureEvent(cost), "test"),)), counts, 70, 0)
+        return Account(LedgerTerms(70, DELTA, (Guarantee("public", PureEvent(cost), "test"),)), counts, 70, 0)
 
     up, most = np.arange(1, 71), np.full(70, 70)
     assert spent_together([said(0.1, up), said(0.2, up[::-1])], DELTA) == spent_together(
@@ -109,7 +109,7 @@ def test_whoever_paid_most_over_all_runs_decides():
 
 
 def test_a_run_that_claims_nothing_voids_what_another_promised():
-    shown = LedgerTerms(4, DELTA, (Promise("server", None, "the server sees all"),))
+    shown = LedgerTerms(4, DELTA, (Guarantee("server", None, "the server sees all"),))
     assert spent_together([account(shown, [5] * 4)], DELTA) == {}  # nothing was promised against it
     found = spent_together([account(shown, [5] * 4), account(terms(against="server"), [5] * 4)], DELTA)
     assert found == {"server": math.inf}
@@ -231,7 +231,9 @@ def test_changes_of_another_run_of_the_same_name_are_not_used(tmp_path):
 
 def test_terms_survive_a_file(tmp_path):
     for event in (GaussianEvent(2.0, 0.5), ConcentratedEvent(0.1), PureEvent(1.0), None):
-        said = LedgerTerms(4, DELTA, (Promise("server", event, "because", "round", "interaction", slack=1e-9),), "spec")
+        said = LedgerTerms(
+            4, DELTA, (Guarantee("server", event, "because", "round", "interaction", slack=1e-9),), "spec"
+        )
         said.write(tmp_path)
         assert LedgerTerms.read(tmp_path) == said
     (tmp_path / "terms.json").write_text("{")

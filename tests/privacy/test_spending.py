@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from fedrank.privacy.accounting import PureEvent
+from fedrank.privacy.guarantees import Guarantee
 from fedrank.privacy.ledger import Ledger
-from fedrank.privacy.promises import Promise
 from fedrank.privacy.spending import MOST_AHEAD, BudgetSpentError, Spending
 
 ALL = np.arange(4)
 
 
-def promise(paid="participation", cost=1.0) -> Promise:
-    return Promise("public", PureEvent(cost), "test", paid)
+def promise(paid="participation", cost=1.0) -> Guarantee:
+    return Guarantee("public", PureEvent(cost), "test", paid)
 
 
 def everybody(round):
@@ -46,7 +46,7 @@ def test_the_budget_ends_the_run(tmp_path, paid):
 
 def test_the_dearest_promise_decides(tmp_path):
     with Ledger.open(tmp_path, 4) as ledger:
-        rows = [promise(cost=0.001), Promise("server", None, "nothing"), promise(cost=3.0)]
+        rows = [promise(cost=0.001), Guarantee("server", None, "nothing"), promise(cost=3.0)]
         assert spend(Spending(ledger, rows, 100, 0.0, 10), range(1, 101)) == 3  # 3 x 3 <= 10
 
 

@@ -12,20 +12,20 @@ import pytest
 from scipy import stats
 
 from fedrank.data.ranking import RankingData
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Own
 from fedrank.federated.round import federated_round, first_state, simulate
 from fedrank.federated.server import RoundError
-from fedrank.federated.steps import Adam
+from fedrank.federated.server_optimizers import Adam
 from fedrank.kernels.chance import standard_normals, stream
 from fedrank.kernels.evolution import answer
 from fedrank.kernels.show import best_first
+from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.evolution import MESSAGE, Evolution, epsilon_in_total, epsilon_per_message, epsilon_per_reward
 from fedrank.ranking.measures import ranking
 from fedrank.ranking.rankers import Linear, Relu
-from fedrank.ranking.users import User
 from fedrank.seeds import Chance
 from fedrank.types import Messages, OwnChance
 from tests import needs
@@ -201,7 +201,7 @@ def test_reward_by_hand():
             np.array(["q"]),
             top_grade=1,
         )
-        clients = make_clients(data, 1, user=User((0.0, 1.0), (0.0, 0.0)), interactions=2)
+        clients = make_clients(data, 1, user=ClickModel((0.0, 1.0), (0.0, 0.0)), interactions=2)
         arrived = Evolution(deviation=1e-6, reward=reward)(np.array([1.0]), clients, Chance(1, 1))
         return arrived.observed.reward[0]
 
@@ -256,8 +256,8 @@ def test_the_true_reward_is_recorded_however_it_is_reported():
 
 def test_an_odd_interaction_goes_to_the_plus_side():
     data = made_up_data()
-    sure = User((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))  # every first result is clicked: reward 1
-    never = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    sure = ClickModel((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))  # every first result is clicked: reward 1
+    never = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     clients = make_clients(data, 1, user=sure, interactions=3)
     assert Evolution()(np.zeros(5), clients, Chance(1, 1)).sent["plus"] == 1.0
     clients = make_clients(data, 2, user=[sure, never], interactions=3)

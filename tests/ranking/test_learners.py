@@ -13,12 +13,12 @@ from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Own
 from fedrank.kernels import pdgd, show
 from fedrank.kernels.chance import stream
+from fedrank.ranking.click_models import USERS
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import LambdaRank, LoggedClicks, Pdgd, fine_tune
 from fedrank.ranking.rankers import Linear, Mlp, Relu
-from fedrank.ranking.users import USERS
 from fedrank.seeds import Chance
-from fedrank.types import Bend, Impression, OwnChance
+from fedrank.types import Impression, LocalCorrection, OwnChance
 from tests.made_up import made_up_data
 from tests.oracles import pdgd as oracle
 from tests.oracles.propensity import softmax_update
@@ -168,9 +168,9 @@ def test_a_user_drawn_at_every_interaction():
 def test_no_click_no_update():
     data = made_up_data()
     silent = [level * 0.0 for level in range(3)]
-    from fedrank.ranking.users import User
+    from fedrank.ranking.click_models import ClickModel
 
-    clients = make_clients(data, 2, user=User(tuple(silent), tuple(silent)), interactions=50)
+    clients = make_clients(data, 2, user=ClickModel(tuple(silent), tuple(silent)), interactions=50)
     arrived = Pdgd()(np.zeros(5), clients, Chance(1, 1))
     assert not arrived.updates.any()
 
@@ -375,26 +375,29 @@ def test_clipped_weights_equal_the_oracle(ranker, batch, prox):
     data, clients = few_clients()
     start = as_sent(ranker.first(7, np.random.default_rng(2)))
     clip = 1.01 * float(np.linalg.norm(start))  # the first step may be within it, later ones are not
-    learner, bend = Pdgd(ranker=ranker, rate=2.0, batch=batch, clip_weights=clip), Bend(pull=0.0 if batch else prox)
-    arrived = learner(start, clients, Chance(5, 9), bend)
-    plain = replace(learner, clip_weights=0.0)(start, clients, Chance(5, 9), bend)
+    learner, correction = (
+        Pdgd(ranker=ranker, rate=2.0, batch=batch, clip_weights=clip),
+        LocalCorrection(pull=0.0 if batch else prox),
+    )
+    arrived = learner(start, clients, Chance(5, 9), correction)
+    plain = replace(learner, clip_weights=0.0)(start, clients, Chance(5, 9), correction)
     for c in range(4):
         expected = oracle.client_update(
             start, ranker.hidden, 2.0, batch, data, clients, c, Chance(5, 9).key("learn"),
-            prox=bend.pull, clip_weights=clip,
+            prox=correction.pull, clip_weights=clip,
         )  # fmt: skip
         assert arrived.updates[c] == pytest.approx(expected, rel=2e-4, abs=1e-6)
         assert np.linalg.norm(start + arrived.updates[c]) <= clip * (1 + 1e-6)
     assert not np.allclose(arrived.updates, plain.updates, rtol=1e-3)
-    roomy = replace(learner, clip_weights=1e6)(start, clients, Chance(5, 9), bend)
+    roomy = replace(learner, clip_weights=1e6)(start, clients, Chance(5, 9), correction)
     assert np.array_equal(roomy.updates, plain.updates)
 
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_start_that_is_too_long_is_clipped_even_where_nobody_clicks(batch):
-    from fedrank.ranking.users import User
+    from fedrank.ranking.click_models import ClickModel
 
-    silent = User((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    silent = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     clients = make_clients(made_up_data(features=2), 2, user=silent, interactions=[0, 3])
     arrived = Pdgd(batch=batch, clip_weights=2.5)(np.array([3.0, 4.0]), clients, Chance(1, 1))
     # (3, 4) is 5 long: half of it is left. Who did not search sends nothing.
@@ -434,7 +437,7 @@ def test_both_clips_together_and_with_personal_weights():
     ranker = Mlp(hidden=6)
     start = as_sent(ranker.first(7, np.random.default_rng(2)))
     learner = Pdgd(ranker=ranker, rate=0.3, batch=True, clip_gradients=0.05)
-    arrived = learner(start, clients, Chance(5, 9), Bend(personal=np.tile(start[-6:], (4, 1))))
+    arrived = learner(start, clients, Chance(5, 9), LocalCorrection(personal=np.tile(start[-6:], (4, 1))))
     expected = oracle.client_update(start, 6, 0.3, True, data, clients, 1, key, clip_gradients=0.05)
     assert arrived.updates[1, :-6] == pytest.approx(expected[:-6], rel=2e-4, abs=1e-6)
     assert arrived.personal[1] - start[-6:] == pytest.approx(expected[-6:], rel=2e-4, abs=1e-6)

@@ -28,15 +28,15 @@ import numpy as np
 
 from fedrank import wire
 from fedrank.data.live_features import LIVE_1, ForwardRow, ForwardRows, WordStatistics
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.folder import folder_send
 from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, join_folder, read_home
+from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.planning import plan_runs
 from fedrank.federated.messages import Call
 from fedrank.privacy.population import Account
-from fedrank.search import aggregating, collect, joining
+from fedrank.search import coordinator, ingest, joining
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import LEARNER, first_weights, learn
 from tests.search.made_up import Clock, search_often, write_documents
@@ -62,7 +62,7 @@ def check_agreement(client: SearchClient) -> None:
 
 def work(store: Path, folder: Path, answered: int, turn: int) -> None:
     """Change files, index, search, click and learn until killed; every answered click is told."""
-    collect.BATCH = 7
+    ingest.BATCH = 7
     with SearchClient.open(store) as client:
         while True:
             turn += 1
@@ -150,9 +150,9 @@ class Federation:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        aggregating.ROUNDS = ROUNDS
+        coordinator.ROUNDS = ROUNDS
         parties = read_home(self.home).parties()
-        grid = aggregating.built_in(self.home, len(parties), 1e3)
+        grid = coordinator.built_in(self.home, len(parties), 1e3)
         [(_, plan)] = plan_runs(grid, "searches", self.folder / "runs", parties, "friends")
         return plan
 
@@ -160,12 +160,12 @@ class Federation:
         """Ask for one round after the other, again where it is refused, and tell what was heard."""
         plan = self.plan
         [id] = next(site.clients for site in plan.sites if site.name == "anna")
-        asked = np.array([(id, -1, SEARCHES)], letters.ASKED).tobytes()
+        asked = np.array([(id, -1, SEARCHES)], protocol.ASKED).tobytes()
         with folder_send(self.shared, self.home, every=0.02) as send, open(self.folder / ANSWERED, "a") as heard:
-            send("anna", letters.request("hello", plan.run, 0, plan=plan.dump()), 600.0).result()
+            send("anna", protocol.request("hello", plan.run, 0, plan=plan.dump()), 600.0).result()
             for round in range(1, ROUNDS + 1):
                 call = Call(plan.run, round, first_weights(LIVE_1).astype(np.float32), plan.cohort).pack()
-                request = letters.request("round", plan.run, round, call=call, asked=asked)
+                request = protocol.request("round", plan.run, round, call=call, asked=asked)
                 while wire.label_of(answer := send("anna", request, 600.0).result()).kind == "refused":
                     time.sleep(0.02)
                 heard.write(f"{round} {len(answer)} {hashlib.sha256(answer).hexdigest()}\n")

@@ -17,7 +17,7 @@ import httpx
 from fedrank.search.client import SearchClient
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import make_app
-from fedrank.web.door import Door
+from fedrank.web.access import Access
 from fedrank.web.server import listening, make_server
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -37,7 +37,7 @@ class Clock:
 @dataclass
 class ServedPage:
     client: SearchClient
-    door: Door
+    door: Access
     folder: Path
     clock: Clock
     opened: list[str] = field(default_factory=list)

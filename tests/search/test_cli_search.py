@@ -437,9 +437,9 @@ def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comp
     pytest.importorskip("nvflare", reason="the engine is the extra fedrank[deploy]")
     from fedrank.deploy import consent
     from fedrank.deploy.identity import new_identity, read_identity
+    from fedrank.deploy.make_plans import plan_runs
     from fedrank.deploy.plan import PlannedSite
-    from fedrank.deploy.planning import plan_runs
-    from fedrank.search import aggregating
+    from fedrank.search import coordinator
     from tests.search.test_networked import a_site
 
     site = a_site(Path("anna").absolute())
@@ -451,7 +451,7 @@ def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comp
     Path("home").mkdir()
     runs = [
         plan_runs(
-            aggregating.built_in(Path("home"), 3, epsilon, aggregating.SUMMED), name, Path("runs"), parties, "friends"
+            coordinator.built_in(Path("home"), 3, epsilon, coordinator.SUMMED), name, Path("runs"), parties, "friends"
         )
         for name, epsilon in (("fits", 8.0), ("costs-too-much", 9.0))
     ]

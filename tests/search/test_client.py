@@ -13,8 +13,8 @@ import pytest
 
 from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
 from fedrank.data.log_fold import log_fold
-from fedrank.search.answers import Filters, NotFound, SearchError
 from fedrank.search.client import SearchClient
+from fedrank.search.results import Filters, NotFound, SearchError
 from tests.engine.schema import problems
 from tests.search.kills import check_agreement
 from tests.search.made_up import Clock, opened, write_documents

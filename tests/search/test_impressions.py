@@ -10,8 +10,7 @@ import pytest
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
 from fedrank.federated.client import Simulated
-from fedrank.ranking.users import USERS
-from fedrank.search.answers import Filters, Gone, NotFound
+from fedrank.ranking.click_models import USERS
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import (
     LEARNER,
@@ -25,8 +24,9 @@ from fedrank.search.impressions import (
     stream_of,
     unpack_features,
 )
+from fedrank.search.results import Filters, Gone, NotFound
 from fedrank.seeds import Chance
-from fedrank.types import Crowd, Impression, OwnChance
+from fedrank.types import Impression, OwnChance, SimulatedClients
 from tests.search.made_up import FRUIT, Clock, opened
 
 
@@ -69,11 +69,11 @@ def fixed_order(client, query):
     return [result.id for result in found.results]
 
 
-def crowd_of(data: RankingData, user: str) -> Crowd:
+def simulated_clients_of(data: RankingData, user: str) -> SimulatedClients:
     """One simulated client that takes its queries in order."""
     count, tables = len(data.offsets) - 1, USERS[user][2]
     one = np.zeros(1, np.int32)
-    return Crowd(
+    return SimulatedClients(
         data=data, ids=np.zeros(1, np.int64), pool=one, interactions=np.array([count]),
         queries=np.arange(count, dtype=np.int32), pools=np.array([0, count]), at=np.zeros(1, np.int64), view=one,
         judged=one, user=one, malicious=np.zeros(1, bool), grades=data.grades[None],
@@ -116,7 +116,7 @@ def test_a_live_client_with_a_simulated_person_learns_what_a_simulated_client_le
         np.arange(len(live)).astype(str),
         top_grade=1,
     )
-    crowd = crowd_of(data, "navigational")
+    crowd = simulated_clients_of(data, "navigational")
     updates = LEARNER(start, crowd, chance).updates
     np.testing.assert_array_equal((learned - start).astype(np.float32), updates[0])
 

@@ -16,9 +16,9 @@ from fedrank.deploy import hub
 from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, read_invitation
 from fedrank.deploy.outbox import used_searches
 from fedrank.ranking.model import load_weights
-from fedrank.search import aggregating, joining, serve, sharing
-from fedrank.search.aggregating import aggregate, built_in
-from fedrank.search.answers import SearchError
+from fedrank.search import coordinator, joining, serve, sharing
+from fedrank.search.coordinator import aggregate, built_in
+from fedrank.search.results import SearchError
 from tests.search.made_up import FRUIT, Clock, opened, search_often
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
@@ -83,7 +83,7 @@ def take_part_until(group, done, seconds=60.0):
 
 @pytest.mark.long
 def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypatch):
-    monkeypatch.setattr(aggregating, "ROUNDS", 2)
+    monkeypatch.setattr(coordinator, "ROUNDS", 2)
     monkeypatch.setattr(hub, "PAUSE", 0.05)
     before = group.files()
     for name in group.clients:
@@ -213,8 +213,8 @@ def test_the_built_in_question_keeps_its_epsilon(tmp_path):
 
 COORDINATOR = """
 from fedrank.deploy import hub
-from fedrank.search import aggregating
-aggregating.ROUNDS, hub.PAUSE = 1, 0.1
+from fedrank.search import coordinator
+coordinator.ROUNDS, hub.PAUSE = 1, 0.1
 from fedrank.cli import main
 main()
 """

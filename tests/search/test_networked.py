@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from fedrank.deploy.identity import new_identity
-from fedrank.deploy.leaving import LeavingJournal, what_left
 from fedrank.deploy.outbox import used_searches
+from fedrank.deploy.sent_log import SentLog, what_was_sent
 from fedrank.deploy.settings import read_site, site_template
 from fedrank.privacy.population import Account
 from fedrank.ranking.model import load_weights
-from fedrank.search import aggregating, joining, sharing
-from fedrank.search.answers import SearchError
+from fedrank.search import coordinator, joining, sharing
+from fedrank.search.results import SearchError
 from fedrank.search.serve import _taking_part
 from fedrank.wire import Label
 from tests.search.made_up import Clock, opened, search_often
@@ -67,7 +67,7 @@ def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
         assert client.status().sent == ()
         with pytest.raises(SearchError, match="leave it first"):
             joining.state_of(client, joining.meeting_of(f"file:{tmp_path}"))
-        LeavingJournal(site).note(Label("round", bytes(16), 3), "answers", 700)
+        SentLog(site).note(Label("round", bytes(16), 3), "answers", 700)
         client.forget(everything=True)
         [told] = client.status().sent
         assert (told.to, told.what, told.bytes) == ("friends at fl.example.org:8002", "round 3: answer to round", 700)
@@ -100,7 +100,7 @@ def test_a_folder_that_does_not_fit_is_left_as_it_is(tmp_path, before, after, sa
 def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path, monkeypatch):
     """Real processes and certificates; two are served by the page's own thread, one by `fedrank deploy start`."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
-    monkeypatch.setattr(aggregating, "ROUNDS", 1)
+    monkeypatch.setattr(coordinator, "ROUNDS", 1)
     monkeypatch.setattr("fedrank.search.serve.SECONDS_BETWEEN_LOOKS", 0.1)
     monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.5)
     federation = provision_locally(tmp_path / "net", {name: id for id, name in enumerate(PEOPLE)}, "friends")
@@ -110,7 +110,7 @@ def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path,
     stop, results = threading.Event(), []
 
     def coordinate():
-        results.append(aggregating.aggregate_online(federation.home, federation.home / "runs", "s", 8.0, stop.is_set))
+        results.append(coordinator.aggregate_online(federation.home, federation.home / "runs", "s", 8.0, stop.is_set))
 
     with ExitStack() as running:
         clients = {}
@@ -153,7 +153,7 @@ def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path,
             for phase in ("advertise", "share", "mask", "sign", "open"):
                 assert f"round 1: answer to {phase}" in said
             assert {one.to for one in client.status().sent} == {f"friends at localhost:{port_of(site)}"}
-            assert client.status().sent_bytes == sum(one.bytes for one in what_left(site)) > 0
+            assert client.status().sent_bytes == sum(one.bytes for one in what_was_sent(site)) > 0
         engine = int((federation.sites["anna"] / "engine.pid").read_text())
         joining.leave(clients["anna"], "enough")
         assert not (federation.sites["anna"] / "kit").exists()

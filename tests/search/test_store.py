@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from fedrank.files import Locked
-from fedrank.search import collect
-from fedrank.search.answers import Filters, SearchError
+from fedrank.search import ingest
 from fedrank.search.client import SearchClient
 from fedrank.search.index import Engine
+from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import FILE, VERSION, Store
 from tests import needs
 from tests.search.kills import check_agreement
@@ -314,7 +314,7 @@ def test_killed_at_any_moment_both_stores_agree_and_no_answered_click_is_lost():
 
 
 def test_a_stop_in_the_middle_of_a_file_goes_on_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(collect, "BATCH", 10)
+    monkeypatch.setattr(ingest, "BATCH", 10)
     lines = "".join(f'{{"id": {n}, "text": "orchard number {n}"}}\n' for n in range(45))
     (tmp_path / "many.jsonl").write_text(lines)
     with SearchClient.open(tmp_path / "store", clock=Clock()) as client:

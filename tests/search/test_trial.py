@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedrank.ranking import gate
-from fedrank.search.answers import SearchError
 from fedrank.search.client import SearchClient
+from fedrank.search.results import SearchError
 from tests.search.made_up import FRUIT, Clock, opened
 
 

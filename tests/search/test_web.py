@@ -13,14 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedrank.search.answers import SearchError, SentBytes, Snippet, TrialNews, Week
-from fedrank.search.original import open_original
+from fedrank.search.open_original import open_original
 from fedrank.search.pictures import BarScale, split, week_bar
 from fedrank.search.render import day, marked, moment, short, size
+from fedrank.search.results import SearchError, SentBytes, Snippet, TrialNews, Week
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import LONGEST_FORM
-from fedrank.web.door import Door
-from fedrank.web.guard import HEADERS
+from fedrank.web.access import Access
+from fedrank.web.middleware import HEADERS
 from tests import needs
 from tests.search.served import EVIL, ServedPage, served
 
@@ -150,7 +150,7 @@ def test_the_link_works_once(tmp_path: Path) -> None:
 
 
 def test_the_door_does_not_rely_on_the_server_before_it() -> None:
-    door = Door(8080, COMMAND)
+    door = Access(8080, COMMAND)
     host, cookie = (b"host", b"127.0.0.1:8080"), (b"cookie", f"a=b; {door.cookie}={door._session}".encode())
     assert door.refuses("GET", "/", [host, cookie]) is None
     for headers, status in (([cookie], 400), ([host, host, cookie], 421), ([host, (b"host", b"x"), cookie], 421)):
@@ -172,7 +172,7 @@ def test_what_is_no_request_is_one_line_and_nothing_is_printed(
 
 def test_of_many_who_come_together_one_is_let_in() -> None:
     for _ in range(20):
-        door = Door(1, COMMAND)
+        door = Access(1, COMMAND)
         token = door.link.rpartition("/")[2]
         with ThreadPoolExecutor(8) as together:
             came = list(together.map(door.enter, [token] * 8))

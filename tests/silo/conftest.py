@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedrank.silo import keys
-from fedrank.silo.messages import Party
+from fedrank.silo.letters import Party
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,10 @@ from fedrank.data.documents import Documents
 from fedrank.data.text import Tokeniser
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.noise import SecureSource
-from fedrank.silo import messages, protocol
+from fedrank.silo import letters, protocol
 from fedrank.silo.features import FIELDS
 from fedrank.silo.files import export_sketch, open_sketch, sketch_collection
-from fedrank.silo.messages import Party, padded, read_address, relay, seal, unseal
+from fedrank.silo.letters import Party, padded, read_address, relay, seal, unseal
 from fedrank.silo.partners import Sketched
 from fedrank.silo.protocol import Declined, Owner, answer, ask, choose_decoys, joined, read_answer, recall
 from fedrank.silo.rtk import TopKRule
@@ -99,7 +99,7 @@ def test_a_letter_opens_for_its_addressee_only(parties):
 
 def test_every_changed_byte_of_a_letter_is_noticed(parties):
     letter = bytearray(seal(b"hello", "question", parties["b"], "a"))
-    for place in [*range(messages.ENVELOPE.size + 20), len(letter) - 1]:
+    for place in [*range(letters.ENVELOPE.size + 20), len(letter) - 1]:
         letter[place] ^= 1
         with pytest.raises(ValueError):
             unseal(bytes(letter), "question", parties["a"])
@@ -112,8 +112,8 @@ def test_an_answer_cannot_be_sent_back_as_a_question(parties):
     with pytest.raises(ValueError, match="expected a letter of kind answer"):
         unseal(letter, "answer", parties["a"])
     assert parties["a"].key("question", "b", "a") == parties["b"].key("question", "b", "a")
-    directions = {parties["a"].key(kind, *way) for kind in messages.KINDS for way in (("a", "b"), ("b", "a"))}
-    assert len(directions) == 2 * len(messages.KINDS)
+    directions = {parties["a"].key(kind, *way) for kind in letters.KINDS for way in (("a", "b"), ("b", "a"))}
+    assert len(directions) == 2 * len(letters.KINDS)
 
 
 def test_a_sender_can_read_its_own_letter_and_nobody_else_can_pretend_to_be_it(parties):
@@ -134,7 +134,7 @@ def test_a_sender_can_read_its_own_letter_and_nobody_else_can_pretend_to_be_it(p
         (lambda letter: letter[:4] + b"\x02" + letter[5:], "version 2, and this fedrank reads version 3; update the s"),
         (lambda letter: letter[:5] + b"\x04" + letter[6:], "unknown kind 4"),
         (lambda letter: letter[:5] + b"\x09" + letter[6:], "unknown kind 9"),
-        (lambda letter: letter + bytes(messages.LONGEST["question"]), "longer than 1,048,576 and was not read"),
+        (lambda letter: letter + bytes(letters.LONGEST["question"]), "longer than 1,048,576 and was not read"),
         (lambda letter: letter[:6] + b"\xff" * 32 + letter[38:], "no name of a silo"),
     ],
 )
@@ -147,9 +147,9 @@ def test_a_letter_that_cannot_be_right_is_named(parties, change, told):
 def test_a_content_that_promises_more_than_it_has_is_refused(parties):
     letter = seal(b"hello", "question", parties["b"], "a")
     key = parties["b"].key("question", "b", "a")
-    envelope, nonce = letter[: messages.ENVELOPE.size], bytes(12)
+    envelope, nonce = letter[: letters.ENVELOPE.size], bytes(12)
     plain = struct.pack("<I", 1021) + bytes(1020)
-    forged = envelope + nonce + messages.aead(key).encrypt(nonce, plain, envelope)
+    forged = envelope + nonce + letters.aead(key).encrypt(nonce, plain, envelope)
     with pytest.raises(ValueError, match="promises 1,021 bytes"):
         unseal(forged, "question", parties["a"])
 
@@ -183,10 +183,10 @@ def test_the_relay_sees_who_and_how_much_and_nothing_else(parties):
     short = seal(b"flu", "question", parties["b"], "a")
     long = seal(b"influenza " * 50, "question", parties["b"], "a")
     seen = [relay(letter, {"a": 1, "b": 2}) for letter in (short, long)]
-    assert seen[0] == seen[1] == messages.Address("question", "b", "a", len(short))
+    assert seen[0] == seen[1] == letters.Address("question", "b", "a", len(short))
     with pytest.raises(ValueError, match="'a' is not known here"):
         relay(short, {"b": 1})
-    assert short[messages.ENVELOPE.size :] != seal(b"flu", "question", parties["b"], "a")[messages.ENVELOPE.size :]
+    assert short[letters.ENVELOPE.size :] != seal(b"flu", "question", parties["b"], "a")[letters.ENVELOPE.size :]
 
 
 # --- questions and answers
@@ -439,7 +439,7 @@ def test_a_question_with_other_settings_is_refused_by_letter(owner_of, parties, 
 
 def test_an_answer_that_would_be_too_long_is_refused_and_not_charged(owner_of, parties, monkeypatch):
     owner = owner_of("lookup")
-    monkeypatch.setitem(messages.LONGEST, "answer", 2 * (2 * 12 * 8 - 1))  # two fields of 12 documents, 8 bytes each
+    monkeypatch.setitem(letters.LONGEST, "answer", 2 * (2 * 12 * 8 - 1))  # two fields of 12 documents, 8 bytes each
     asked = question(parties, k=12)
     monkeypatch.setattr(protocol, "seal", lambda content, *_: content)
     assert b"an answer of 192 bytes is too long" in answer(asked.letter, owner)
@@ -470,7 +470,7 @@ def test_a_query_without_words_is_not_sent_and_one_of_unknown_words_finds_nothin
         question(parties, [])
     with pytest.raises(ValueError, match="at most 4000"):
         question(parties, [f"w{i}" for i in range(4001)])
-    assert len(question(parties, [f"w{i}" for i in range(4000)], Sketcher()).letter) < messages.LONGEST["question"]
+    assert len(question(parties, [f"w{i}" for i in range(4000)], Sketcher()).letter) < letters.LONGEST["question"]
     owner = replace(owner_of("lookup"), epsilon=1000.0)
     assert np.all(exchange(owner, parties, terms=["unheard"]).found("unheard")[1] <= 1)
     assert len(exchange(owner_of_plain(owner), parties, terms=["unheard"]).found("unheard")[0]) <= 5

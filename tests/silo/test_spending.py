@@ -12,12 +12,12 @@ from math import ceil, exp, inf, log, nan, sqrt
 import pytest
 from scipy.stats import norm
 
-from fedrank.experiments.report.answers import about_ledgers
+from fedrank.experiments.report.command_output import about_ledgers
 from fedrank.privacy.accounting import PureEvent
 from fedrank.privacy.accounting import epsilon as priced
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Account, ledgers_below, spent_together
-from fedrank.privacy.promises import up
 from fedrank.silo.spending import LARGEST_BUDGET, Limits, SiloLedger
 
 DELTA = 1e-5

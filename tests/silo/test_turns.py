@@ -19,12 +19,12 @@ from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import Tokeniser
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
-from fedrank.silo import messages, turns
+from fedrank.silo import letters, turns
 from fedrank.silo.describe import describe_sketch
 from fedrank.silo.features import RANGES
 from fedrank.silo.files import export_sketch, ledger_of, open_sketch, sketch_collection
 from fedrank.silo.keys import new_identity, read_public, read_secret
-from fedrank.silo.messages import Party, party, seal
+from fedrank.silo.letters import Party, party, seal
 from fedrank.silo.protocol import Owner, answer, ask_all
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.silos import SilosRule, make_silos
@@ -442,9 +442,9 @@ def test_partners_are_who_they_say(three, tmp_path) -> None:
 
 
 def test_a_file_longer_than_any_letter_is_not_read(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(messages.LONGEST, "answer", 10)
-    monkeypatch.setitem(messages.LONGEST, "question", 10)
-    monkeypatch.setitem(messages.LONGEST, "model", 10)
+    monkeypatch.setitem(letters.LONGEST, "answer", 10)
+    monkeypatch.setitem(letters.LONGEST, "question", 10)
+    monkeypatch.setitem(letters.LONGEST, "model", 10)
     (tmp_path / "long.letter").write_bytes(bytes(11))
     with pytest.raises(ValueError, match="more than any letter"):
         turns.read_letter(tmp_path / "long.letter")

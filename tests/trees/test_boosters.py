@@ -33,7 +33,7 @@ from fedrank.trees.boosters import (  # noqa: E402
     best_size,
 )
 from fedrank.trees.forest import Forest  # noqa: E402
-from fedrank.trees.growing import FEW, STUMP  # noqa: E402
+from fedrank.trees.lightgbm_training import FEW, STUMP  # noqa: E402
 from tests.made_up import made_up_data  # noqa: E402
 
 TRAIN = made_up_data(queries=40, longest=30)

@@ -15,9 +15,9 @@ from fedrank.data.letor import letor_lines
 from fedrank.ranking.model import read_for
 from fedrank.trees.binning import bounded_edges, grid_edges
 from fedrank.trees.boosters import Grower, Lambdamart, Past, Selgb
-from fedrank.trees.forestry import Forestry, Grown
-from fedrank.trees.grow_files import FINISHED, UNFINISHED, grow_files
-from fedrank.trees.growth import grow_alone
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
+from fedrank.trees.growing_files import FINISHED, UNFINISHED, grow_files
+from fedrank.trees.growing_loop import grow_alone
 from fedrank.trees.histograms import Histograms, rules_of
 from fedrank.trees.mergers import Pooled
 from fedrank.trees.model_files import load_model
@@ -51,11 +51,11 @@ def test_edges_that_tell_nothing_and_a_stopped_run(merger):
             raise Stop
 
     whole = merger(parts(), (), RULES, 1)[0]
-    forestry = Forestry(RULES, turn=stop)
+    forestry = ForestCheckpoint(RULES, turn=stop)
     with pytest.raises(Stop):
         merger(parts(), (), forestry, 1)
     kept = [Grown(list(one.trees), list(one.validation)) for one in forestry.forests]
-    assert merger(parts(), (), Forestry(RULES, forests=kept), 1)[0].trees == whole.trees
+    assert merger(parts(), (), ForestCheckpoint(RULES, forests=kept), 1)[0].trees == whole.trees
 
 
 def test_edges_from_a_file(tmp_path):

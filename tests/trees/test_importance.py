@@ -9,8 +9,8 @@ lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.trees.boosters import Lambdamart  # noqa: E402
 from fedrank.trees.forest import planted  # noqa: E402
-from fedrank.trees.growing import STUMP  # noqa: E402
 from fedrank.trees.importance import importance  # noqa: E402
+from fedrank.trees.lightgbm_training import STUMP  # noqa: E402
 from tests.made_up import made_up_data  # noqa: E402
 
 DATA = made_up_data(queries=40, longest=30)

@@ -11,7 +11,7 @@ from fedrank.ranking.measures import evaluate
 from fedrank.ranking.model import Model
 from fedrank.ranking.rankers import Linear
 from fedrank.trees.boosters import Lambdamart, NothingToSplit
-from fedrank.trees.forestry import Forestry
+from fedrank.trees.forest_checkpoint import ForestCheckpoint
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.mixtures import LinearMix, Stacked, scores_of, stacked
 from fedrank.trees.model_files import load_model
@@ -156,7 +156,7 @@ def test_a_stacked_model_is_grown_with_settings_that_are_found_on_the_part_held_
 
     portions = [Portion("one", DATA, None, None, DATA)] * 2
     merger = Stacking(booster=Lambdamart(trees=9, leaves=4, min_data_in_leaf=3))
-    one, _ = merger(portions, [GOOD, NOISE], Forestry(Lambdamart(), settings), seed=4)
+    one, _ = merger(portions, [GOOD, NOISE], ForestCheckpoint(Lambdamart(), settings), seed=4)
     assert len(asked) == 2  # for every client's own
     [(train, held_out, features, seed)] = set(asked)
     assert (train + held_out, features, seed) == (DATA.queries, 5 + 2, 4)
@@ -173,7 +173,7 @@ def test_where_no_setting_can_split_the_merge_set_the_own_ones_stay():
 
     merger = Stacking(booster=Lambdamart(trees=9, leaves=4, min_data_in_leaf=3))
     portions = [Portion("one", DATA, None, None, DATA)]
-    (one,) = merger(portions, [GOOD, NOISE], Forestry(Lambdamart(), settings), seed=4)
+    (one,) = merger(portions, [GOOD, NOISE], ForestCheckpoint(Lambdamart(), settings), seed=4)
     (plain,) = merger(portions, [GOOD, NOISE], Lambdamart(), seed=4)
     assert one.final.text == plain.final.text
     assert one.notes["settings"].startswith("as given")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
-from fedrank.federated.differences import differences
+from fedrank.federated.heterogeneity import differences
 from fedrank.seeds import rng_for
 from fedrank.trees.categories import Tally, query_categories, tallies
 from fedrank.trees.splits import SPLITS, Categories, Dealt, Topics, as_clients, k_means

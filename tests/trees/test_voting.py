@@ -15,15 +15,15 @@ pytest.importorskip("cryptography")
 from fedrank.data.ranking import RankingData
 from fedrank.trees.binning import bounded_edges
 from fedrank.trees.boosters import Grower, Past
-from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
-from fedrank.trees.growth import Here, grow_forest
+from fedrank.trees.growing_loop import Here, grow_forest
+from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
 from fedrank.trees.histograms import Histograms
-from fedrank.trees.holder import Holder
+from fedrank.trees.row_store import RowStore
 from fedrank.trees.voting import Voter, check_votes, decode_named, elected, encode_named
 from fedrank.wire import Label, Refused, label_of, pack
 from tests.made_up import made_up_data
 from tests.oracles import grow as slow
-from tests.trees.test_grow_halves import Unreliable, answering, parts_of
+from tests.trees.test_growing_protocol import Unreliable, answering, parts_of
 
 FEATURES = 9
 RULES = Grower(trees=3, leaves=6, min_data_in_leaf=4, rate=0.3)
@@ -34,7 +34,7 @@ CHECKS = parts_of(made_up_data(queries=12, features=FEATURES, seed=1), 3)
 
 def forest(vote: int, rules: Grower = RULES, train=TRAIN, edges=EDGES) -> list[tuple[str, float]]:
     """Grown by holders in this process."""
-    holders = [Holder(part, edges, rules, 7, check) for part, check in zip(train, CHECKS, strict=False)]
+    holders = [RowStore(part, edges, rules, 7, check) for part, check in zip(train, CHECKS, strict=False)]
     return list(grow_forest(Here(holders, vote), rules, edges, 7))
 
 
@@ -60,7 +60,7 @@ def test_forests_are_those_of_the_slow_oracle(seed, vote, clients, least, skewed
     parts = [data.select(queries) for queries in dealt]
     edges = bounded_edges(5, 0.0, 1.0, 4)
     rules = Grower(trees=2, leaves=4, min_data_in_leaf=least, rate=0.3, min_sum_hessian=0.01, l2=0.1)
-    holders = [Holder(part, edges, rules, 7) for part in parts]
+    holders = [RowStore(part, edges, rules, 7) for part in parts]
     grown = [tree for tree, _ in grow_forest(Here(holders, vote), rules, edges, 7)]
     for tree, (cuts, values) in zip(grown, slow.grow_with_votes(parts, edges, rules, vote), strict=True):
         assert told(tree, "split_feature") == [feature for _, _, feature, _ in cuts]
@@ -79,7 +79,7 @@ def test_an_election_by_hand():
     voters = []
     for columns_of_one in columns:
         data = RankingData(np.stack(columns_of_one, axis=1), grades, np.array([0, 4]), np.array(["q"]))
-        voters.append(Voter(Holder(data, edges, rules, 1), 1, 2))
+        voters.append(Voter(RowStore(data, edges, rules, 1), 1, 2))
     ballots = [voter.begin(0, 4)[0] for voter in voters]
     assert [ballot.tolist() for ballot in ballots] == [[True, False, False], [False, True, False]]
     assert elected(np.sum(ballots, axis=0), np.arange(3), 1).tolist() == [0, 1]

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from fedrank.data.synthetic import synthetic
-from fedrank.federated.aggregate import AGGREGATORS, Apart, Mean
+from fedrank.federated.aggregators import AGGREGATORS, Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import Scaffold
 from fedrank.federated.round import first_state, simulate
 from fedrank.federated.server import State
-from fedrank.federated.steps import Adam, Add, Momentum
+from fedrank.federated.server_optimizers import Adam, Add, Momentum
 from fedrank.privacy.mechanisms import MECHANISMS
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT, Learned, Observed
+from fedrank.types import NO_CORRECTION, Learned, Observed
 from fedrank.unlearning.history import History, HistoryWriter
 from fedrank.unlearning.methods import (
     UNLEARNERS,
@@ -59,14 +59,14 @@ class Opposite:
 
 
 @dataclass(frozen=True)
-class Told:
+class AttackResult:
     """A learner that sends what it is told to, and notes who was asked for how much."""
 
     updates: dict  # {client: update}
     asked: list = field(default_factory=list)
     ranker: Linear = field(default_factory=Linear)
 
-    def __call__(self, start, clients, chance, bend=STRAIGHT, threads=1):
+    def __call__(self, start, clients, chance, correction=NO_CORRECTION, threads=1):
         self.asked.append(
             (chance, start.copy(), dict(zip(clients.ids.tolist(), clients.interactions.tolist(), strict=True)))
         )
@@ -102,7 +102,7 @@ def test_fed_eraser_by_hand(tmp_path):
     history = written(
         tmp_path, {1: {0: [3, 4], 1: [0, -2], 2: [9, 9]}, 2: {2: [9, 9]}, 3: {1: [6, 8], 0: [0, 0], 2: [9, 9]}}
     )
-    learner = Told({0: [0, 0.5], 1: [3, 4]})
+    learner = AttackResult({0: [0, 0.5], 1: [3, 4]})
     clients = table(3, features=2, interactions=[4, 2, 1])
     case = Case(Federation(learner), clients, (2,), 1, np.array([1.0, 1.0]), np.zeros(2), 3, history)
     got = FedEraser(steps=3)(case)
@@ -126,7 +126,7 @@ def test_zero_updates_stay_zero():
 def test_fed_remove_by_hand(tmp_path):
     """Every second round was stored: the first stands for two, the last for one."""
     history = written(tmp_path, {1: {0: [1, 0], 1: [0, 6], 2: [9, 9]}, 3: {0: [3, 3], 2: [9, 9]}}, every=2)
-    learner = Told({})
+    learner = AttackResult({})
     clients = table(3, features=2, interactions=[2, 1, 1])
     case = Case(Federation(learner, server=Add(0.5)), clients, (2,), 1, np.array([1.0, 1.0]), np.zeros(2), 3, history)
     got = FedRemove()(case)
@@ -162,7 +162,7 @@ def test_adding_up_by_robust_rules_is_the_run_itself(tmp_path, name):
 def test_trust_judges_by_as_much_work_as_in_the_run(tmp_path):
     """It gives every update the length of the server's own, which n' therefore must not shorten."""
     history = written(tmp_path, {1: {0: [3, 4], 1: [0, 5], 2: [9, 9]}})
-    learner = Told({-1: [6, 8], 0: [0, 1], 1: [0, 1], 2: [9, 9]})
+    learner = AttackResult({-1: [6, 8], 0: [0, 1], 1: [0, 1], 2: [9, 9]})
     federation = Federation(learner, aggregator=AGGREGATORS["trust"]())
     clients = table(3, features=2, interactions=[4, 5, 6])
     FedEraser(steps=2)(Case(federation, clients, (2,), 1, np.zeros(2), np.zeros(2), 1, history))
@@ -269,7 +269,7 @@ def test_fine_tuning_goes_on_where_the_run_ended(tmp_path):
 
 def test_gradient_ascent_by_hand():
     """Others stay at (10, 0), so the ball has radius 0.5 x 10; client 2 taught (0, -4), and takes it back twice."""
-    learner = Told({0: [0, 0], 1: [0, 0], 2: [0, -4]})
+    learner = AttackResult({0: [0, 0], 1: [0, 0], 2: [0, -4]})
     case = Case(Federation(learner), table(3, features=2), (2,), 1, np.zeros(2), np.array([10.0, 0.0]), 6)
     got = GradientAscent(steps=2, radius=0.5, rounds=1)(case)
     np.testing.assert_allclose([asked[1] for asked in learner.asked], [[10, 0], [10, 0], [10, 4], [10, 5]])
@@ -281,7 +281,7 @@ def test_gradient_ascent_by_hand():
 
 def test_gradient_ascent_begins_within_the_ball():
     """The others' mean is (10, 0) + (0, 20): the final model lies outside of radius 0.1 x sqrt(500)."""
-    learner = Told({0: [0, 20], 1: [0, 20], 2: [0, 0]})
+    learner = AttackResult({0: [0, 20], 1: [0, 20], 2: [0, 0]})
     case = Case(Federation(learner), table(3, features=2), (2,), 1, np.zeros(2), np.array([10.0, 0.0]), 6)
     GradientAscent(steps=1, radius=0.1, rounds=1)(case)
     np.testing.assert_allclose(learner.asked[1][1], [10, 20 - 0.1 * np.sqrt(500)])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.attacks.clicks import ClickAudit, click_audit
-from fedrank.attacks.infer import (
+from fedrank.attacks.membership import (
     LEVEL,
     REPEATS,
     RUNS,
@@ -26,6 +26,7 @@ from fedrank.attacks.infer import (
 )
 from fedrank.federated.federation import Federation
 from fedrank.federated.round import simulate
+from fedrank.privacy.guarantees import Setting
 from fedrank.privacy.mechanisms import (
     AtServer,
     EsRandomisedResponse,
@@ -35,11 +36,10 @@ from fedrank.privacy.mechanisms import (
     OnClient,
     PricedMechanism,
 )
-from fedrank.privacy.promises import Setting
 from fedrank.progress import Progress, quiet
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import STRAIGHT, Crowd, LocalStep, Messages, Source, Weights, has
+from fedrank.types import NO_CORRECTION, LocalStep, Messages, SimulatedClients, Source, Weights, has_trait
 
 MESSAGES = 200  # from which clicks are read, where that takes no more than SECONDS
 FEWEST = 20  # from which clicks are read however long that takes: fewer could show nothing
@@ -83,7 +83,7 @@ class Audit:
     """The attacks on what some clients would send."""
 
     setting: Setting  # what is promised depends on
-    crowd: Crowd
+    crowd: SimulatedClients
     mechanism: PricedMechanism | None = None
     local: LocalStep | None = None
     delta: float
@@ -102,7 +102,7 @@ class Audit:
 
     def plan(self) -> Plan:
         """All attacks that fit, and why others do not."""
-        if has(self.setting.aggregator, "apart"):
+        if has_trait(self.setting.aggregator, "apart"):
             return [self._skipped("messages", 'nothing leaves a client with the aggregator "none"')]
         if self.mechanism is None:
             return [self._clicks(), self._skipped("membership", "nothing is promised, so there is nothing to break")]
@@ -179,7 +179,7 @@ class Audit:
             messages=messages_for(max(self.setting.interactions)) if self.messages is None else self.messages,
             progress=tell,
             expect=expect,
-            bend=STRAIGHT if self.local is None else self.local.bend(None, None),
+            correction=NO_CORRECTION if self.local is None else self.local.correction(None, None),
         )
 
     def _reading(self, audit: ClickAudit) -> Finding:

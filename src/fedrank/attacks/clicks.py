@@ -23,7 +23,17 @@ from fedrank.federated.client import Simulated
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.loops import as_sent
 from fedrank.seeds import Chance, key_for, rng_for
-from fedrank.types import STRAIGHT, Bend, Crowd, Impression, Judged, Logged, Messages, OwnChance, Weights
+from fedrank.types import (
+    NO_CORRECTION,
+    Impression,
+    Judged,
+    LocalCorrection,
+    Logged,
+    Messages,
+    OwnChance,
+    SimulatedClients,
+    Weights,
+)
 
 Vector = NDArray[np.float64]
 Clicks = NDArray[np.bool_]
@@ -56,11 +66,20 @@ class LocalSteps(NamedTuple):
     kept: list[float]  # what clipping the weights left of each step in the end
 
 
-def replay(learner: Pdgd, start: Weights, crowd: Crowd, c: int, chance: Chance, bend: Bend = STRAIGHT) -> list[Search]:
+def replay(
+    learner: Pdgd,
+    start: Weights,
+    crowd: SimulatedClients,
+    c: int,
+    chance: Chance,
+    correction: LocalCorrection = NO_CORRECTION,
+) -> list[Search]:
     """What client c searched for, was shown and clicked in a round: the compiled loop once more, slowly."""
     one = crowd.rows(slice(c, c + 1))
     source = _Noted(Simulated(one, OwnChance(chance, int(one.ids[0])), learner))
-    learner.from_impressions(as_sent(start if start.ndim == 1 else start[c])[0], source, source.simulated.own, bend)
+    learner.from_impressions(
+        as_sent(start if start.ndim == 1 else start[c])[0], source, source.simulated.own, correction
+    )
     return source.searches
 
 
@@ -89,17 +108,21 @@ class _Noted:
 
 
 def forward(
-    learner: Pdgd, start: Weights, data: RankingData, searches: Sequence[Search], bend: Bend = STRAIGHT
+    learner: Pdgd,
+    start: Weights,
+    data: RankingData,
+    searches: Sequence[Search],
+    correction: LocalCorrection = NO_CORRECTION,
 ) -> LocalSteps:
     """The local steps that given lists and clicks lead to. Nothing in them is random."""
     if learner.ranker.hidden:
         raise ValueError("clicks are read from updates of a linear ranker only; use ranker = linear")
-    if bend.drifts is not None or bend.personal is not None:
+    if correction.drifts is not None or correction.personal is not None:
         raise ValueError("clicks are read from updates that nothing of a client's own bends; use no such local method")
     pdgd, steps, display = kernels.pdgd, learner.steps, learner.display
     weights = start.astype(np.float32)
     first, master = weights.copy(), weights.astype(np.float64)
-    gradient, pull = np.empty(len(master) if learner.clip_gradients else 0), learner.rate * bend.pull
+    gradient, pull = np.empty(len(master) if learner.clip_gradients else 0), learner.rate * correction.pull
     before: list[NDArray[np.float32]] = []
     factors: list[float] = []  # what clipping of the weights left of the model, step by step
 
@@ -135,7 +158,7 @@ def _scores(weights: NDArray[np.float32], data: RankingData, query: int) -> NDAr
     return scores
 
 
-def _grades(clients: Crowd, c: int, query: int) -> NDArray[np.int8]:
+def _grades(clients: SimulatedClients, c: int, query: int) -> NDArray[np.int8]:
     data = clients.data
     own: NDArray[np.int8] = clients.grades[clients.view[c]][data.offsets[query] : data.offsets[query + 1]]
     return own
@@ -208,7 +231,7 @@ def decode(
     first: Sequence[Clicks],
     leaves: Callable[[Vector], Vector],
     power: float,
-    bend: Bend = STRAIGHT,
+    correction: LocalCorrection = NO_CORRECTION,
 ) -> list[Clicks]:
     """The clicks that explain a message best, looked for from a `first` guess.
 
@@ -221,7 +244,7 @@ def decode(
     target = np.asarray(message, dtype=np.float64)
 
     def cost(searches: Sequence[Search]) -> float:
-        expected = leaves(forward(learner, start, data, searches, bend).update)
+        expected = leaves(forward(learner, start, data, searches, correction).update)
         return float(misfit(target - expected, power, np.abs(expected).max()))
 
     def improve(guess: list[Search]) -> tuple[float, list[Search]]:
@@ -229,7 +252,7 @@ def decode(
         for _ in range(SWEEPS):
             before = best
             for b, search in enumerate(guess):
-                path = forward(learner, start, data, guess, bend)
+                path = forward(learner, start, data, guess, correction)
                 expected = leaves(path.update)
                 patterns, _, gradients = _patterns(learner, path.before[b], data, search, learner.clip_gradients)
                 now = gradients[_number_of(search.clicked)]
@@ -245,10 +268,10 @@ def decode(
         return best, guess
 
     best, guess = improve(guess)
-    expected = leaves(forward(learner, start, data, guess, bend).update)
+    expected = leaves(forward(learner, start, data, guess, correction).update)
     explained = np.median(np.abs(target - expected)) <= 1e-5 * np.abs(expected).max()
     if len(guess) > 1 and not explained:
-        again, settled = improve(_settle(target, learner, start, data, guess, leaves, bend))
+        again, settled = improve(_settle(target, learner, start, data, guess, leaves, correction))
         guess = settled if again < best else guess
     return [search.clicked for search in guess]
 
@@ -260,13 +283,13 @@ def _settle(
     data: RankingData,
     guess: Sequence[Search],
     leaves: Callable[[Vector], Vector],
-    bend: Bend,
+    correction: LocalCorrection,
 ) -> list[Search]:
     """Regression again and again, each time without the list whose factors came out most like those of a pattern."""
     guess = list(guess)
     open_lists = list(range(len(guess)))
     while open_lists:
-        path = forward(learner, start, data, guess, bend)
+        path = forward(learner, start, data, guess, correction)
         scale = _scale(path.update, leaves(path.update)) * learner.rate
         rest, tables = target, {}
         for b, search in enumerate(guess):
@@ -302,13 +325,13 @@ def match(
     data: RankingData,
     leaves: Callable[[Vector], Vector],
     power: float,
-    bend: Bend = STRAIGHT,
+    correction: LocalCorrection = NO_CORRECTION,
 ) -> float:
     """The matching game: how much better the first of two click patterns explains a message than the second.
 
     Positive: the first is the likelier. `leaves` is what a mechanism makes of an update, apart from noise.
     """
-    first, second = (leaves(forward(learner, start, data, searches, bend).update) for searches in (one, other))
+    first, second = (leaves(forward(learner, start, data, searches, correction).update) for searches in (one, other))
     size = max(float(np.abs(first).max()), float(np.abs(second).max()))
     target = np.asarray(message, dtype=np.float64)
     return float(misfit(target - second, power, size) - misfit(target - first, power, size))
@@ -417,26 +440,28 @@ class _Message(NamedTuple):
 def click_audit(
     learner: Pdgd,
     weights: Weights,
-    clients: Crowd,
+    clients: SimulatedClients,
     send: Callable[[Messages], Messages],
     seed: int,
     messages: int = 200,
     progress: Callable[[float], None] = lambda share: None,
     expect: Callable[[Messages], Messages] | None = None,
-    bend: Bend = STRAIGHT,
+    correction: LocalCorrection = NO_CORRECTION,
 ) -> ClickAudit:
     """Attack messages that clients would send from the model `weights`; `send` is what a mechanism does to them.
 
     The attacker knows the model, the queries, features, settings and the law of the noise; not the clicks. `expect` is
     `send` without its noise (shortening, weighing), for the attacks that compare whole updates; without it, nothing.
-    `bend` is how a local method bends everybody's steps. All thresholds come from as many other messages. `progress` is
-    told which share of the work is done.
+    `correction` is how a local method changes everybody's steps. All thresholds come from as many other messages.
+    `progress` is told which share of the work is done.
     """
     if messages < 1:
         raise ValueError(f"messages = {messages}: nothing to read; use 200 or more")
-    known = _collect(learner, weights, clients, send, seed, "calibrate", messages, bend)
-    fresh = _collect(learner, weights, clients, send, seed, "attack", messages, bend)
-    attack = _Attack(learner, weights, clients.data, expect, known, bend, lambda share: progress(PREPARED * share))
+    known = _collect(learner, weights, clients, send, seed, "calibrate", messages, correction)
+    fresh = _collect(learner, weights, clients, send, seed, "attack", messages, correction)
+    attack = _Attack(
+        learner, weights, clients.data, expect, known, correction, lambda share: progress(PREPARED * share)
+    )
     results = []
     for done, message in enumerate(fresh, start=1):
         results.append(attack(message))
@@ -447,12 +472,12 @@ def click_audit(
 def _collect(
     learner: Pdgd,
     weights: Weights,
-    clients: Crowd,
+    clients: SimulatedClients,
     send: Callable[[Messages], Messages],
     seed: int,
     purpose: str,
     count: int,
-    bend: Bend = STRAIGHT,
+    correction: LocalCorrection = NO_CORRECTION,
 ) -> list[_Message]:
     """Messages with at least one click, from rounds that no run uses."""
     found: list[_Message] = []
@@ -460,15 +485,15 @@ def _collect(
     for round in range(1000):
         chance = Chance(int(key_for(seed, purpose)), round)
         some = clients.rows(order.permutation(len(clients))[: 2 * count])
-        updates = learner(weights, some, chance, bend).updates
+        updates = learner(weights, some, chance, correction).updates
         arrived = Messages(updates, some.interactions, some.ids, weights, round)
         sent = send(arrived)
         for c in range(len(some)):
-            searches = replay(learner, weights, some, c, chance, bend)
+            searches = replay(learner, weights, some, c, chance, correction)
             if not any(search.clicked.any() for search in searches):
                 continue
             row = arrived.rows(slice(c, c + 1))
-            other = _clicks_again(learner, weights, some, c, searches, chance, bend)
+            other = _clicks_again(learner, weights, some, c, searches, chance, correction)
             found.append(_Message(sent.updates[c].copy(), searches, other, row))
             if len(found) == count:
                 return found
@@ -479,7 +504,13 @@ def _collect(
 
 
 def _clicks_again(
-    learner: Pdgd, weights: Weights, clients: Crowd, c: int, searches: Sequence[Search], chance: Chance, bend: Bend
+    learner: Pdgd,
+    weights: Weights,
+    clients: SimulatedClients,
+    c: int,
+    searches: Sequence[Search],
+    chance: Chance,
+    correction: LocalCorrection,
 ) -> list[Search] | None:
     """The same lists, clicked by the same user another time; None without a click, or with the same update.
 
@@ -500,7 +531,7 @@ def _clicks_again(
         other.append(search._replace(clicked=clicked))
     if not any(search.clicked.any() for search in other):
         return None
-    true, drawn = (forward(learner, weights, clients.data, each, bend).update for each in (searches, other))
+    true, drawn = (forward(learner, weights, clients.data, each, correction).update for each in (searches, other))
     return other if np.abs(drawn - true).max() > 1e-4 * np.abs(true).max() else None
 
 
@@ -529,10 +560,10 @@ class _Attack:
         data: RankingData,
         expect: Callable[[Messages], Messages] | None,
         known: Sequence[_Message],
-        bend: Bend,
+        correction: LocalCorrection,
         progress: Callable[[float], None] = lambda share: None,
     ) -> None:
-        self.learner, self.data, self.expect, self.bend = learner, data, expect, bend
+        self.learner, self.data, self.expect, self.correction = learner, data, expect, correction
         self.weights = weights.astype(np.float32).astype(np.float64)
         self.guess = _Guess(self.weights, data, known)
         self.power = max(POWERS, key=lambda power: sum(self._match(one, power) is True for one in known))
@@ -558,7 +589,7 @@ class _Attack:
         first = np.split(said, cuts)
         leaves = self._leaves(message)
         mine = (self.learner, self.weights, self.data)
-        decoded = decode(message.sent, *mine, message.searches, first, leaves, self.power, self.bend)
+        decoded = decode(message.sent, *mine, message.searches, first, leaves, self.power, self.correction)
         truth = _among_candidates(message, self.data)
         wide = self._from_candidates(message, self.price) > self.wide_threshold
         chances, guessed = self.guess(message.searches)
@@ -599,7 +630,7 @@ class _Attack:
         if message.other is None:
             return None
         leaves = self._leaves(message)
-        mine = (self.learner, self.weights, self.data, leaves, power, self.bend)
+        mine = (self.learner, self.weights, self.data, leaves, power, self.correction)
         return match(message.sent, message.searches, message.other, *mine) > 0
 
     def _match_guess(self, message: _Message) -> bool | None:
@@ -678,8 +709,8 @@ def _logistic(inputs: Vector, truth: Vector, ridge: float) -> Vector:
     for _ in range(12):
         chances = 1 / (1 + np.exp(-np.clip(inputs @ fitted, -30, 30)))
         slope = inputs.T @ (truth - chances) - ridge * fitted
-        bend = (inputs * (chances * (1 - chances))[:, None]).T @ inputs + ridge * np.eye(len(fitted))
-        fitted = fitted + np.linalg.solve(bend, slope)
+        correction = (inputs * (chances * (1 - chances))[:, None]).T @ inputs + ridge * np.eye(len(fitted))
+        fitted = fitted + np.linalg.solve(correction, slope)
     return fitted
 
 

@@ -17,8 +17,8 @@ from fedrank.privacy.accounting import GaussianEvent, PureEvent, delta_of
 from fedrank.privacy.noise import SecureSource
 from fedrank.seeds import rng_for
 from fedrank.silo.hashing import Cells, Hashing
-from fedrank.silo.looked_up import noised_counts, published_answers
 from fedrank.silo.protocol import choose_decoys
+from fedrank.silo.remote_counts import noised_counts, published_answers
 from fedrank.silo.sketch import Sketcher, Sketches
 from fedrank.types import Source
 
@@ -26,7 +26,7 @@ Rates = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Told:
+class AttackResult:
     """How often one attacker was right."""
 
     setting: str
@@ -54,7 +54,7 @@ def identify_by_cells(seen: Cells, dictionary: Cells) -> Rates:
 
 def hidden_hashes(
     real_rows: Sequence[int], signed: bool = False, words: int = 50_000, cases: int = 300, seed: int = 1
-) -> list[Told]:
+) -> list[AttackResult]:
     """How often an owner names the word when only so many rows of a question are real, as the paper has it.
 
     Where questions hold signs, too (`signed`), a row says twice as much.
@@ -73,13 +73,13 @@ def hidden_hashes(
             rows = rng.choice(hashing.depth, real, replace=False)
             seen[rows] = dictionary[asked, rows]
             right += float(identify_by_cells(seen, dictionary)[asked])
-        told.append(Told(f"{real} of {hashing.depth} rows are real", 1, right / cases, 1.0, cases))
+        told.append(AttackResult(f"{real} of {hashing.depth} rows are real", 1, right / cases, 1.0, cases))
     return told
 
 
 def hidden_terms(
     decoys: Sequence[int], questions: int = 1, words: int = 50_000, cases: int = 2000, seed: int = 1
-) -> list[Told]:
+) -> list[AttackResult]:
     """How often an owner picks the real word among whole decoys, where it sees the same word asked about so often.
 
     It reads all words (see `hidden_hashes`, all rows real) and takes the most frequent of those that came every time.
@@ -106,7 +106,7 @@ def hidden_terms(
                     secret = rng.bytes(32) if kind == "fresh" else secret
                     seen &= {word, *choose_decoys([word], many, source, secret)}
                 right += min(seen, key=rank.__getitem__) == word
-            told.append(Told(f"{many} decoys, {kind}", questions, right / cases, 1.0, cases))
+            told.append(AttackResult(f"{many} decoys, {kind}", questions, right / cases, 1.0, cases))
     return told
 
 
@@ -158,7 +158,7 @@ def tell_apart(
     epsilon: float = 0.5,
     sigma: float = 1.0,
     source: Source | None = None,
-) -> list[Told]:
+) -> list[AttackResult]:
     """How often the best test names the right one of two neighbours after so many answers, and how often it could.
 
     `epsilon` is that of one answered term ("lookup", "paper"); `sigma` is σ1 of noised sketches, of which all cells are
@@ -175,7 +175,7 @@ def tell_apart(
             bound = (1 + delta_of(PureEvent(epsilon), many, 0.0)) / 2
         elif noise == "sketch":
             bound = (1 + delta_of(GaussianEvent(sigma), 1, 0.0)) / 2
-        told.append(Told(noise, many, float(right.mean()), bound, len(right)))
+        told.append(AttackResult(noise, many, float(right.mean()), bound, len(right)))
     return told
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedrank.attacks.audits import Finding, Plan, PlannedAttack, capital, fewest_above, power, skipped
 from fedrank.attacks.clicks import Share
-from fedrank.attacks.infer import LEVEL, Tell, upper_bound
+from fedrank.attacks.membership import LEVEL, Tell, upper_bound
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import rng_for

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from fedrank.attacks.audits import Finding, Plan, PlannedAttack
 from fedrank.attacks.clicks import Share
 from fedrank.attacks.forests import ForestAudit
-from fedrank.attacks.infer import Tell
+from fedrank.attacks.membership import Tell
 from fedrank.data.ranking import RankingData
 from fedrank.trees.binning import Edges, put_in_bins
 from fedrank.trees.boosters import Grower
-from fedrank.trees.grow_messages import Layout
-from fedrank.trees.holder import Holder
+from fedrank.trees.histogram_messages import Layout
+from fedrank.trees.row_store import RowStore
 
 GRADES = "relevant documents, in root histograms"
 
@@ -84,7 +84,7 @@ def read_root(
     data: RankingData, edges: Edges, rules: Grower, features: NDArray[np.int64] | None = None, seed: int = 0
 ) -> NamedRelevant:
     """Attack the root histogram of these rows, seen as a whole."""
-    holder = Holder(data, edges, rules, seed)
+    holder = RowStore(data, edges, rules, seed)
     seen = np.arange(edges.features) if features is None else features
     layout = Layout(edges, seen, data.documents.bit_length())
     gradients, _, rows = layout.spread(holder.begin(0, layout.shift))

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.federated.robust import Krum, Median, MultiKrum, TrimmedMean, assumed_attackers
+from fedrank.ranking.click_models import USERS
 from fedrank.ranking.rankers import Linear
-from fedrank.ranking.users import USERS
 from fedrank.types import Aggregator, Attack, Messages, Ranker, Trait, Weights
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from fedrank.attacks.audits import (
 )
 from fedrank.attacks.clicks import Share
 from fedrank.attacks.dictionary import identify_by_cells
-from fedrank.attacks.infer import LEVEL, Tell, upper_bound
+from fedrank.attacks.membership import LEVEL, Tell, upper_bound
 from fedrank.privacy.accounting import GaussianEvent, delta_of, epsilon
 from fedrank.seeds import rng_for
 from fedrank.silo.partners import Partner

@@ -150,7 +150,7 @@ def run(
     if on is None:
         do_experiment(grid, label, out, workers, threads, device)
         return
-    from fedrank.experiments.runner.engines import engine
+    from fedrank.experiments.runner.executors import engine
 
     with engine(on, out / label, sbatch or [], threads, device) as found:
         do_experiment(grid, label, out, workers, threads, device, found)
@@ -172,7 +172,7 @@ def tune(
     workers: Workers = None,
 ) -> None:
     """Choose settings on the validation queries, for every variant by itself."""
-    from fedrank.experiments.report.answers import about_tuning
+    from fedrank.experiments.report.command_output import about_tuning
     from fedrank.experiments.runner.tune import tune
     from fedrank.experiments.spec.source import read_experiment
     from fedrank.experiments.spec.toml import parse_override
@@ -209,8 +209,8 @@ def clients(
     as_json: AsJson = False,
 ) -> None:
     """Who holds what: queries, documents and grades of each client, and how different clients are."""
-    from fedrank.experiments.report.answers import about_clients
-    from fedrank.experiments.runner.who import describe_clients
+    from fedrank.experiments.report.command_output import about_clients
+    from fedrank.experiments.runner.client_summary import describe_clients
     from fedrank.experiments.spec.source import read_experiment
 
     console = new_console()
@@ -247,9 +247,9 @@ def privacy(
     as_json: AsJson = False,
 ) -> None:
     """Before a run: what would it spend or give away, to whom, and which noise would a target need?"""
-    from fedrank.experiments.report.answers import about_privacy
+    from fedrank.experiments.report.command_output import about_privacy
     from fedrank.experiments.report.write import answer_files, write_answer
-    from fedrank.experiments.runner.leaving import as_facts
+    from fedrank.experiments.runner.disclosures import as_facts
     from fedrank.experiments.runner.privacy import TARGETS
     from fedrank.experiments.spec.source import read_spec
 
@@ -289,7 +289,7 @@ def audit(
     out: AnswerFile = None,
 ) -> None:
     """Attack what would leave clients, silos or growers of forests: what leaks, next to what is promised."""
-    from fedrank.experiments.report.answers import about_audit
+    from fedrank.experiments.report.command_output import about_audit
     from fedrank.experiments.report.write import answer_files, write_answer
     from fedrank.experiments.runner.audit import as_facts, audit_experiment
     from fedrank.experiments.spec.source import read_spec
@@ -332,7 +332,7 @@ def unlearn(
     trust: Trust = False,
 ) -> None:
     """Let finished runs forget clients: new runs without them, each with a receipt."""
-    from fedrank.experiments.report.answers import about_forgotten
+    from fedrank.experiments.report.command_output import about_forgotten
     from fedrank.experiments.runner.unlearning import unlearn_runs
     from fedrank.experiments.spec.families import build
     from fedrank.experiments.spec.toml import parse_override
@@ -362,7 +362,7 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """Show which runs are finished, interrupted or failed."""
-    from fedrank.experiments.report.answers import about_runs
+    from fedrank.experiments.report.command_output import about_runs
     from fedrank.experiments.runner.runs import clean as delete
     from fedrank.experiments.runner.runs import load_runs, run_facts
 
@@ -438,7 +438,7 @@ def score(
     client: Client = None,
 ) -> None:
     """Score documents: one number a line, in the order of the file; or a TREC run file."""
-    from fedrank.experiments.runner.apply import score_lines
+    from fedrank.experiments.runner.scoring import score_lines
 
     lines = score_lines(model, data, trec, client, note)
     if out is None:
@@ -463,8 +463,8 @@ def evaluate(
     client: Client = None,
 ) -> None:
     """Measure a model on judged data, on average and per query."""
-    from fedrank.experiments.report.answers import about_quality
-    from fedrank.experiments.runner.apply import evaluate_model
+    from fedrank.experiments.report.command_output import about_quality
+    from fedrank.experiments.runner.scoring import evaluate_model
 
     quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client, note)
     console = new_console()
@@ -509,7 +509,7 @@ def export(
 def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: plain, .gz or .xz.")]) -> None:
     """Is a LETOR file sound? Queries, documents, features, grades, and what is odd."""
     from fedrank.data.check import check_files
-    from fedrank.experiments.report.answers import about_checks
+    from fedrank.experiments.report.command_output import about_checks
 
     checks = check_files(files)
     answer(about_checks(checks), new_console())
@@ -522,7 +522,7 @@ def data_list(as_json: AsJson = False) -> None:
     """Known data sets and text collections: what they are, whether they are here, where to get them."""
     from fedrank.data.catalog import available
     from fedrank.data.collection import collections
-    from fedrank.experiments.report.answers import about_catalog
+    from fedrank.experiments.report.command_output import about_catalog
 
     sets, texts = available(), collections()
     if not as_json:
@@ -570,7 +570,7 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """Every learner, aggregator, user and measure, with its settings and one sentence."""
-    from fedrank.experiments.report.answers import about_methods
+    from fedrank.experiments.report.command_output import about_methods
     from fedrank.experiments.spec.listing import search
 
     found = search(word, name)

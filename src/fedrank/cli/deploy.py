@@ -23,7 +23,7 @@ from fedrank.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from fedrank.deploy.holdings import SiteShare
+    from fedrank.deploy.data_sources import SiteSplit
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteSettings
     from fedrank.deploy.unlearning import Departure
@@ -48,7 +48,7 @@ Out = Annotated[Path | None, typer.Option(help="Folder for results; runs in the 
 Shared = Annotated[Path, typer.Argument(help="The folder that all share.")]
 Fingerprint = Annotated[str, typer.Option(help="What you were told by telephone.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run between sites.")]
-Leaving = Annotated[list[str], typer.Option("--site", help="Who leaves; may be repeated.")]
+Disclosure = Annotated[list[str], typer.Option("--site", help="Who leaves; may be repeated.")]
 Method = Annotated[str, typer.Option(help="How: retrain, fed-eraser, fed-remove or fine-tune.")]
 MethodChanges = Annotated[
     list[str] | None,
@@ -179,7 +179,7 @@ def readmit(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
 ) -> None:
     """Ask a site again that was left out of a run after three bad answers. Stop the run first."""
-    from fedrank.deploy.planning import readmit
+    from fedrank.deploy.make_plans import readmit
 
     why = readmit(run, site)
     say(new_console(), f"{site} is asked again when the run goes on. It had been {why}")
@@ -338,7 +338,7 @@ def start(
     from fedrank.deploy.flare_processes import ending_on_signals, serve
     from fedrank.deploy.flare_processes import unit as unit_of
     from fedrank.deploy.settings import SITE, read_site
-    from fedrank.deploy.warming import warm_up
+    from fedrank.deploy.warm_up import warm_up
 
     _check_is_home(home)
     if unit:
@@ -380,7 +380,7 @@ def run(
         _run_local(grid, label, out or Path("runs"), local)
         return
     from fedrank.deploy.flare_jobs import run_deployed
-    from fedrank.deploy.planning import do_runs, parties_of, plan_runs
+    from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
     from fedrank.deploy.settings import FEDERATION, read_federation
     from fedrank.experiments.runner.schedule import stopping
 
@@ -402,7 +402,7 @@ def run(
 )
 def unlearn(
     run: RunFolder,
-    site: Leaving,
+    site: Disclosure,
     method: Method = "retrain",
     set_: MethodChanges = None,
     home: Home = Path(),
@@ -411,7 +411,7 @@ def unlearn(
 ) -> None:
     """Let a finished run forget sites, with those who stay; the receipt goes to all. Then note who left: `leave`."""
     from fedrank.deploy.flare_jobs import run_deployed
-    from fedrank.deploy.planning import forget_sites
+    from fedrank.deploy.make_plans import forget_sites
     from fedrank.experiments.runner.schedule import stopping
 
     console, asked = new_console(), _departure(run, site, method, set_)
@@ -594,7 +594,7 @@ def folder_run(
 ) -> None:
     """Do an experiment with the sites that share the folder; run again to go on."""
     from fedrank.deploy.folder_members import read_home
-    from fedrank.deploy.planning import do_runs, plan_runs, run_in_folder
+    from fedrank.deploy.make_plans import do_runs, plan_runs, run_in_folder
     from fedrank.experiments.runner.schedule import stopping
     from fedrank.experiments.spec.source import read_spec
 
@@ -622,7 +622,7 @@ def folder_run(
 def folder_unlearn(
     shared: Shared,
     run: RunFolder,
-    site: Leaving,
+    site: Disclosure,
     method: Method = "retrain",
     set_: MethodChanges = None,
     home: Home = Path(),
@@ -630,7 +630,7 @@ def folder_unlearn(
     name: Name = None,
 ) -> None:
     """Let a finished run forget sites, with those who stay."""
-    from fedrank.deploy.planning import forget_sites, run_in_folder
+    from fedrank.deploy.make_plans import forget_sites, run_in_folder
     from fedrank.experiments.runner.schedule import stopping
 
     asked = _departure(run, site, method, set_)
@@ -697,9 +697,9 @@ def tell_results(results: Any, folder: Path) -> None:
         raise typer.Exit(FAILED)
 
 
-def _site(home: Path) -> tuple[SiteSettings, SiteShare | None]:
+def _site(home: Path) -> tuple[SiteSettings, SiteSplit | None]:
     """A site's settings, and what it has to learn from."""
-    from fedrank.deploy.holdings import load_share
+    from fedrank.deploy.data_sources import load_share
     from fedrank.deploy.settings import read_site
 
     settings = read_site(home)
@@ -710,7 +710,7 @@ def _is_spec(text: str) -> bool:
     return text.endswith(".toml")
 
 
-def _plans(home: Path, text: str, share: SiteShare | None = None) -> list[Plan]:
+def _plans(home: Path, text: str, share: SiteSplit | None = None) -> list[Plan]:
     """A plan that came to a site; or those that a spec would make."""
     from fedrank.deploy.consent import find_plan
 

@@ -80,12 +80,12 @@ def logs_places(
     """How often is each place looked at? From documents that changed places; or what it would cost to find out."""
     from fedrank.data.logs import load_log
     from fedrank.experiments.report.estimates import about_places
-    from fedrank.experiments.runner.places import places_of_log, shown_results
+    from fedrank.experiments.runner.position_bias import positions_of_log, shown_results
     from fedrank.ranking.propensity import NotIdentifiable
 
     console, log = new_console(), load_log(folder)
     try:
-        by = places_of_log(log, _bias(bias))
+        by = positions_of_log(log, _bias(bias))
     except NotIdentifiable as problem:
         text = str(problem)
         say(console, f"{text[0].upper()}{text[1:]}.")

@@ -20,7 +20,7 @@ Folders = Annotated[
 @ledger_app.command("show", epilog="Examples:  fedrank ledger show runs  ·  fedrank ledger show runs/populations/town")
 def ledger_show(folders: Folders) -> None:
     """Every ledger, and what all of them together would cost if they were of the same people."""
-    from fedrank.experiments.report.answers import about_ledgers
+    from fedrank.experiments.report.command_output import about_ledgers
 
     for folder in folders:
         if not folder.is_dir():

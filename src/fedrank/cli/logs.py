@@ -231,7 +231,7 @@ def logs_describe(
     """How unequal, how bursty and how different users are: numbers and a picture."""
     from fedrank.data.describe_log import describe_log, description_as_json
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.answers import about_log
+    from fedrank.experiments.report.command_output import about_log
 
     console = new_console()
     log = describe_log(load_log(folder))

@@ -18,9 +18,9 @@ from fedrank.cli.shared import LONGEST_WAIT, new_console, note, progress, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrank.search.answers import Indexed, SearchStatus
     from fedrank.search.client import SearchClient
     from fedrank.search.joining import Meeting
+    from fedrank.search.results import Indexed, SearchStatus
 
 search_app = typer.Typer(
     help="Search your own documents on this machine; the order learns from what you open, and nothing leaves.",
@@ -112,7 +112,7 @@ def search_forget(
     folder: Home = None,
 ) -> None:
     """Delete rows. What the model learned from them stays in its weights until fedrank search learn reset."""
-    from fedrank.search.answers import NotFound
+    from fedrank.search.results import NotFound
 
     if (query is not None) + (document is not None) + (since is not None) + all != 1:
         raise ValueError("nothing was deleted: give one of --query, --document, --since and --all")
@@ -236,7 +236,7 @@ def search_aggregate(
     """
     from fedrank.cli.deploy import tell_results
     from fedrank.experiments.runner.schedule import stopping
-    from fedrank.search.aggregating import aggregate, aggregate_online
+    from fedrank.search.coordinator import aggregate, aggregate_online
 
     console = new_console()
     note("what is measured is a made-up collection: it shows a broken model, not how well one serves anybody")

@@ -51,7 +51,7 @@ def silo_sketch(
     """Sketch documents once; add and remove single ones later."""
     from fedrank.data.documents import read_documents
     from fedrank.data.text import Tokeniser
-    from fedrank.experiments.report.answers import about_sketch
+    from fedrank.experiments.report.command_output import about_sketch
     from fedrank.experiments.runner.cards import sketch_card, write_beside
     from fedrank.silo.describe import describe_sketch
     from fedrank.silo.files import sketch_collection
@@ -73,7 +73,7 @@ def silo_sketch(
 @silo_app.command("describe", epilog="Example:  fedrank silo describe hospital-a.sketch")
 def silo_describe(sketch: Sketch) -> None:
     """Noised or not, parameters, size, expected error, privacy per occurrence of a term, budget left."""
-    from fedrank.experiments.report.answers import about_sketch
+    from fedrank.experiments.report.command_output import about_sketch
     from fedrank.silo.describe import describe_sketch
 
     answer(about_sketch(describe_sketch(sketch)), new_console())
@@ -200,7 +200,7 @@ def silo_train(
 ) -> None:
     """Take your turn: train the model that came to you, at home, and write the one that you pass on."""
     from fedrank.data.collection import read_collection
-    from fedrank.experiments.report.answers import about_sketch
+    from fedrank.experiments.report.command_output import about_sketch
     from fedrank.experiments.runner.cards import turn_card, write_beside
     from fedrank.silo.describe import describe_turn
     from fedrank.silo.files import open_owned
@@ -318,7 +318,7 @@ def key_open(
 def _party(identity: Path, others: list[Path]) -> Any:
     """Us and those whom we know, each under the fingerprint of its public key."""
     from fedrank.silo.keys import read_public, read_secret
-    from fedrank.silo.messages import party
+    from fedrank.silo.letters import party
 
     return party(read_secret(identity), [read_public(path) for path in others])
 

@@ -101,7 +101,7 @@ def trees_split(
     seed: Seed = 1,
 ) -> None:
     """Divide queries among clients whose data differ, with a merge set for each."""
-    from fedrank.experiments.report.answers import about_split
+    from fedrank.experiments.report.command_output import about_split
     from fedrank.trees.split_folder import split_data, splitter_for
 
     split = splitter_for(by, rule, clients, category or (), rest, merge, bins)
@@ -123,7 +123,7 @@ def trees_merge(
     seed: Seed = 1,
 ) -> None:
     """Merge the models of clients that never saw each other's data; who gains, and who loses."""
-    from fedrank.experiments.report.answers import about_merged
+    from fedrank.experiments.report.command_output import about_merged
     from fedrank.experiments.runner.cards import merged_card
     from fedrank.trees.merge_files import merge_models
 
@@ -168,11 +168,11 @@ def trees_grow(
     seed: Seed = 1,
 ) -> None:
     """Grow one forest of several organisations' rows, the one that pooled rows would grow; not private by itself."""
-    from fedrank.experiments.report.answers import about_grown
+    from fedrank.experiments.report.command_output import about_grown
     from fedrank.experiments.runner.cards import about_priced_edges, grown_card
     from fedrank.trees.boosters import Grower
-    from fedrank.trees.grow_files import PricedEdges, grow_files
-    from fedrank.trees.noised_edges import EdgeNoise
+    from fedrank.trees.growing_files import PricedEdges, grow_files
+    from fedrank.trees.private_edges import EdgeNoise
 
     if bounds is not None and edge_noise is None:
         raise ValueError(

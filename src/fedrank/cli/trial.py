@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedrank.engine.adoption import InUse
-    from fedrank.engine.judging import Judgement
     from fedrank.engine.trial import Count, EngineTrial
+    from fedrank.engine.trial_decision import Judgement
 
 trial_app = typer.Typer(
     help="Let two models answer the same searches of your engine, and let clicks decide which one stays.",
     no_args_is_help=True,
 )
 TrialFolder = Annotated[Path, typer.Argument(metavar="TRIAL", help="Folder of a trial.")]
-Who = Annotated[str | None, typer.Option(help="Who does this, for the record; your name on this machine if not given.")]
+ClientSummary = Annotated[
+    str | None, typer.Option(help="Who does this, for the record; your name on this machine if not given.")
+]
 Picture = Annotated[Path | None, typer.Option(help="Picture of the evidence: .png, .svg or .pdf.")]
 
 
@@ -58,12 +60,12 @@ def trial_plan(
         str, typer.Option(help="Of the coin, for simulations that can be repeated; a new one if not given.")
     ] = "",
     because: Annotated[str, typer.Option(help="Why, for the record.")] = "",
-    who: Who = None,
+    who: ClientSummary = None,
 ) -> None:
     """Begin a trial: the record of what is compared, what the engine needs, and how many searches it takes."""
-    from fedrank.engine.judging import TrialRules
-    from fedrank.engine.planning import EngineAddress, plan_trial
-    from fedrank.engine.trial_told import about_plan
+    from fedrank.engine.start_trial import EngineAddress, plan_trial
+    from fedrank.engine.trial_decision import TrialRules
+    from fedrank.engine.trial_summary import about_plan
 
     rules = TrialRules.for_wins(wins, level, per_client=per_client, liars=liars, wait=60 * wait)
     engine = EngineAddress(url, index, feature_set, query)
@@ -95,7 +97,7 @@ def trial_read(
 ) -> None:
     """Read what was shown and clicked. The same file twice counts once, and nothing in it is believed unchecked."""
     from fedrank.engine.trial import EngineTrial
-    from fedrank.engine.trial_told import about_reading
+    from fedrank.engine.trial_summary import about_reading
 
     labels = {label: side for label, side in ((old_id, "old"), (new_id, "new")) if label is not None}
     folder = EngineTrial(trial)
@@ -107,7 +109,7 @@ def trial_read(
 
 
 @trial_app.command("decide", epilog="Example:  fedrank trial decide trials/spring --picture evidence.png")
-def trial_decide(trial: TrialFolder, picture: Picture = None, who: Who = None) -> None:
+def trial_decide(trial: TrialFolder, picture: Picture = None, who: ClientSummary = None) -> None:
     """What do the clicks say: adopt, refuse, or go on? May be asked at any time; a ruling is written down."""
     from fedrank.engine.adoption import decide
     from fedrank.engine.trial import EngineTrial
@@ -145,7 +147,7 @@ def trial_adopt(
     trial: TrialFolder,
     because: Annotated[str, typer.Option(help="Why, for the record; what the clicks say if not given.")] = "",
     anyway: Annotated[bool, typer.Option("--anyway", help="Without a decision for it; needs --because.")] = False,
-    who: Who = None,
+    who: ClientSummary = None,
 ) -> None:
     """Put the new model in use, if the trial says so, and leave a record."""
     from fedrank.engine.adoption import adopt
@@ -162,7 +164,7 @@ def trial_adopt(
 def trial_rollback(
     trial: TrialFolder,
     because: Annotated[str, typer.Option(help="Why, for the record.")],
-    who: Who = None,
+    who: ClientSummary = None,
 ) -> None:
     """Put the old model back in use, or end a trial that goes on; at any time, and with a record."""
     from fedrank.engine.adoption import roll_back
@@ -174,7 +176,7 @@ def trial_rollback(
 
 
 def _tell(trial: EngineTrial, count: Count, judgement: Judgement, console: Console, picture: Path | None) -> None:
-    from fedrank.engine.trial_told import about_trial
+    from fedrank.engine.trial_summary import about_trial
 
     answer(about_trial(trial, count, judgement), console)
     if picture is not None:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from fedrank.data.feature_names import FEATURE_NAMES
 from fedrank.data.ranking import RankingData
+from fedrank.display import DisplayMixin
 from fedrank.files import read_bytes
-from fedrank.glance import Glance
 from fedrank.names import nearest
 
 Normalisation = Literal["none", "query", "global"]
@@ -71,7 +71,7 @@ class DataSet:
 
 
 @dataclass(frozen=True, repr=False)
-class Fold(Glance):
+class Fold(DisplayMixin):
     """One division of a data set into training, validation and test queries."""
 
     train: RankingData
@@ -81,7 +81,7 @@ class Fold(Glance):
     fold: int  # from 1
     notes: tuple[str, ...] = ()  # what a reader of results should know about the data
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         return f"{self.name}, fold {self.fold}", {
             "training": self.train.extent,
             "validation": "none" if self.validation is None else self.validation.extent,

@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.glance import Glance, number
+from fedrank.display import DisplayMixin, number
 from fedrank.types import Features, Grades, Offsets
 
 
 @dataclass(frozen=True, repr=False)
-class RankingData(Glance):
+class RankingData(DisplayMixin):
     """Queries with their candidate documents. Documents of a query are neighbours; arrays may be memory-mapped."""
 
     features: Features  # [documents, features]
@@ -81,7 +81,7 @@ class RankingData(Glance):
     def documents(self) -> int:
         return len(self.grades)
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         return self.name, {
             "queries": f"{self.queries:,}",
             "documents": f"{self.documents:,}",

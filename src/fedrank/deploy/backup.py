@@ -30,8 +30,8 @@ from pathlib import Path, PurePosixPath
 
 from fedrank.deploy.archive import Contents, private_parents, read_archive, write_archive
 from fedrank.deploy.identity import IDENTITY
-from fedrank.deploy.leaving import LEFT
 from fedrank.deploy.outbox import OUTBOX
+from fedrank.deploy.sent_log import LEFT
 from fedrank.files import is_locked, locked, opened, parse_json, private_folder, sync, write_whole, writing
 from fedrank.privacy.ledger import CHANGED, CHARGED, PARTICIPANTS, Charges, LedgerError
 from fedrank.privacy.population import LEDGER, PEOPLE, TERMS, LedgerTerms, now

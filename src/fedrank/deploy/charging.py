@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.privacy.guarantees import Guarantee
 from fedrank.privacy.ledger import PARTICIPANTS
 from fedrank.privacy.population import (
     LEDGER,
@@ -25,7 +26,6 @@ from fedrank.privacy.population import (
     open_ledger,
     spent_together,
 )
-from fedrank.privacy.promises import Promise
 from fedrank.wire import Refused
 
 UNLIMITED = 1e6  # ε of a site that sets no limit: charges are kept all the same
@@ -52,7 +52,7 @@ def _check_promised(folder: Path, delta: float, limit: float) -> None:
 class Charging:
     """The charges of one run, on the people of a site."""
 
-    def __init__(self, folder: Path, run: str, people: int, promises: Sequence[Promise], delta: float, limit: float):
+    def __init__(self, folder: Path, run: str, people: int, promises: Sequence[Guarantee], delta: float, limit: float):
         _check_promised(Path(folder), delta, limit)
         self.population = Population.open(folder, people, delta, limit)
         self.terms = LedgerTerms(people, delta, tuple(promises), run)

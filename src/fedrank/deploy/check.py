@@ -16,10 +16,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fedrank.data.recorded import RecordedFolder
+from fedrank.data.impressions import RecordedFolder
 from fedrank.deploy.consent import ACCEPTED, said_of
-from fedrank.deploy.holdings import (
-    SiteShare,
+from fedrank.deploy.data_sources import (
+    SiteSplit,
     describe,
     differences,
     differences_of_recorded,
@@ -34,9 +34,9 @@ from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.experiments.report.sections import Cell, Section, Table
 from fedrank.experiments.report.tables import amount
 from fedrank.files import is_locked, told
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population, spent_together
-from fedrank.privacy.promises import up
 
 State = Literal["fine", "soon", "wrong", "unknown"]
 SOON = 30  # days before its end from which on a certificate should be renewed
@@ -290,7 +290,7 @@ def _folder(folder: Path) -> CheckLine:
     return CheckLine("folder", "fine", f"{folder} is for its owner alone")
 
 
-def _data(folder: Path, settings: SiteSettings) -> tuple[SiteShare | None, CheckLine]:
+def _data(folder: Path, settings: SiteSettings) -> tuple[SiteSplit | None, CheckLine]:
     if settings.simulated:
         return None, CheckLine("data", "fine", "people are simulated")
     if settings.data.impressions is not None:
@@ -321,7 +321,7 @@ def _recorded(folder: Path, impressions: str) -> CheckLine:
     return CheckLine("data", "fine", said)
 
 
-def _features(settings: SiteSettings, share: SiteShare | None, plan: Plan | None) -> Iterable[CheckLine]:
+def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None) -> Iterable[CheckLine]:
     recorded = settings.data.impressions is not None
     if share is None and not recorded:
         yield CheckLine("features", "unknown", "no data to look at")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.plan import LARGEST, Plan
 from fedrank.files import opened, parse_json, private_folder, write_whole
-from fedrank.privacy.mechanisms import SecureSum
+from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.privacy.population import now
 from fedrank.wire import Refused
 
@@ -101,7 +101,7 @@ def _objection_to_keys(folder: Path, plan: Plan) -> str | None:
     keys = {site.name: site.identity for site in plan.sites if site.identity}
     for line in _changed(pinned, keys):
         return str(line)
-    summed = isinstance(getattr(getattr(plan.question, "mechanism", None), "place", None), SecureSum)
+    summed = isinstance(getattr(getattr(plan.question, "mechanism", None), "place", None), SecureAggregation)
     if not summed and plan.silos is None:
         return None
     unknown = [site.name for site in plan.sites if site.name not in pinned]

@@ -36,15 +36,15 @@ from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.privacy import card, prices, promises_of
 from fedrank.experiments.runner.writer import News, RunWriter, Task
 from fedrank.experiments.spec.federated import FederatedExperiment
-from fedrank.federated.arrival import schedule
+from fedrank.federated.asynchronous import schedule
 from fedrank.federated.clients import make_clients
 from fedrank.federated.round import evaluated, first_state, personal_models
 from fedrank.files import parse_json, write_whole
-from fedrank.ranking.given import given_order
+from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import Model, save_model
 from fedrank.seeds import rng_for
-from fedrank.types import Crowd, has
+from fedrank.types import SimulatedClients, has_trait
 from fedrank.unlearning.history import HistoryWriter
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _perform(
         left_out=books.left_out(),
         crowd=crowd if crowd is not None else _own_queries(fold, federation),
     )
-    kept = writer.begin(lambda models: evaluator(models, ranker), reward=has(experiment.learner, "rewards"))
+    kept = writer.begin(lambda models: evaluator(models, ranker), reward=has_trait(experiment.learner, "rewards"))
     if departure is not None:
         hub.reshape = departure.reshape
     if kept is None and departure is not None:
@@ -188,7 +188,7 @@ def _finish(
     evaluator: Evaluator,
     state: Any,
     memory: Any,
-    crowd: Crowd | None,
+    crowd: SimulatedClients | None,
     books: Books,
     departure: Departure | None,
 ) -> None:
@@ -197,7 +197,7 @@ def _finish(
     weights, models = plan.whole(state.weights), None
     if crowd is not None:
         weights = evaluated(federation, state, memory, crowd)
-        if has(federation.local, "shared part"):
+        if has_trait(federation.local, "shared part"):
             models = personal_models(federation, state, memory, crowd)
     origin = writer.origin(fold.name)
     train = fold.train
@@ -219,14 +219,14 @@ def _finish(
         state.round,
         notes=notes,
         queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
-        nothing=given_order(evaluator, experiment.data.given),
+        nothing=baseline_order(evaluator, experiment.data.given),
         clients=clients,
         unlearned=None if departure is None else departure.facts(writer.folder, state.round),
     )
     books.progress(plan, state.round, state.round)
 
 
-def first_state_of(plan: Plan, start: Any, crowd: Crowd | None) -> tuple[Any, Any]:
+def first_state_of(plan: Plan, start: Any, crowd: SimulatedClients | None) -> tuple[Any, Any]:
     """The state before round 1, and what simulated clients keep."""
     if crowd is not None:
         return first_state(plan.federated, crowd, plan.seed, start, plan.experiment.arrival)
@@ -247,9 +247,9 @@ def _start(experiment: FederatedExperiment) -> Any:
     return load_weights(experiment.start).weights
 
 
-def _own_queries(fold: Any, federation: Any) -> Crowd | None:
+def _own_queries(fold: Any, federation: Any) -> SimulatedClients | None:
     """The coordinator's own client, where a rule learns from queries that it trusts."""
-    if not has(federation.aggregator, "trusted queries"):
+    if not has_trait(federation.aggregator, "trusted queries"):
         return None
     return make_clients(fold.train, 1)
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fedrank import wire
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.backup import Restored
 from fedrank.deploy.folder_members import (
     COORDINATOR,
@@ -55,13 +55,13 @@ from fedrank.deploy.signed_files import (
 from fedrank.experiments.spec.families import name_of
 from fedrank.files import locked, told
 from fedrank.privacy.mechanisms import AtServer
-from fedrank.types import has
+from fedrank.types import has_trait
 from fedrank.wire import Part
 
 TO, FROM, PLANS = "to", "from", "plans"
 LOCK = "folder.lock"
-LARGEST = letters.LARGEST_MODEL + (1 << 20)  # bytes of a request or an answer
-ONLINE = ("partners", *letters.PHASES)  # kinds of requests that nobody can answer a day later
+LARGEST = protocol.LARGEST_MODEL + (1 << 20)  # bytes of a request or an answer
+ONLINE = ("partners", *protocol.PHASES)  # kinds of requests that nobody can answer a day later
 SECONDS_BETWEEN_LOOKS = 1.0  # of a coordinator
 SECONDS_BETWEEN_COUNTS = 5.0  # until a coordinator looks for files that nobody asked for
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-([0-9]{1,10})-([0-9a-f]{32})-([0-9]{1,9})")
@@ -116,7 +116,7 @@ class FolderAnswer:
 def refuse_online_plan(plan: Plan) -> None:
     """Refuse a run whose protection is none in a folder, or needs everybody online at once."""
     mechanism: Any = getattr(plan.question, "mechanism", None)
-    if has(mechanism, "adds up"):
+    if has_trait(mechanism, "adds up"):
         why = "it needs all sites online at once"
         if isinstance(mechanism.place, AtServer):
             why = "noise would come too late: everybody who can read the folder reads every message"
@@ -452,7 +452,7 @@ def _introduce(shared: Path, me: FolderMembership, run: str, over: int, site: An
     """Say hello in the coordinator's place: a site that was started since the last one knows nothing of the run."""
     plan = _read_plan(shared, me, run, ignoring)
     if plan is not None:
-        site.hear(letters.request("hello", bytes.fromhex(run), over, plan=plan))
+        site.hear(protocol.request("hello", bytes.fromhex(run), over, plan=plan))
 
 
 def _over(site_folder: Path, name: RequestName) -> int:

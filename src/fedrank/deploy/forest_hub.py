@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrank.data.catalog import Fold
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.coordinate import Books
 from fedrank.deploy.forests import GROWS, ROUND, largest_forest, merged_files, portions_of, read_trees
 from fedrank.deploy.hub import MOST_QUERIES, Differs, Exchange, Hub, Send
@@ -57,7 +57,7 @@ class ForestHub(Hub):
         """The forest of every client that sent one. Whoever grows one still is waited for."""
         found: dict[int, SentForest] = {}
         came, called = set[str](), dict[str, int]()
-        request = letters.request("forest", self.plan.run, ROUND)
+        request = protocol.request("forest", self.plan.run, ROUND)
         while True:
             missing = [site for site in self.sites() if site.name not in came]
             traffic: list[Exchange] = []
@@ -72,7 +72,7 @@ class ForestHub(Hub):
             waiting = [name for name in why if called[name] < LAST_CALLS and name not in self.left_out]
             if len(came) >= self.plan.fewest and not waiting:
                 return found
-            if strangers := [site for site in missing if why.get(site.name) == letters.SAY_HELLO]:
+            if strangers := [site for site in missing if why.get(site.name) == protocol.SAY_HELLO]:
                 why |= self._greet_again(strangers)
             if not self.sites():
                 raise Differs(f"nobody is left to ask: {'; '.join(self.left_out.values())}")
@@ -82,8 +82,8 @@ class ForestHub(Hub):
         clients = next(one for one in self.plan.sites if one.clients[0] == label.sender).clients
         largest = largest_forest(self.question)
         parts = {"forests": Part("|S", len(clients) * (largest + 4)), "queries": Part("<i8", len(clients))}
-        found = letters.read(content, label, parts)
-        pieces = letters.unbundle(found["forests"], len(clients), largest)
+        found = protocol.read(content, label, parts)
+        pieces = protocol.unbundle(found["forests"], len(clients), largest)
         queries = [int(count) for count in found["queries"]]
         if len(pieces) != len(clients) or not all(0 < count < MOST_QUERIES for count in queries):
             raise Refused(f"{len(pieces)} forests of {queries} queries came of {len(clients)} clients")
@@ -93,11 +93,11 @@ class ForestHub(Hub):
     def give_merged(self, files: Mapping[str, bytes]) -> dict[str, str]:
         """Give merged models to sites; of those who did not take theirs, why."""
         requests = {
-            name: letters.request("merged", self.plan.run, ROUND, files=content)
+            name: protocol.request("merged", self.plan.run, ROUND, files=content)
             for name, content in files.items()
             if name not in self.left_out
         }
-        return self._ask(requests, ROUND, letters.read_facts, "facts")[1]
+        return self._ask(requests, ROUND, protocol.read_facts, "facts")[1]
 
 
 def perform_forests(
@@ -107,7 +107,7 @@ def perform_forests(
     books = Books(writer.folder, say)
     fold, _, nothing = begin_trees(experiment, writer)
     if isinstance(experiment.merge, Histograms):
-        from fedrank.deploy.grown import perform_grown
+        from fedrank.deploy.joint_forest import perform_grown
 
         return perform_grown(experiment, writer, plan, send, patience, books, fold, nothing)
     writer.know(conventions=CONVENTIONS if plan.simulated else CONVENTIONS | BETWEEN_SITES)

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedrank import wire
 from fedrank.data.ranking import RankingData
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.backup import hear_last_round
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.outbox import Outbox, Sent
@@ -40,7 +40,7 @@ from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import parse_json, private_folder, sync, write_whole
 from fedrank.seeds import rng_for
 from fedrank.trees.arrays import BY_CATEGORY, Trees
-from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.model_files import load_model
 from fedrank.trees.splits import Portion
@@ -100,7 +100,7 @@ def portions_of(experiment: TreesExperiment, fold: int, seed: int) -> tuple[Port
 def largest_forest(experiment: TreesExperiment) -> int:
     """Bytes of the trees of one client, at most."""
     leaves = getattr(experiment.booster, "leaves", BYTES_OF_A_LEAF)
-    return min(letters.LARGEST_MODEL, experiment.booster.trees * (leaves * BYTES_OF_A_LEAF + letters.OVERHEAD))
+    return min(protocol.LARGEST_MODEL, experiment.booster.trees * (leaves * BYTES_OF_A_LEAF + protocol.OVERHEAD))
 
 
 def read_trees(content: bytes, experiment: TreesExperiment, features: int) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def read_trees(content: bytes, experiment: TreesExperiment, features: int) -> tu
     booster, largest = experiment.booster, largest_forest(experiment)
     leaves = getattr(booster, "leaves", largest)
     trees = []
-    for number, piece in enumerate(letters.unbundle(content, booster.trees, largest)):
+    for number, piece in enumerate(protocol.unbundle(content, booster.trees, largest)):
         try:
             text = piece.decode("ascii")
             if not all(map(_LINE.fullmatch, text.split("\n"))):
@@ -157,7 +157,7 @@ class ForestRun:
             own = [portions[id] for id in plan.party(settings.name).clients]
             held, data = [(one.train, one.validation) for one in own], b""
         else:
-            from fedrank.deploy.holdings import load_share
+            from fedrank.deploy.data_sources import load_share
 
             if settings.data.letor is None:
                 raise Refused("forests learn from grades, and this site has no LETOR file with them")
@@ -202,12 +202,12 @@ class ForestRun:
             raise Refused("the data of this site do not fit the plan; the answer to hello says in what")
         if (before := self.outbox.get(ROUND)) is not None:
             return before.answer
-        forests = [letters.bundle([tree.encode() for tree in grown.best]) for grown in self._grown()]
+        forests = [protocol.bundle([tree.encode() for tree in grown.best]) for grown in self._grown()]
         if max(map(len, forests)) > largest_forest(self.experiment):
             raise Refused(f"the forest of this site has {max(map(len, forests)):,} bytes, more than anybody takes")
         counts = np.array([train.queries for train, _ in self.held], "<i8")
         answered = Label("answers", label.run, ROUND, 0, self.settings.id)
-        made = wire.pack(answered, {"forests": letters.bundle(forests), "queries": counts})
+        made = wire.pack(answered, {"forests": protocol.bundle(forests), "queries": counts})
         self.outbox.put(Sent(ROUND, 0, hashlib.sha256(content).digest(), made, b"", np.empty(0), self.data))
         (self.outbox.folder / GROWING).unlink(missing_ok=True)
         return made
@@ -225,7 +225,7 @@ class ForestRun:
             trees = sum(len(grown.all) for grown in forestry.forests)
             raise Refused(f"{GROWS}, and has {trees:,} trees by now; ask again")
 
-        forestry = Forestry(self.experiment.booster, turn=turn, forests=self._kept(path))
+        forestry = ForestCheckpoint(self.experiment.booster, turn=turn, forests=self._kept(path))
         threads = 1 if self.plan.simulated else os.cpu_count() or 1
         for train, validation in self.held:
             forestry(train, useful(validation), seed=self.plan.seed, threads=threads)
@@ -242,8 +242,8 @@ class ForestRun:
 
 def keep_merged(run: ForestRun, models: Path, label: Label, content: bytes) -> None:
     """Take over the files of a merged model and its card, which are read before they lie where somebody uses them."""
-    _, found = wire.unpack(content, Label("merged", label.run, ROUND), {"files": Part("|S", letters.LARGEST_MODEL)})
-    pieces = letters.unbundle(found["files"], 2 * MOST_FILES, letters.LARGEST_MODEL)
+    _, found = wire.unpack(content, Label("merged", label.run, ROUND), {"files": Part("|S", protocol.LARGEST_MODEL)})
+    pieces = protocol.unbundle(found["files"], 2 * MOST_FILES, protocol.LARGEST_MODEL)
     names = [piece.decode("ascii", "replace") for piece in pieces[::2]]
     if len(pieces) % 2 or len(set(names)) != len(names) or not {"model.json", Card.FILE} <= set(names):
         raise Refused("it brings no model.json with its card, or a file twice")
@@ -268,4 +268,4 @@ def keep_merged(run: ForestRun, models: Path, label: Label, content: bytes) -> N
 def merged_files(folder: Path, card: Path) -> bytes:
     """The files of a model in a folder with its card, as they travel."""
     paths = [card, *sorted(path for path in folder.iterdir() if _FILE.fullmatch(path.name))]
-    return letters.bundle([piece for path in paths for piece in (path.name.encode(), path.read_bytes())])
+    return protocol.bundle([piece for path in paths for piece in (path.name.encode(), path.read_bytes())])

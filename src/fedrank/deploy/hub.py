@@ -17,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.deploy import letters
-from fedrank.deploy.letters import ASKED, Answers
+from fedrank.deploy import protocol
 from fedrank.deploy.plan import PROTOCOL, Plan, PlannedSite
+from fedrank.deploy.protocol import ASKED, Answers
 from fedrank.deploy.site import sum_terms
-from fedrank.federated.arrival import Schedule
+from fedrank.federated.asynchronous import Schedule
 from fedrank.federated.messages import Message
 from fedrank.federated.round import Outcome, mean_over, root_update, taking_part
 from fedrank.federated.server import Combined, ServerTask, State, advance, receive, settle
-from fedrank.privacy.mechanisms import AtServer, SecureSum
-from fedrank.types import Crowd, Memory, Messages, Weights, has
+from fedrank.privacy.mechanisms import AtServer, SecureAggregation
+from fedrank.types import Memory, Messages, SimulatedClients, Weights, has_trait
 from fedrank.wire import Label, Refused
 
 Send = Callable[[str, bytes, float], "Future[bytes]"]  # site, request, patience in seconds
@@ -81,7 +81,9 @@ class Hub:
     left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must let in again, and why
     watch: Callable[[Messages], None] | None = None  # shown what reached the coordinator
     reshape: Callable[[Messages], Messages] | None = None  # changes what came, before it is added up
-    crowd: Crowd | None = None  # what a trial simulates, or the coordinator's own queries, where a rule asks for them
+    crowd: SimulatedClients | None = (
+        None  # what a trial simulates, or the coordinator's own queries, where a rule asks for them
+    )
     identities: dict[int, bytes] = field(default_factory=dict)
     _refused: dict[str, int] = field(default_factory=dict)  # in a row
     _dealt_badly: dict[str, int] = field(default_factory=dict)  # sums that a site spoiled
@@ -94,7 +96,7 @@ class Hub:
         self._site = {id: site for site in self.plan.sites for id in site.clients}
         mechanism: Any = self.plan.experiment.mechanism
         place = getattr(mechanism, "place", None)
-        self.place = place if isinstance(place, SecureSum) and place.sum == "protocol" else None
+        self.place = place if isinstance(place, SecureAggregation) and place.sum == "protocol" else None
         if self.place is not None and not self.plan.simulated:
             self.identities = {site.clients[0]: bytes.fromhex(site.identity) for site in self.plan.sites}
         self._source = None if mechanism is None else mechanism.source()
@@ -122,8 +124,8 @@ class Hub:
 
     def _greet(self, sites: Sequence[PlannedSite], greeted: set[str]) -> dict[str, str]:
         """Say hello to these, note who answered, and tell them everybody's keys; of the others, why not."""
-        content = letters.request("hello", self.plan.run, self._over, plan=self.plan.dump())
-        found, why = self._ask({site.name: content for site in sites}, self._over, letters.read_facts, "facts")
+        content = protocol.request("hello", self.plan.run, self._over, plan=self.plan.dump())
+        found, why = self._ask({site.name: content for site in sites}, self._over, protocol.read_facts, "facts")
         self._compare(found)
         greeted |= set(found)
         self._reporting |= {name for name, facts in found.items() if facts.get("measures")}
@@ -148,7 +150,7 @@ class Hub:
         expected = {"protocol": PROTOCOL, "version": plan.version, "features": plan.features}
         expected |= {"feature_names": plan.feature_names, "normalised": plan.normalised}
         lines = [
-            f"{name} has {key} {letters.printable(str(facts[key]))[:80] or 'none'}, the plan {value or 'none'}"
+            f"{name} has {key} {protocol.printable(str(facts[key]))[:80] or 'none'}, the plan {value or 'none'}"
             for name, facts in found.items()
             for key, value in expected.items()
             if key in facts and facts[key] != value
@@ -171,8 +173,8 @@ class Hub:
 
     def _introduce(self) -> dict[str, str]:
         """The public keys of all clients of a trial, to everybody; why some did not take them."""
-        keys = letters.facts({str(id): key.hex() for id, key in self.identities.items()})
-        content = letters.request("partners", self.plan.run, keys=keys)
+        keys = protocol.facts({str(id): key.hex() for id, key in self.identities.items()})
+        content = protocol.request("partners", self.plan.run, keys=keys)
         return self._ask({site.name: content for site in self.sites()}, 0, _read_letters, "letters")[1]
 
     # Rounds
@@ -218,7 +220,7 @@ class Hub:
 
     def _cohort(self, number: int) -> NDArray[np.int64]:
         federation, count = self.plan.federated, len(self.plan.clients)
-        if has(federation.mechanism, "hides cohort") and self._source is not None:
+        if has_trait(federation.mechanism, "hides cohort") and self._source is not None:
             return np.flatnonzero(self._source.bernoulli(federation.participation, count))
         return taking_part(count, federation.participation, self.plan.seed, number)
 
@@ -256,7 +258,7 @@ class Hub:
         return settle(self.task, state, messages, used, self._source, rows), answers, why
 
     def _root(self, state: State) -> NDArray[np.float32] | None:
-        if not has(self.plan.federated.aggregator, "trusted queries"):
+        if not has_trait(self.plan.federated.aggregator, "trusted queries"):
             return None
         assert self.crowd is not None
         return root_update(self.plan.federated, state, self.crowd, self.plan.seed)
@@ -276,7 +278,7 @@ class Hub:
         own = asked[np.isin(asked["client"], site.clients)]
         row = self._row[int(own["client"][0])]
         call = self.task.call(state, self.plan.run, row, len(rows), attempt)
-        return letters.request(kind, self.plan.run, state.round + 1, attempt, call=call.pack(), asked=own.tobytes())
+        return protocol.request(kind, self.plan.run, state.round + 1, attempt, call=call.pack(), asked=own.tobytes())
 
     def _gather(
         self, calls: Mapping[str, bytes], state: State, asked: NDArray[Any], traffic: list[Exchange]
@@ -304,7 +306,7 @@ class Hub:
         return answers, why
 
     def _answers(self, content: bytes, label: Label, clients: int) -> Answers:
-        largest = 8 * self.plan.sent + letters.OVERHEAD
+        largest = 8 * self.plan.sent + protocol.OVERHEAD
         if self.place is not None:
             largest += 512 * len(self.plan.clients)
         return Answers.unpack(content, label, clients, largest, self.plan.simulated)
@@ -351,7 +353,7 @@ class Hub:
         self, state: State, asked: NDArray[Any], rows: NDArray[np.int64], traffic: list[Exchange]
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
         """A round of which the coordinator sees the sum alone; whoever drops out in a phase is left out of the rest."""
-        from fedrank.privacy.secure_sum import BadDealing, SumServer
+        from fedrank.privacy.secure_aggregation import BadDealing, SumServer
 
         assert self.place is not None
         number, run = state.round + 1, self.plan.run
@@ -375,8 +377,8 @@ class Hub:
                     pieces = list(found.messages)
                 else:
                     parts = {"letters": wire.Part("|S", len(mine) * (self._largest_letter + 4))}
-                    pieces = letters.unbundle(
-                        letters.read(content, at, parts)["letters"], len(mine), self._largest_letter
+                    pieces = protocol.unbundle(
+                        protocol.read(content, at, parts)["letters"], len(mine), self._largest_letter
                     )
                 for piece in pieces:
                     try:
@@ -410,7 +412,7 @@ class Hub:
             posts = server.routed()
             here = of_sites(ids)
             some = {
-                name: letters.request("mask", run, number, attempt, posts=letters.bundle([posts[id] for id in mine]))
+                name: protocol.request("mask", run, number, attempt, posts=protocol.bundle([posts[id] for id in mine]))
                 for name, mine in here.items()
                 if all(id in posts for id in mine)
             }
@@ -440,10 +442,10 @@ class Hub:
 
     @property
     def _largest_letter(self) -> int:
-        return letters.OVERHEAD + 512 * len(self.plan.clients) + 16 * self.plan.sent
+        return protocol.OVERHEAD + 512 * len(self.plan.clients) + 16 * self.plan.sent
 
     def _same(self, kind: str, here: Mapping[str, Any], round: int, attempt: int, **parts: bytes) -> dict[str, bytes]:
-        return dict.fromkeys(here, letters.request(kind, self.plan.run, round, attempt, **parts))
+        return dict.fromkeys(here, protocol.request(kind, self.plan.run, round, attempt, **parts))
 
     # Afterwards
 
@@ -453,7 +455,7 @@ class Hub:
             Label("measure", self.plan.run, round), {"weights": weights[: self.plan.sent].astype(np.float32)}
         )
         asked = {site.name: content for site in self.sites() if site.name in self._reporting}
-        found, _ = self._ask(asked, round, letters.read_facts, "facts")
+        found, _ = self._ask(asked, round, protocol.read_facts, "facts")
         tables = {}
         for name, facts in found.items():
             table, known = facts.get("measures"), self.plan.experiment.measures
@@ -464,7 +466,7 @@ class Hub:
     def give(self, round: int, **parts: bytes) -> dict[str, str]:
         """Give something to every site; of those who did not take it, why."""
         content = wire.pack(Label("result", self.plan.run, round), parts)
-        _, why = self._ask({site.name: content for site in self.sites()}, round, letters.read_facts, "facts")
+        _, why = self._ask({site.name: content for site in self.sites()}, round, protocol.read_facts, "facts")
         return why
 
     # Out of step
@@ -491,7 +493,7 @@ class Hub:
             # Nobody knows how old an update will be when it comes, so that its site counts it fully; and a request
             # must not change when it is asked for again.
             call = replace(self.task.call(_renumbered(state, number - 1), self.plan.run, row, gathers), count=1.0)
-            content = letters.request("round", self.plan.run, number, call=call.pack(), asked=one.tobytes())
+            content = protocol.request("round", self.plan.run, number, call=call.pack(), asked=one.tobytes())
             label = Label("answers", self.plan.run, number, 0, site.clients[0])
             pending[self.send(site.name, content, self.patience)] = site, label, time.monotonic(), len(content)
 
@@ -515,11 +517,11 @@ class Hub:
                     ready[self._row[site.clients[0]]] = message, one
                     continue
                 self.note(state.round + 1, one)
-                if one.reason == letters.SAY_HELLO:
+                if one.reason == protocol.SAY_HELLO:
                     self._greet_again([site])
                 self.waiting(state.round + 1, {**self.left_out, site.name: one.reason})
                 if site.name not in self.left_out:
-                    later[site.name] = time.monotonic() + (0 if one.reason == letters.SAY_HELLO else PAUSE)
+                    later[site.name] = time.monotonic() + (0 if one.reason == protocol.SAY_HELLO else PAUSE)
             while len(ready) >= min(gathers, len(self.sites())) and ready and state.round < last:
                 rows = np.array(list(ready)[:gathers])
                 taken = [ready.pop(int(row)) for row in rows]
@@ -625,10 +627,10 @@ class Hub:
         """Ask for a round; whoever was started meanwhile and knows nothing of the run is greeted, and asked again."""
         enough = self.plan.fewest if self.place is None else None
         found, why = self._ask(requests, round, read, "answers", attempt, traffic, enough)
-        strangers = [site for site in self.plan.sites if why.get(site.name) == letters.SAY_HELLO]
+        strangers = [site for site in self.plan.sites if why.get(site.name) == protocol.SAY_HELLO]
         if strangers:
             why |= self._greet_again(strangers)
-            again = {site.name: requests[site.name] for site in strangers if why[site.name] == letters.SAY_HELLO}
+            again = {site.name: requests[site.name] for site in strangers if why[site.name] == protocol.SAY_HELLO}
             more, still = self._ask(again, round, read, "answers", attempt, traffic)
             found |= more
             why = {name: reason for name, reason in why.items() if name not in again} | still
@@ -646,8 +648,8 @@ class Hub:
 
         Silence is no sin, and neither is a refusal of the site's own: it may have room, or a yes, an hour later.
         """
-        reason = letters.printable(str(problem) or type(problem).__name__)
-        if isinstance(problem, Refused) and not isinstance(problem, letters.Objection):
+        reason = protocol.printable(str(problem) or type(problem).__name__)
+        if isinstance(problem, Refused) and not isinstance(problem, protocol.Objection):
             self._refused[name] = self._refused.get(name, 0) + 1
             if self._refused[name] >= MOST_REFUSALS:
                 self.left_out[name] = f"left out after {MOST_REFUSALS} refusals in a row, the last: {reason}"
@@ -682,7 +684,7 @@ class Hub:
         ids = [self.plan.clients[int(row)] for row in rows]
         online = np.array([answers.online.get(id, np.nan) for id in ids])
         reward = None
-        if has(self.plan.federated.learner, "rewards"):
+        if has_trait(self.plan.federated.learner, "rewards"):
             reward = mean_over(np.array([answers.reward.get(id, np.nan) for id in ids]), searches)
         if answers.personal and memory is not None:
             memory = memory.copy()
@@ -711,7 +713,7 @@ def _once_each(traffic: Sequence[Exchange]) -> list[Exchange]:
 
 
 def _read_letters(content: bytes, label: Label) -> bytes:
-    found: bytes = letters.read(content, label, {"letters": wire.Part("|S", 0)})["letters"]
+    found: bytes = protocol.read(content, label, {"letters": wire.Part("|S", 0)})["letters"]
     return found
 
 

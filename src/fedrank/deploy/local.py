@@ -14,10 +14,10 @@ from typing import Any
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import LocalFederation, local_federation
 from fedrank.deploy.forests import forest_plan, portions_of
+from fedrank.deploy.make_plans import do_runs
 from fedrank.deploy.plan import Plan, PlannedSite, forest_problems, make_plan
-from fedrank.deploy.planning import do_runs
 from fedrank.deploy.settings import SITE, TRIAL
-from fedrank.deploy.warming import warm_up
+from fedrank.deploy.warm_up import warm_up
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.schedule import Results, is_finished
@@ -32,7 +32,7 @@ from fedrank.experiments.spec.toml import write_toml
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import write_whole
 from fedrank.progress import Progress, quiet
-from fedrank.types import has
+from fedrank.types import has_trait
 
 FEDERATION = "local"
 
@@ -126,4 +126,4 @@ def _travels(task: Task) -> bool:
         return not forest_problems(experiment, simulated=True)
     if not isinstance(experiment, FederatedExperiment):
         raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
-    return not has(experiment.aggregator, "apart")
+    return not has_trait(experiment.aggregator, "apart")

@@ -28,7 +28,7 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
 from fedrank.federated.robust import without_promise
 from fedrank.files import parse_json
-from fedrank.privacy.mechanisms import SecureSum
+from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.propensity import OWN
 from fedrank.seeds import rng_for
@@ -36,7 +36,7 @@ from fedrank.silo.training import CrossSilo
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Stacking, WeightedSum
 from fedrank.trees.splits import Sites
-from fedrank.types import Weights, has
+from fedrank.types import Weights, has_trait
 from fedrank.wire import Refused
 
 PROTOCOL = 2  # raise it whenever two sides of different versions would misunderstand each other
@@ -166,7 +166,7 @@ class Plan:
 
     def whole(self, shared: Weights) -> Weights:
         """A model to rank with, where clients keep a part of theirs: that part is as everybody begins."""
-        if not has(self.federated.local, "shared part"):
+        if not has_trait(self.federated.local, "shared part"):
             return shared
         first = self.experiment.learner.ranker.first(self.features, rng_for(self.seed, "first"))
         return np.concatenate([shared, first[self.sent :]])
@@ -231,7 +231,7 @@ def make_plan(
         )
     if not simulated and (found := too_few(experiment, count)):
         raise SpecError(found)
-    if has(experiment.aggregator, "apart"):
+    if has_trait(experiment.aggregator, "apart"):
         raise SpecError(
             ['aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run']
         )
@@ -260,9 +260,9 @@ def make_plan(
 def _enough(experiment: FederatedExperiment, sites: int) -> int:
     """Sites that are enough for a round: more than half, or as many as can open a secure sum."""
     place = getattr(experiment.mechanism, "place", None)
-    if not isinstance(place, SecureSum):
+    if not isinstance(place, SecureAggregation):
         return sites // 2 + 1
-    from fedrank.privacy.secure_sum import threshold_for
+    from fedrank.privacy.secure_aggregation import threshold_for
 
     return max(place.opened(sites), threshold_for(sites, place.colluders(sites), active=True))
 
@@ -376,7 +376,7 @@ def too_few(experiment: FederatedExperiment, count: int) -> list[str]:
     """Rules that need more clients than there are, or than they can have together: one line each."""
     weak = without_promise(experiment.aggregator, count)
     found = [f"aggregator: {weak}"] if weak else []
-    if experiment.arrival is not None and isinstance(getattr(experiment.mechanism, "place", None), SecureSum):
+    if experiment.arrival is not None and isinstance(getattr(experiment.mechanism, "place", None), SecureAggregation):
         found.append(
             "arrival: a secure sum needs its sites together, and out of step each comes alone; use noise on the client"
         )
@@ -437,7 +437,7 @@ def _check_federation(plan: Plan) -> None:
         raise Refused(f"its spec is for {experiment.clients.count} clients, and {len(ids)} take part")
     if plan.parameters > MOST_NUMBERS:
         raise Refused(f"a model of {plan.parameters:,} numbers is too large: at most {MOST_NUMBERS:,}")
-    if has(plan.federated.aggregator, "apart"):
+    if has_trait(plan.federated.aggregator, "apart"):
         raise Refused("with it everybody learns alone, and nothing travels")
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))

@@ -30,13 +30,13 @@ from fedrank.experiments.spec.values import (
 from fedrank.federated.federation import cohort_size
 from fedrank.files import opened, write_whole
 from fedrank.names import nearest
-from fedrank.privacy.mechanisms import PLACES, AtServer, SecureSum
-from fedrank.privacy.promises import OBSERVERS, Promise, up
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, up
+from fedrank.privacy.mechanisms import PLACES, AtServer, SecureAggregation
 from fedrank.ranking.learners import LEARNERS, Pdgd
 from fedrank.ranking.measures import measure
 from fedrank.trees.boosters import BOOSTERS
 from fedrank.trees.histograms import Histograms, rules_of
-from fedrank.types import has
+from fedrank.types import has_trait
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
@@ -150,7 +150,7 @@ class SiteData(SpecSection):
 
     letor: str | None = None  # file with features and grades
     log: str | None = None  # folder of `fedrank logs build`: logged lists and clicks
-    impressions: str | None = None  # folder of lists that one person was shown, with clicks; see `data/recorded.py`
+    impressions: str | None = None  # folder of lists that one person was shown, with clicks; see `data/impressions.py`
     documents: str | None = None  # for sketches: .jsonl or .tsv with id, title and text
     features: Positive | None = None  # of a LETOR file: how many there are; None: the highest index counts
     names: str | None = None  # of a LETOR file: a file with the name of each feature, one a line
@@ -343,7 +343,7 @@ class Policy(SpecSection):
             return found
         sites, clients = len(plan.sites), plan.experiment.clients
         together = cohort_size(sites, clients.participation)
-        summed = isinstance(getattr(plan.experiment.mechanism, "place", None), SecureSum)
+        summed = isinstance(getattr(plan.experiment.mechanism, "place", None), SecureAggregation)
         if summed and plan.experiment.arrival is None and together < self.fewest_sites:
             return [
                 f"clients.participation: {clients.participation:g} makes sums of {together} sites, and "
@@ -482,19 +482,19 @@ def place_of(mechanism: Any) -> str:
     return "client" if place is None else name_of(place)
 
 
-def site_promises(plan: Plan) -> list[Promise]:
+def site_promises(plan: Plan) -> list[Guarantee]:
     """What a plan promises a site. Whoever asks may ask it more often than chance would: it counts on no draw."""
     from fedrank.experiments.runner.privacy import promises_of
 
     if plan.forests is not None:
         return _promises_of_trees(plan, plan.forests)
     experiment = plan.experiment
-    if has(experiment.mechanism, "hides cohort"):
+    if has_trait(experiment.mechanism, "hides cohort"):
         experiment = replace(experiment, clients=replace(experiment.clients, participation=1.0))
     return promises_of(experiment, plan.features)
 
 
-def _promises_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Promise]:
+def _promises_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guarantee]:
     """What one release costs, where trees grow under noise: everybody sees what is made of it."""
     merge = experiment.merge
     noise = merge.tree_noise(len(plan.clients)) if isinstance(merge, Histograms) else None

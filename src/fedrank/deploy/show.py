@@ -17,15 +17,15 @@ from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import not_persons
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.consent import partners, said_of
+from fedrank.deploy.data_sources import SiteSplit, differences, differences_of_recorded, recorded_facts
 from fedrank.deploy.forests import forest_plan, largest_forest
-from fedrank.deploy.holdings import SiteShare, differences, differences_of_recorded, recorded_facts
 from fedrank.deploy.identity import fingerprint
-from fedrank.deploy.letters import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
+from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.settings import SiteSettings, plan_prices, releases_of, searches_of
 from fedrank.deploy.silos import silo_plan
-from fedrank.experiments.report.answers import about_prices
+from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, say
 from fedrank.experiments.report.tables import amount
 from fedrank.experiments.runner.cards import (
@@ -47,15 +47,15 @@ from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.messages import Call, Message, payload_of
 from fedrank.files import told
 from fedrank.privacy.accounting import GaussianEvent
+from fedrank.privacy.guarantees import Guarantee, up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.mechanisms import SecureSum
+from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.privacy.population import LEDGER, Account, LedgerTerms, Population, spent_together
-from fedrank.privacy.promises import Promise, up
-from fedrank.privacy.secure_sum import message_bytes, threshold_for
+from fedrank.privacy.secure_aggregation import message_bytes, threshold_for
 from fedrank.silo.sketch import SLACK
 from fedrank.silo.spending import SiloLedger, is_ledger
 from fedrank.trees.histograms import Histograms, rules_of
-from fedrank.types import has
+from fedrank.types import has_trait
 from fedrank.wire import Label
 
 SILO_LEDGER = "silo/own.spending"  # of sketches
@@ -159,7 +159,7 @@ class PlanView:
     has: str = ""  # what a site of one person has to learn from
 
 
-def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteShare | None = None) -> PlanView:
+def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit | None = None) -> PlanView:
     """What a plan means for a site; `share` is what it has, where that could be read."""
     folder, policy = Path(folder), settings.policy
     if plan.forests is not None:
@@ -232,7 +232,7 @@ def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
 
 
 def _look_at_forests(
-    folder: Path, settings: SiteSettings, plan: Plan, experiment: TreesExperiment, share: SiteShare | None
+    folder: Path, settings: SiteSettings, plan: Plan, experiment: TreesExperiment, share: SiteSplit | None
 ) -> PlanView:
     about = (
         f"at most {experiment.booster.trees:,} trees, whose thresholds and leaves are made of own documents; no noise"
@@ -270,7 +270,7 @@ def _look_at_forests(
 
 
 def _look_at_noised_trees(
-    folder: Path, settings: SiteSettings, plan: Plan, merge: Histograms, share: SiteShare | None
+    folder: Path, settings: SiteSettings, plan: Plan, merge: Histograms, share: SiteSplit | None
 ) -> PlanView:
     policy, noise = settings.policy, merge.tree_noise(len(plan.clients))
     assert noise is not None
@@ -315,7 +315,7 @@ def _look_at_silos(folder: Path, settings: SiteSettings, plan: Plan, experiment:
         REFUSALS,
     )
     because = "Gaussian noise in the sketch of the document and in that of the document frequencies, drawn once"
-    promise = Promise(
+    promise = Guarantee(
         "silos that see answers", GaussianEvent(sketcher.multiplier), because, "once", "occurrence", slack=SLACK
     )
     covered = (*SILOS_NOT_COVERED, "the weights, which tell of own queries, judgements and documents")
@@ -366,13 +366,13 @@ def _view(
     )
 
 
-def leaving_of(plan: Plan, settings: SiteSettings, share: SiteShare | None = None) -> Iterable[Outgoing]:
+def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> Iterable[Outgoing]:
     """Everything that leaves a site in a run, with its size."""
     experiment, place = plan.experiment, getattr(plan.experiment.mechanism, "place", None)
     clients = len(next((site.clients for site in plan.sites if site.name == settings.name), (0,)))
     times = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
     covered = experiment.mechanism is not None
-    if isinstance(place, SecureSum) and place.sum == "protocol":
+    if isinstance(place, SecureAggregation) and place.sum == "protocol":
         about = f"{plan.sent:,} whole numbers under masks, with a share of noise; keys, shares of secrets, signatures"
         size = _bytes_of_sum(plan, place, clients)
         yield Outgoing("masked update", f"{COORDINATOR}, who learns the sum alone", size, times, True, about)
@@ -384,10 +384,10 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteShare | None = Non
         yield Outgoing(what, COORDINATOR, _bytes_up(plan, clients), times, covered, about)
     if not covered:
         yield Outgoing("searches behind an update", COORDINATOR, 0, times, False, "one number, within the update")
-    if has(experiment.local, "common"):
+    if has_trait(experiment.local, "common"):
         about = "nothing more leaves: the coordinator reads the control of each site from its update"
         yield Outgoing("control of SCAFFOLD", f"{COORDINATOR}; their mean to all sites", 0, times, covered, about)
-    if has(experiment.local, "shared part"):
+    if has_trait(experiment.local, "shared part"):
         yield Outgoing("own part of the model", "nobody: it stays here", 0, 0, True, "FedPer")
     names = [name for name in experiment.measures if name in settings.policy.measures]
     if names and not plan.simulated and (share is None or share.test is not None):
@@ -402,7 +402,7 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteShare | None = Non
 def sum_view(plan: Plan) -> SumView | None:
     """What the secure sum of a plan stands; None where there is none."""
     place = getattr(plan.experiment.mechanism, "place", None)
-    if not isinstance(place, SecureSum):
+    if not isinstance(place, SecureAggregation):
         return None
     together = int(plan.cohort)
     threshold = threshold_for(together, place.colluders(together), active=True)
@@ -410,7 +410,7 @@ def sum_view(plan: Plan) -> SumView | None:
     return SumView(together, threshold, opened, max(0, together - opened))
 
 
-def not_covered(plan: Plan, settings: SiteSettings, share: SiteShare | None = None) -> Iterable[str]:
+def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> Iterable[str]:
     """What no ε here speaks of."""
     experiment = plan.experiment
     yield "that this site takes part, in which rounds, and how long it takes to answer"
@@ -427,7 +427,7 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteShare | None = No
     yield from not_persons(settings.data.log)
     if experiment.record_every:
         yield f"what the coordinator keeps: the update of every {experiment.record_every}. round, to unlearn from"
-    if isinstance(getattr(mechanism, "place", None), SecureSum):
+    if isinstance(getattr(mechanism, "place", None), SecureAggregation):
         yield "a second attempt at a round, which draws new noise and is charged again when it happens"
     if plan.simulated:
         yield "anything, since people are simulated"
@@ -605,7 +605,7 @@ def _bytes_up(plan: Plan, clients: int) -> int:
     return len(Answers((message,) * clients, np.empty(0), np.empty(0)).pack(Label("answers", plan.run, 1, 0, 0)))
 
 
-def _bytes_of_sum(plan: Plan, place: SecureSum, clients: int) -> int:
+def _bytes_of_sum(plan: Plan, place: SecureAggregation, clients: int) -> int:
     """All letters of one round, each in its envelope."""
     at, nothing = Label("answers", plan.run, 1, 0, 0), (b"",) * clients
     first = len(Answers(nothing, np.empty(0), np.empty(0)).pack(at))
@@ -616,7 +616,7 @@ def _bytes_of_sum(plan: Plan, place: SecureSum, clients: int) -> int:
 
 def _bytes_down(plan: Plan) -> int:
     weights = np.zeros(plan.sent, dtype=np.float32)
-    common = weights if has(plan.experiment.local, "common") else None
+    common = weights if has_trait(plan.experiment.local, "common") else None
     return len(Call(plan.run, 1, weights, 1.0, common=common).pack())
 
 

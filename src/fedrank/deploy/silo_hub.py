@@ -16,7 +16,7 @@ import numpy as np
 from fedrank import wire
 from fedrank.data.collection import load_collection
 from fedrank.data.text import Tokeniser
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.coordinate import Books, give_result
 from fedrank.deploy.hub import Differs, Exchange, Hub, Send
 from fedrank.deploy.plan import Plan
@@ -28,13 +28,13 @@ from fedrank.experiments.runner.folder import DEPLOYED_RUN
 from fedrank.experiments.runner.silo import CONVENTIONS, silo_card
 from fedrank.experiments.runner.writer import NOISE, RunWriter
 from fedrank.experiments.spec.silo import SiloExperiment
-from fedrank.ranking.given import Given
+from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.ranking.model import Model, load_weights, save_model
 from fedrank.ranking.rankers import Linear
 from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.keys import fingerprint
-from fedrank.silo.messages import read_address
+from fedrank.silo.letters import read_address
 from fedrank.silo.silos import SilosRule, make_silos
 from fedrank.silo.training import CrossSilo, silo_lists
 from fedrank.silo.turns import Turn, read_open_turn
@@ -113,15 +113,15 @@ class SiloHub(Hub):
         top = np.array([self.top])
 
         def read(content: bytes, label: Label) -> list[bytes]:
-            parts = {"letters": Part("|S", letters.LARGEST_MODEL)}
-            sent = letters.read(content, label, parts)["letters"]
-            pieces = letters.unbundle(sent, MOST_LETTERS, letters.LARGEST_MODEL)
+            parts = {"letters": Part("|S", protocol.LARGEST_MODEL)}
+            sent = protocol.read(content, label, parts)["letters"]
+            pieces = protocol.unbundle(sent, MOST_LETTERS, protocol.LARGEST_MODEL)
             check(pieces, next(site.name for site in self.plan.sites if site.clients[0] == label.sender))
             return pieces
 
         while True:
             requests = {
-                name: wire.pack(Label(kind, self.plan.run, number), {"letters": letters.bundle(pieces), "top": top})
+                name: wire.pack(Label(kind, self.plan.run, number), {"letters": protocol.bundle(pieces), "top": top})
                 for name, pieces in came.items()
                 if name not in found
             }
@@ -134,9 +134,9 @@ class SiloHub(Hub):
                 return found
             if self.left_out:
                 raise Differs(f"nobody can be done without: {'; '.join(self.left_out.values())}")
-            if strangers := [site for site in self.plan.sites if why.get(site.name) == letters.SAY_HELLO]:
+            if strangers := [site for site in self.plan.sites if why.get(site.name) == protocol.SAY_HELLO]:
                 why |= self._greet_again(strangers)
-            if set(why.values()) != {letters.SAY_HELLO}:
+            if set(why.values()) != {protocol.SAY_HELLO}:
                 self._wait(number, why)
 
     def _one_key(self, sent: list[bytes], name: str) -> None:
@@ -228,7 +228,7 @@ def perform_silos(
     writer.finish(
         last,
         queries=(lists.test.query_ids.tolist(), values),
-        nothing=Given("BM25 of title and body", evaluator.per_query_of_scores(lists.bm25)),
+        nothing=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(lists.bm25)),
         notes=[f"{name} has not been given the result: {reason}" for name, reason in why.items()],
     )
     books.progress(plan, last, last)

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedrank import wire
 from fedrank.data.collection import Collection, read_collection
-from fedrank.deploy import letters
+from fedrank.deploy import protocol
 from fedrank.deploy.identity import IdentityKey, verify
 from fedrank.deploy.outbox import Outbox, Sent
 from fedrank.deploy.plan import Plan, PlannedSite, check_plan, names_digest, silo_problems
@@ -35,7 +35,7 @@ from fedrank.files import private_folder, write_whole
 from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.files import SketchFile, ledger_of, open_owned, sketch_collection
 from fedrank.silo.keys import fingerprint, new_identity, new_key, open_key, read_key, read_public, read_secret, wrap_key
-from fedrank.silo.messages import Party, party
+from fedrank.silo.letters import Party, party
 from fedrank.silo.protocol import Owner, ask_all
 from fedrank.silo.protocol import answer as answer_letter
 from fedrank.silo.spending import Limits
@@ -184,9 +184,9 @@ class SiloRun:
             raise Refused(f"step {number} was answered here for another request, and is not answered twice")
         if before is not None:
             return before.answer
-        parts = {"letters": Part("|S", letters.LARGEST_MODEL), "top": Part("<i8", 1)}
+        parts = {"letters": Part("|S", protocol.LARGEST_MODEL), "top": Part("<i8", 1)}
         _, found = wire.unpack(content, Label(label.kind, label.run, number), parts)
-        came = letters.unbundle(found["letters"], MOST_LETTERS, letters.LARGEST_MODEL)
+        came = protocol.unbundle(found["letters"], MOST_LETTERS, protocol.LARGEST_MODEL)
         try:
             sent = _DOES[label.kind](self, came, number - FIRST_TURN, int(found["top"][0]))
         except Refused:
@@ -194,7 +194,7 @@ class SiloRun:
         except ValueError as problem:
             self.log(f"{label.kind}: {problem}")
             raise Refused(f"{label.kind} cannot be done here; the log of this site says why") from None
-        made = letters.reply("letters", label, self.settings.id, letters=letters.bundle(sent))
+        made = protocol.reply("letters", label, self.settings.id, letters=protocol.bundle(sent))
         kept = found["letters"] if label.kind in ("silo-meet", "silo-hear") else b""
         self.outbox.put(Sent(number, 0, asked, made, kept, np.empty(0), self.data))
         return made
@@ -264,7 +264,7 @@ class SiloRun:
         chosen: dict[str, Any] = {name: getattr(method, name) for name in ("k", "rate", "batch", "normalise")}
         chosen |= {"seed": self.plan.seed, "top_grade": top}
         with TemporaryDirectory(dir=self.outbox.folder) as apart:
-            answers = letters.unbundle(heard.values, MOST_LETTERS, letters.LARGEST_MODEL)
+            answers = protocol.unbundle(heard.values, MOST_LETTERS, protocol.LARGEST_MODEL)
             partners = self._partners(Path(apart), answers)
             path, model = Path(apart) / "turn", None
             if came:
@@ -296,7 +296,7 @@ class SiloRun:
         met = self.outbox.get(STEPS["silo-meet"])
         if met is None:
             raise Refused("keys of partners have not come yet")
-        return [piece[:32] for piece in letters.unbundle(met.values, len(self.plan.sites), SIGNED_KEY)]
+        return [piece[:32] for piece in protocol.unbundle(met.values, len(self.plan.sites), SIGNED_KEY)]
 
     @cached_property
     def me(self) -> Party:
@@ -348,8 +348,8 @@ class SiloRun:
         if asked is None:
             raise Refused("nothing was asked here")
         label = Label("letters", self.plan.run, STEPS["silo-ask"], 0, self.settings.id)
-        sent = letters.read(asked.answer, label, {"letters": Part("|S", letters.LARGEST_MODEL)})["letters"]
-        questions = letters.unbundle(sent, MOST_LETTERS, letters.LARGEST_MODEL)
+        sent = protocol.read(asked.answer, label, {"letters": Part("|S", protocol.LARGEST_MODEL)})["letters"]
+        questions = protocol.unbundle(sent, MOST_LETTERS, protocol.LARGEST_MODEL)
         files: dict[str, list[Path]] = {"question": [], "answer": []}
         for kind, pieces in (("question", questions), ("answer", answers)):
             for number, piece in enumerate(pieces):

@@ -26,30 +26,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import __version__, wire
-from fedrank.deploy import consent, letters
+from fedrank.deploy import consent, protocol
 from fedrank.deploy.backup import Restored, hear_last_round
 from fedrank.deploy.charging import UNLIMITED, Charging
 from fedrank.deploy.forests import ForestRun, keep_merged
-from fedrank.deploy.held import NotYet, RecordedHolding, SiteHolding, facts_of, open_held
 from fedrank.deploy.identity import IdentityKey, member_key, read_identity
-from fedrank.deploy.leaving import LeavingJournal
-from fedrank.deploy.letters import ASKED, OBSERVED, Answers
 from fedrank.deploy.outbox import OUTBOX, Outbox, OutboxError, Sent
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan, PlannedSite
+from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
+from fedrank.deploy.sent_log import SentLog
 from fedrank.deploy.settings import SiteSettings, read_site, site_promises
 from fedrank.deploy.silos import STEPS, SiloRun
+from fedrank.deploy.site_data import ClientSiteData, NotYet, RecordedSiteData, facts_of, open_site_data
 from fedrank.experiments.runner.folder import Card, Receipt
 from fedrank.federated.client import ClientAnswer, ClientTask, answer, answer_from_holdings, first_memory
 from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import FULL, locked, parse_json, private_folder, sync, write_whole
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.mechanisms import SecureSum
-from fedrank.ranking.given import given_order
+from fedrank.privacy.mechanisms import SecureAggregation
+from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import load_weights, save_model
 from fedrank.seeds import Chance
 from fedrank.trees.histograms import Histograms
-from fedrank.types import Crowd, Memory, Observed, OwnChance, has
+from fedrank.types import Memory, Observed, OwnChance, SimulatedClients, has_trait
 from fedrank.wire import Label, Part, Refused
 
 SEED, LOG, STATUS, LOCK = "seed", "site.log", "status.json", "lock"
@@ -70,7 +70,7 @@ class Site:
         self._growing: Any = None  # the halves of a forest that grows, of the run that is open
         self._told = 0.0
         self._identity: IdentityKey | None = None
-        self._journal = None if settings.data.impressions is None else LeavingJournal(folder)
+        self._journal = None if settings.data.impressions is None else SentLog(folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Site:
@@ -137,7 +137,7 @@ class Site:
             self._tell(label, refused=str(problem))
             if isinstance(problem, (OSError, LedgerError)) and label.run in self._runs:
                 self._runs.pop(label.run).close()  # nobody knows what is on the disk, until it is opened again
-            return label, letters.refusal(label, self.settings.id, _leaving(problem))
+            return label, protocol.refusal(label, self.settings.id, _leaving(problem))
         self._tell(label)
         return label, found
 
@@ -149,7 +149,7 @@ class Site:
             if path.exists() and path.stat().st_size > LONGEST_LOG:
                 os.replace(path, path.with_suffix(".log.1"))
             with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
-                file.write(f"{stamp} {letters.printable(line)}\n")
+                file.write(f"{stamp} {protocol.printable(line)}\n")
 
     def _tell(self, label: Label, refused: str = "") -> None:
         """What `fedrank deploy status` shows here; not before every answer, since a disk takes its time."""
@@ -165,7 +165,7 @@ class Site:
             "asked": label.kind,
             "round": label.round,
             "rounds": 0 if run is None else run.steps if isinstance(run, SiloRun) else run.plan.rounds,
-            "refused": letters.printable(refused),
+            "refused": protocol.printable(refused),
         }
         with suppress(OSError):  # what was to be said was said; that it cannot be shown here is no reason to stop
             write_whole(self.folder / STATUS, json.dumps(found, ensure_ascii=False) + "\n", private=True)
@@ -180,7 +180,7 @@ class Site:
             plan = Plan.load(found["plan"])
         except OtherVersion as problem:
             self.log(str(problem))
-            return letters.reply("facts", label, self.settings.id, facts=letters.facts(mine))
+            return protocol.reply("facts", label, self.settings.id, facts=protocol.facts(mine))
         if plan.run != label.run:
             raise Refused("the message names another run than its plan")
         if label.round > plan.last_number:
@@ -195,7 +195,7 @@ class Site:
         facts = mine | {"last": run.outbox.last, "measures": run.reported, **run.facts}
         if run.place is not None:
             facts["identities"] = {str(id): run.key(id).public for id in run.party.clients}
-        return letters.reply("facts", label, self.settings.id, facts=letters.facts(facts))
+        return protocol.reply("facts", label, self.settings.id, facts=protocol.facts(facts))
 
     def _check(self, plan: Plan) -> None:
         settings = self.settings
@@ -237,7 +237,7 @@ class Site:
     def _known(self, label: Label) -> _Run | ForestRun | SiloRun:
         run = self._runs.get(label.run)
         if run is None:
-            raise Refused(letters.SAY_HELLO)
+            raise Refused(protocol.SAY_HELLO)
         if (why := consent.objection(self.folder, run.plan, self.settings.policy)) is not None:
             raise Refused(why)  # somebody here may have refused it since
         return run
@@ -245,9 +245,9 @@ class Site:
     def _partners(self, label: Label, content: bytes) -> bytes:
         """Everybody's public keys, where sites simulate clients."""
         run = self._run(label)
-        _, found = wire.unpack(content, Label("partners", label.run, 0), {"keys": Part("|S", letters.LARGEST_FACTS)})
+        _, found = wire.unpack(content, Label("partners", label.run, 0), {"keys": Part("|S", protocol.LARGEST_FACTS)})
         run.meet(_read_keys(found["keys"]))
-        return letters.reply("letters", label, self.settings.id, letters=b"")
+        return protocol.reply("letters", label, self.settings.id, letters=b"")
 
     def _round(self, label: Label, content: bytes) -> bytes:
         run = self._run(label)
@@ -307,7 +307,7 @@ class Site:
             raise
         except ValueError as problem:
             raise Refused(f"secure sum: {problem}") from None  # it speaks of keys and shares, never of data
-        return letters.reply("letters", label, self.settings.id, letters=letters.bundle(sent))
+        return protocol.reply("letters", label, self.settings.id, letters=protocol.bundle(sent))
 
     # Afterwards
 
@@ -327,12 +327,12 @@ class Site:
             before = parse_json(path.read_bytes())
             if before["asked"] != asked:
                 raise Refused("measures of one model were reported in this run, and none of another are")
-            return letters.reply(
-                "facts", label, self.settings.id, facts=letters.facts({"measures": before["measures"]})
+            return protocol.reply(
+                "facts", label, self.settings.id, facts=protocol.facts({"measures": before["measures"]})
             )
         table = run.measures(found["weights"].astype(np.float64), names)
         write_whole(path, json.dumps({"asked": asked, "measures": table}) + "\n", private=True)
-        return letters.reply("facts", label, self.settings.id, facts=letters.facts({"measures": table}))
+        return protocol.reply("facts", label, self.settings.id, facts=protocol.facts({"measures": table}))
 
     def _models(self, plan: Plan) -> Path:
         """Where the result of a run lies."""
@@ -343,7 +343,7 @@ class Site:
         run = self._known(label)
         if isinstance(run, ForestRun):
             raise Refused("this run merges forests, and there is nothing of kind 'result' in it")
-        parts = {name: Part("|S", letters.LARGEST_MODEL) for name in ("model", "card", "receipt")}
+        parts = {name: Part("|S", protocol.LARGEST_MODEL) for name in ("model", "card", "receipt")}
         _, found = wire.unpack(content, Label("result", label.run, label.round), parts)
         folder = self._models(run.plan)
         files = {"model.json": found["model"], "privacy.json": found["card"], "receipt.json": found["receipt"]}
@@ -357,7 +357,7 @@ class Site:
             for name in files:
                 os.replace(Path(apart) / name, folder / name)
         sync(folder)
-        return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
+        return protocol.reply("facts", label, self.settings.id, facts=protocol.facts({"kept": True}))
 
     # Documents
 
@@ -374,7 +374,7 @@ class Site:
 
     def _grow(self, label: Label, content: bytes) -> bytes:
         """Histograms of own rows, where all sites grow one forest."""
-        from fedrank.deploy.grown import GrowingRun
+        from fedrank.deploy.joint_forest import GrowingRun
 
         run = self._forest_run(label)
         if not isinstance(run.experiment.merge, Histograms):
@@ -385,7 +385,7 @@ class Site:
 
     def _merged(self, label: Label, content: bytes) -> bytes:
         keep_merged(self._forest_run(label), self.folder / MODELS, label, content)
-        return letters.reply("facts", label, self.settings.id, facts=letters.facts({"kept": True}))
+        return protocol.reply("facts", label, self.settings.id, facts=protocol.facts({"kept": True}))
 
 
 _ANSWERS: dict[str, Callable[[Site, Label, bytes], bytes]] = {
@@ -456,7 +456,7 @@ class _Sum:
         if label.kind == "share":
             return [client.share(found["roster"]) for client in self.clients]
         if label.kind == "mask":
-            posts = letters.unbundle(found["posts"], len(self.clients), run.largest_letter)
+            posts = protocol.unbundle(found["posts"], len(self.clients), run.largest_letter)
             if len(posts) != len(self.clients):
                 raise Refused(f"{len(posts)} posts came for {len(self.clients)} clients of this site")
             masked = [
@@ -484,9 +484,9 @@ class _Run:
     task: ClientTask
     outbox: Outbox
     facts: dict[str, Any]
-    held: SiteHolding | RecordedHolding | None  # None: the site's data do not fit the plan
+    held: ClientSiteData | RecordedSiteData | None  # None: the site's data do not fit the plan
     charging: Charging | None
-    place: SecureSum | None  # where a secure sum is run by its protocol
+    place: SecureAggregation | None  # where a secure sum is run by its protocol
     data: bytes  # digest of them; empty where people are simulated
     publics: dict[int, bytes] = field(default_factory=dict)  # of everybody in a secure sum
     sum: _Sum | None = None
@@ -504,10 +504,10 @@ class _Run:
                 "begin another run"
             )
         fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
-        held = open_held(site.folder, settings, plan) if fits else None
+        held = open_site_data(site.folder, settings, plan) if fits else None
         charging = None if held is None else site.charging(plan, held.people)
         place = getattr(mechanism, "place", None)
-        secure = place if isinstance(place, SecureSum) and place.sum == "protocol" else None
+        secure = place if isinstance(place, SecureAggregation) and place.sum == "protocol" else None
         run = cls(site, plan, plan.party(settings.name), task, outbox, facts, held, charging, secure, data)
         if secure is not None and not plan.simulated:
             run.meet_sites()
@@ -555,7 +555,7 @@ class _Run:
 
     def _put(self, sent: Sent) -> None:
         self.outbox.put(sent)
-        if isinstance(self.held, RecordedHolding):
+        if isinstance(self.held, RecordedSiteData):
             self.held.used.update(sent.used)
 
     @property
@@ -571,7 +571,7 @@ class _Run:
         assert self.held.test is not None
         evaluator = Evaluator(self.held.test, names)
         values = evaluator.per_query(self.own_model(weights), self.task.learner.ranker)
-        given = given_order(evaluator, self.site.settings.data.given).values
+        given = baseline_order(evaluator, self.site.settings.data.given).values
         return {
             name: [float(np.nansum(values[m])), float(np.nansum(given[m])), int(np.isfinite(values[m]).sum())]
             for m, name in enumerate(names)
@@ -579,14 +579,14 @@ class _Run:
 
     def complete(self, path: Path) -> None:
         """Put this site's own part into a model, where it keeps one."""
-        if has(self.task.local, "shared part") and not self.plan.simulated:
+        if has_trait(self.task.local, "shared part") and not self.plan.simulated:
             model = load_weights(path)
             save_model(replace(model, weights=self.own_model(model.weights[: self.plan.sent])), path)
             os.chmod(path, 0o600)
 
     def own_model(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """What this site ranks with: what is shared, and what it keeps for itself."""
-        if not has(self.task.local, "shared part"):
+        if not has_trait(self.task.local, "shared part"):
             return weights
         sent = self.outbox.get(self.outbox.last)
         kept = self._memory_of(self.party.clients[0], None if sent is None else sent.memory)
@@ -607,11 +607,11 @@ class _Run:
         if len(self.outbox) >= plan.experiment.rounds and self.outbox.get(label.round) is None:
             raise Refused(f"the plan has {plan.experiment.rounds} rounds, and all of them were answered")
         parts = {
-            "call": Part("|S", 8 * plan.sent + letters.OVERHEAD),
+            "call": Part("|S", 8 * plan.sent + protocol.OVERHEAD),
             "asked": Part("|S", ASKED.itemsize * len(self.party.clients)),
         }
         _, found = wire.unpack(content, Label(label.kind, label.run, label.round, label.attempt), parts)
-        common = has(self.task.local, "common")
+        common = has_trait(self.task.local, "common")
         call = Call.unpack(found["call"], ExpectedCall(label.run, label.round, plan.sent, common, label.attempt))
         self._check_numbers(call)
         if len(found["asked"]) % ASKED.itemsize:
@@ -626,7 +626,7 @@ class _Run:
 
     def searches(self, round: int) -> tuple[int, ...]:
         """Numbers of the recorded searches of a round; none where the site has queries."""
-        if not isinstance(self.held, RecordedHolding):
+        if not isinstance(self.held, RecordedSiteData):
             return ()
         before = self.outbox.get(round)
         return self.held.next(() if before is None else before.used)
@@ -634,15 +634,15 @@ class _Run:
     def answered(self, call: Call, asked: NDArray[Any], searches: Sequence[int]) -> list[ClientAnswer]:
         """Learn and protect, for every client of the site that is asked; nothing has left yet."""
         memory = self.outbox.memory_before(call.round)
-        if isinstance(self.held, RecordedHolding):
+        if isinstance(self.held, RecordedSiteData):
             return [self._answer_from_recorded(call, self.held, searches, memory)]
         seed = self.plan.seed if self.plan.simulated else self.site.seed
-        if not self.plan.simulated and has(self.task.learner, "rewards"):
+        if not self.plan.simulated and has_trait(self.task.learner, "rewards"):
             seed = secrets.randbits(256)  # its answers are flipped by chance, which nobody may ever know
         return [self._answer(call, row, memory, seed) for row in asked]
 
     def _answer_from_recorded(
-        self, call: Call, held: RecordedHolding, searches: Sequence[int], memory: NDArray[np.float64] | None
+        self, call: Call, held: RecordedSiteData, searches: Sequence[int], memory: NDArray[np.float64] | None
     ) -> ClientAnswer:
         [id] = self.party.clients
         own = OwnChance(Chance(self.site.seed, call.round), id, None)
@@ -650,9 +650,9 @@ class _Run:
         return ClientAnswer(message, kept, Observed(np.full(1, np.nan)))
 
     def _answer(self, call: Call, asked: Any, memory: NDArray[np.float64] | None, seed: int) -> ClientAnswer:
-        assert isinstance(self.held, SiteHolding)
+        assert isinstance(self.held, ClientSiteData)
         id, at = int(asked["client"]), int(asked["at"])
-        one: Crowd = self.held.client(id)
+        one: SimulatedClients = self.held.client(id)
         chance = Chance(seed, call.round)
         if at >= 0:
             one = replace(one, at=np.array([at]), interactions=np.array([int(asked["searches"])]))
@@ -663,7 +663,7 @@ class _Run:
     def _check_numbers(self, call: Call) -> None:
         """A share of noise is made for as many as there are; a coordinator that says more would get less noise."""
         expected = self.plan.cohort
-        if self.plan.simulated and not self.plan.in_step and not has(self.task.mechanism, "adds up"):
+        if self.plan.simulated and not self.plan.in_step and not has_trait(self.task.mechanism, "adds up"):
             expected = call.cohort  # of a log: as many as it has arrivals at a time, and no noise depends on it
         if call.cohort != expected:
             raise Refused(f"it names a cohort of {call.cohort:g}, and the plan makes it {expected:g}")
@@ -693,7 +693,7 @@ class _Run:
 
     def personal(self, done: list[ClientAnswer]) -> NDArray[np.float64]:
         """What simulated clients keep, by which their models can be judged; real ones tell nobody."""
-        if not self.plan.simulated or not has(self.task.local, "shared part"):
+        if not self.plan.simulated or not has_trait(self.task.local, "shared part"):
             return np.empty(0)
         return np.concatenate([np.asarray(one.memory).ravel() for one in done])
 
@@ -710,7 +710,7 @@ class _Run:
     @property
     def largest_letter(self) -> int:
         """Bytes of the longest letter of a secure sum."""
-        return letters.OVERHEAD + 512 * len(self.plan.clients) + 16 * self.plan.sent
+        return protocol.OVERHEAD + 512 * len(self.plan.clients) + 16 * self.plan.sent
 
     def key(self, id: int) -> IdentityKey:
         """With which a client signs: the site's own, or in a trial one made of it for each client it simulates."""
@@ -745,19 +745,19 @@ class _Run:
         self.publics = publics
 
     def sum_client(self, label: Label, one: ClientAnswer) -> Any:
-        from fedrank.privacy.secure_sum import Identity, SumClient
+        from fedrank.privacy.secure_aggregation import Identity, SumClient
 
         assert self.place is not None
         if not self.publics:
-            raise Refused(letters.SAY_HELLO)  # keys come after it
+            raise Refused(protocol.SAY_HELLO)  # keys come after it
         terms = sum_terms(self.plan, self.place, label)
         id = one.message.sender
         return SumClient(id, identity=Identity(self.key(id).secret, self.publics), **terms)
 
 
-def sum_terms(plan: Plan, place: SecureSum, label: Label) -> dict[str, Any]:
+def sum_terms(plan: Plan, place: SecureAggregation, label: Label) -> dict[str, Any]:
     """What all parties of a secure sum agree on; the threshold is that against a coordinator that breaks the rules."""
-    from fedrank.privacy.secure_sum import threshold_for
+    from fedrank.privacy.secure_aggregation import threshold_for
 
     cohort = plan.cohort
     threshold = threshold_for(int(cohort), place.colluders(cohort), active=True)

@@ -24,9 +24,9 @@ from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Secti
 from fedrank.experiments.report.tables import duration
 from fedrank.experiments.spec.toml import parse_toml
 from fedrank.files import is_locked, parse_json
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population, spent_together
-from fedrank.privacy.promises import up
 
 TAIL = 1 << 16  # bytes at the end of a file that are read
 RECENT = 20  # rounds by which the time that is left is guessed

@@ -33,13 +33,13 @@ from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.source import read_spec
 from fedrank.federated.clients import make_clients
 from fedrank.federated.server import State
-from fedrank.privacy.mechanisms import SecureSum
+from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.privacy.population import now
 from fedrank.progress import Progress, by_rounds, quiet
-from fedrank.ranking.given import given_order
+from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import load_weights, save_model
-from fedrank.types import Messages, Weights, has
+from fedrank.types import Messages, Weights, has_trait
 from fedrank.unlearning.cost import forget
 from fedrank.unlearning.history import History
 from fedrank.unlearning.methods import Case, FedEraser, FedRemove, FineTune, Retrain, Unlearned, Unlearner, rescaled
@@ -106,11 +106,11 @@ class Departure:
             raise ValueError(f'{self.parent} was a run out of step, of which no round can be repeated; use "retrain"')
         if not isinstance(self.unlearner, (Retrain, FineTune, FedEraser, FedRemove)):
             raise ValueError(f"{name} asks who leaves to take part; use retrain, fed-eraser, fed-remove or fine-tune")
-        if isinstance(getattr(mechanism, "place", None), SecureSum) and has(self.unlearner, "history"):
+        if isinstance(getattr(mechanism, "place", None), SecureAggregation) and has_trait(self.unlearner, "history"):
             raise ValueError(
                 f"{name} needs what each site sent, and under a secure sum nobody saw that; use --method retrain"
             )
-        if has(self.unlearner, "history") and self.history is None:
+        if has_trait(self.unlearner, "history") and self.history is None:
             raise ValueError(
                 f"{name} needs recorded updates, and this run has none (record_every = 0); use --method retrain or "
                 "fine-tune"
@@ -228,7 +228,7 @@ def remove(departure: Departure, out: Path, name: str | None = None, progress: P
         writer.finish(
             done.unlearned.rounds,
             queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
-            nothing=given_order(evaluator, experiment.data.given),
+            nothing=baseline_order(evaluator, experiment.data.given),
             card=_card(run),
             asked=done.unlearned.rounds,
             data=run.data,

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedrank.engine.judging import Judgement
-from fedrank.engine.trial import UNFAIR, Count, Deed, EngineTrial
-from fedrank.engine.trial_plan import TrialModel, check_unchanged, now, somebody
+from fedrank.engine.trial import UNFAIR, Count, EngineTrial, HistoryEntry
+from fedrank.engine.trial_decision import Judgement
+from fedrank.engine.trial_record import TrialModel, check_unchanged, now, somebody
 from fedrank.files import locked, parse_json, read_bytes, write_whole
 
 FORMAT = "fedrank-current"
@@ -59,7 +59,7 @@ def read_current(path: str | Path) -> Current:
         raise ValueError(f"{path} cannot be read: {lacks}; restore it from a backup") from None
 
 
-def decide(trial: EngineTrial, count: Count, judgement: Judgement, who: str | None = None) -> Deed | None:
+def decide(trial: EngineTrial, count: Count, judgement: Judgement, who: str | None = None) -> HistoryEntry | None:
     """Write down a ruling, once; None while there is none."""
     if judgement.ruling == "undecided":
         return None

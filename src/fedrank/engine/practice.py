@@ -19,7 +19,7 @@ from fedrank.data.engine_features import ENGINE_1, NAMES
 from fedrank.data.synthetic_shown import Browsing, rounded_normals
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.engine.team_draft import team_draft
-from fedrank.engine.trial_plan import TrialModel, read_plan
+from fedrank.engine.trial_record import TrialModel, read_plan
 from fedrank.files import write_whole
 from fedrank.seeds import rng_for
 from fedrank.trees.export import plain_scores

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.engine.judging import DecidedSearch, Judgement, judge
+from fedrank.engine.trial_decision import DecidedSearch, Judgement, judge
 from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
-from fedrank.engine.trial_plan import LABELS, TrialPlan, now, read_plan, somebody
+from fedrank.engine.trial_record import LABELS, TrialPlan, now, read_plan, somebody
 from fedrank.files import locked, parse_json, private_folder, read_bytes, write_whole
 from fedrank.ranking.gate import NEITHER, NEW, OLD, Draft
 
@@ -42,7 +42,7 @@ ENDED = ("adopted", "rolled back")  # what ends a trial
 
 
 @dataclass(frozen=True)
-class Brought:
+class ImportResult:
     """What one reading brought."""
 
     searches: int
@@ -82,7 +82,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Deed:
+class HistoryEntry:
     """One line of a trial's history."""
 
     what: str
@@ -104,27 +104,27 @@ class EngineTrial:
         """The file that says which model is in use."""
         return Path(os.path.normpath(self.folder / self.plan.current))
 
-    def history(self) -> list[Deed]:
+    def history(self) -> list[HistoryEntry]:
         path = self.folder / HISTORY
         if not path.exists():
             return []
         try:
-            deeds = [Deed(**row) for row in parse_json(read_bytes(path))]
+            deeds = [HistoryEntry(**row) for row in parse_json(read_bytes(path))]
             if not all(isinstance(text, str) for one in deeds for text in (one.what, one.at, one.who, one.because)):
                 raise ValueError("something in it is no text")
             return deeds
         except (ValueError, TypeError) as problem:
             raise ValueError(f"{path} cannot be read: {problem}; restore it from a backup") from None
 
-    def note(self, what: str, who: str | None = None, because: str = "", **facts: Any) -> Deed:
+    def note(self, what: str, who: str | None = None, because: str = "", **facts: Any) -> HistoryEntry:
         """Write down what was done."""
-        deed = Deed(what, now(), who or somebody(), because, facts)
+        deed = HistoryEntry(what, now(), who or somebody(), because, facts)
         rows = [vars(one) for one in (*self.history(), deed)]
         write_whole(self.folder / HISTORY, json.dumps(rows, indent=1) + "\n", private=True)
         return deed
 
     @property
-    def ended(self) -> Deed | None:
+    def ended(self) -> HistoryEntry | None:
         """What ended it, if something did: the last of it, since what was adopted may be rolled back."""
         return next((deed for deed in reversed(self.history()) if deed.what in ENDED), None)
 
@@ -143,7 +143,7 @@ class EngineTrial:
 
     def read(
         self, files: Sequence[str | Path], labels: Mapping[str, str] | None = None, complete: bool = False
-    ) -> Brought:
+    ) -> ImportResult:
         """Read files of searches and clicks; `complete`: no more clicks will come for what was read by now."""
         with self.working():
             if ended := self.ended:
@@ -171,7 +171,7 @@ class EngineTrial:
                 write_whole(self.folder / LABELS, json.dumps(known_labels, indent=1) + "\n", private=True)
             if found.inputs or complete:
                 self._write(len(batches) + 1, found, searches, clicks, complete)
-            return Brought(
+            return ImportResult(
                 len(searches),
                 len(clicks),
                 brought - len(searches) - len(clicks),

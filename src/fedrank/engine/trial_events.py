@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedrank.data.json_lines import field_of, json_rows, moment_of, name_of, values_of
 from fedrank.engine.team_draft import BOTH, NEW, OLD, team_draft
-from fedrank.engine.trial_plan import TrialPlan
+from fedrank.engine.trial_record import TrialPlan
 from fedrank.files import opened
 
 MOST_SHOWN = 1000  # documents in a list

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fedrank.engine.trial_plan import LABELS, TrialModel, TrialPlan
+from fedrank.engine.trial_record import LABELS, TrialModel, TrialPlan
 from fedrank.files import parse_json, private_folder, read_bytes, write_whole
 from fedrank.trees.export import export
 

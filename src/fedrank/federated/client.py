@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.federated.fitting import people_clashes
+from fedrank.federated.compatibility import people_clashes
 from fedrank.federated.messages import Call, Message, payload_of
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import rng_for
 from fedrank.types import (
-    STRAIGHT,
-    Crowd,
+    NO_CORRECTION,
     Impression,
     Impressions,
     Judged,
@@ -29,7 +28,8 @@ from fedrank.types import (
     Messages,
     Observed,
     OwnChance,
-    has,
+    SimulatedClients,
+    has_trait,
 )
 
 
@@ -57,13 +57,13 @@ def answer(
     system's secure source.
     """
     start = call.weights
-    if has(task.local, "shared part"):  # the rest is in the client's memory
+    if has_trait(task.local, "shared part"):  # the rest is in the client's memory
         start = np.concatenate([start, np.zeros(abs(task.learner.ranker.hidden), dtype=np.float32)])
-    bend = STRAIGHT if task.local is None else task.local.bend(memory, call.common)
-    learned = task.learner.from_impressions(start, impressions, own, bend)
+    correction = NO_CORRECTION if task.local is None else task.local.correction(memory, call.common)
+    learned = task.learner.from_impressions(start, impressions, own, correction)
     sizes = np.array([len(impressions)], dtype=np.int64)
     if task.local is not None:
-        memory = task.local.remember(memory, bend, learned, steps_of(task.learner, sizes))
+        memory = task.local.remember(memory, correction, learned, steps_of(task.learner, sizes))
     return _message(task, learned, sizes, call, own), memory
 
 
@@ -75,28 +75,30 @@ class ClientAnswer(NamedTuple):
     observed: Observed  # by a simulation alone
 
 
-def answer_from_holdings(task: ClientTask, call: Call, one: Crowd, memory: Memory, own: OwnChance) -> ClientAnswer:
+def answer_from_holdings(
+    task: ClientTask, call: Call, one: SimulatedClients, memory: Memory, own: OwnChance
+) -> ClientAnswer:
     """The same from what a client holds, and by the loop of simulations: `one` is a crowd of this client alone.
 
     Where the client is an organisation, each of its people learns from own searches alone, as in `answer_of_people`.
     """
     weights = call.weights.astype(np.float64)
-    bend = STRAIGHT if task.local is None else task.local.bend(memory, call.common)
+    correction = NO_CORRECTION if task.local is None else task.local.correction(memory, call.common)
     if one.people is not None:
         if found := people_clashes(task.learner, task.local, None, task.mechanism):
             raise ValueError("\n".join(found))
         people = one.people
-        learned = task.learner(weights, people, own.chance, bend)
+        learned = task.learner(weights, people, own.chance, correction)
         messages = Messages(learned.updates, people.interactions, people.client, weights, call.round)
-        sent = _leaving(task, messages if has(task.mechanism, "people") else of_clients(messages), call, own)
+        sent = _leaving(task, messages if has_trait(task.mechanism, "people") else of_clients(messages), call, own)
         message = Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt)
         online = np.bincount(np.zeros(len(people), dtype=np.int64), learned.observed.online, 1) / len(people)
         return ClientAnswer(message, memory, Observed(online))
-    if has(task.local, "shared part"):
+    if has_trait(task.local, "shared part"):
         weights = np.concatenate([weights, np.zeros(abs(task.learner.ranker.hidden))])
-    learned = task.learner(weights, one, own.chance, bend)
+    learned = task.learner(weights, one, own.chance, correction)
     if task.local is not None:
-        memory = task.local.remember(memory, bend, learned, steps_of(task.learner, one.interactions))
+        memory = task.local.remember(memory, correction, learned, steps_of(task.learner, one.interactions))
     sizes = one.interactions if learned.sizes is None else learned.sizes
     return ClientAnswer(_message(task, learned, sizes, call, own), memory, learned.observed)
 
@@ -121,15 +123,15 @@ def answer_of_people(
     """
     if found := people_clashes(task.learner, task.local, None, task.mechanism):
         raise ValueError("\n".join(found))
-    bend = STRAIGHT if task.local is None else task.local.bend(None, None)
-    learned = [task.learner.from_impressions(call.weights, shown, chance, bend) for shown, chance in people]
+    correction = NO_CORRECTION if task.local is None else task.local.correction(None, None)
+    learned = [task.learner.from_impressions(call.weights, shown, chance, correction) for shown, chance in people]
     updates = np.zeros((1, len(call.weights)), dtype=np.float32)
     if people:
         updates = np.concatenate([one.updates for one in learned])
     sizes = np.array([len(shown) for shown, _ in people] or [0], dtype=np.int64)
     ids = np.full(len(sizes), own.id, dtype=np.int64)
     messages = Messages(updates, sizes, ids, call.weights.astype(np.float64), call.round)
-    sent = _leaving(task, messages if has(task.mechanism, "people") else of_clients(messages), call, own)
+    sent = _leaving(task, messages if has_trait(task.mechanism, "people") else of_clients(messages), call, own)
     return Message(call.run, call.round, own.id, sent.updates[0], int(sent.sizes[0]), call.attempt)
 
 
@@ -169,7 +171,7 @@ def steps_of(learner: Learner, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 class Simulated:
     """The impressions of one simulated client, drawn as the compiled loop of a simulation draws them."""
 
-    crowd: Crowd  # of one client
+    crowd: SimulatedClients  # of one client
     own: OwnChance
     learner: Learner
 

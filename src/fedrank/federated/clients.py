@@ -10,9 +10,9 @@ import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.federated.partition import Iid, Partition, Split
-from fedrank.ranking.users import User, user_for
+from fedrank.ranking.click_models import ClickModel, click_model_for
 from fedrank.seeds import rng_for
-from fedrank.types import Crowd
+from fedrank.types import SimulatedClients
 
 
 def make_clients(
@@ -20,14 +20,14 @@ def make_clients(
     count: int,
     *,
     partition: Partition | None = None,
-    user: str | User | Sequence[str | User] = "perfect",
+    user: str | ClickModel | Sequence[str | ClickModel] = "perfect",
     interactions: int | Sequence[int] = 5,
     user_per: Literal["client", "interaction"] = "client",
     malicious: int = 0,
-    malicious_user: str | User | None = None,
+    malicious_user: str | ClickModel | None = None,
     people: int = 1,
     seed: int = 1,
-) -> Crowd:
+) -> SimulatedClients:
     """A table of `count` clients over `data`.
 
     Of a list of users or interactions, client c gets entry c, counted around. With `user_per="interaction"` every
@@ -47,14 +47,14 @@ def make_clients(
         raise ValueError(f'user_per = {user_per!r} is not known; use "client" or "interaction"')
     if not 0 <= malicious <= count:
         raise ValueError(f"{malicious} of {count} clients cannot be malicious; use 0 to {count}")
-    users = [user] if isinstance(user, (str, User)) else list(user)
+    users = [user] if isinstance(user, (str, ClickModel)) else list(user)
     honest = len(users)
     if malicious and malicious_user is not None:
         users.append(malicious_user)
     searches = np.resize(np.asarray(interactions, dtype=np.int64), count)
     if searches.min() < 0 or searches.max() < 1:
         raise ValueError(f"interactions = {interactions}: nobody would search; use 1 or more")
-    tables = [user_for(one, data.top_grade) if isinstance(one, str) else one for one in users]
+    tables = [click_model_for(one, data.top_grade) if isinstance(one, str) else one for one in users]
     for one in tables:
         if len(one.click) <= data.top_grade:
             raise ValueError(
@@ -75,7 +75,7 @@ def make_clients(
                 'user_per = "interaction" draws among all users, also that of malicious clients; use "client"'
             )
         who[:malicious] = honest
-    crowd = Crowd(
+    crowd = SimulatedClients(
         data=data,
         ids=np.arange(count, dtype=np.int64),
         pool=split.pool,
@@ -97,7 +97,7 @@ def make_clients(
     return crowd if people == 1 else _with_people(crowd, people, rng_for(seed, "people"))
 
 
-def _with_people(crowd: Crowd, people: int, rng: np.random.Generator) -> Crowd:
+def _with_people(crowd: SimulatedClients, people: int, rng: np.random.Generator) -> SimulatedClients:
     """Every client with so many people, each with a share of its queries; users of a search log stay whole."""
     pools: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     for pool in crowd.pool:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedrank.federated.aggregate import Mean
-from fedrank.federated.fitting import clashes
-from fedrank.federated.steps import Add
+from fedrank.federated.aggregators import Mean
+from fedrank.federated.compatibility import clashes
+from fedrank.federated.server_optimizers import Add
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, ServerStep, has
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, ServerStep, has_trait
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class Federation:
     participation: float = 1.0  # share of clients that take part in a round, drawn anew each time
 
     def __post_init__(self) -> None:
-        if has(self.local, "alike"):
+        if has_trait(self.local, "alike"):
             object.__setattr__(self, "aggregator", unweighted(self.aggregator))
         if found := clashes(self):
             raise ValueError("\n".join(found))
 
     def cohort(self, clients: int) -> float:
         """How many clients a round has, or has on average where each draws by itself: a public number."""
-        if has(self.mechanism, "hides cohort"):
+        if has_trait(self.mechanism, "hides cohort"):
             return self.participation * clients
         return cohort_size(clients, self.participation)
 
     def sent(self, parameters: int) -> int:
         """How many of a model's parameters travel."""
-        return parameters - (abs(self.learner.ranker.hidden) if has(self.local, "shared part") else 0)
+        return parameters - (abs(self.learner.ranker.hidden) if has_trait(self.local, "shared part") else 0)
 
 
 def unweighted(aggregator: Aggregator) -> Aggregator:

@@ -1,7 +1,7 @@
 """Local methods: how clients that differ keep their steps together.
 
-A client's step is its gradient, and what a local method adds to it (`fedrank.types.Bend`): a pull back to the model it
-started from, a drift, or output weights of its own. What a client keeps between rounds stays with it.
+A client's step is its gradient, and what a local method adds to it (`fedrank.types.LocalCorrection`): a pull back to
+the model it started from, a drift, or output weights of its own. What a client keeps between rounds stays with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.types import Bend, Learned, LocalStep, Memory, Messages, Ranker, Trait, Weights
+from fedrank.types import Learned, LocalCorrection, LocalStep, Memory, Messages, Ranker, Trait, Weights
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class FedProx:
     def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
         return None
 
-    def bend(self, memory: Memory, common: NDArray[np.float32] | None) -> Bend:
-        return Bend(pull=self.strength)
+    def correction(self, memory: Memory, common: NDArray[np.float32] | None) -> LocalCorrection:
+        return LocalCorrection(pull=self.strength)
 
-    def remember(self, memory: Memory, bend: Bend, learned: Learned, steps: NDArray[np.float64]) -> Memory:
+    def remember(
+        self, memory: Memory, correction: LocalCorrection, learned: Learned, steps: NDArray[np.float64]
+    ) -> Memory:
         return None
 
 
@@ -54,10 +56,12 @@ class FedPer:
         own = start[..., start.shape[-1] - abs(ranker.hidden) :]
         return np.array(np.broadcast_to(own, (count, abs(ranker.hidden))))
 
-    def bend(self, memory: Memory, common: NDArray[np.float32] | None) -> Bend:
-        return Bend(pull=self.strength, personal=memory)
+    def correction(self, memory: Memory, common: NDArray[np.float32] | None) -> LocalCorrection:
+        return LocalCorrection(pull=self.strength, personal=memory)
 
-    def remember(self, memory: Memory, bend: Bend, learned: Learned, steps: NDArray[np.float64]) -> Memory:
+    def remember(
+        self, memory: Memory, correction: LocalCorrection, learned: Learned, steps: NDArray[np.float64]
+    ) -> Memory:
         return learned.personal
 
 
@@ -76,15 +80,17 @@ class Scaffold:
     def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
         return np.zeros((count, start.shape[-1]))
 
-    def bend(self, memory: Memory, common: NDArray[np.float32] | None) -> Bend:
+    def correction(self, memory: Memory, common: NDArray[np.float32] | None) -> LocalCorrection:
         assert memory is not None
-        return Bend(drifts=(0.0 if common is None else common) - memory)
+        return LocalCorrection(drifts=(0.0 if common is None else common) - memory)
 
-    def remember(self, memory: Memory, bend: Bend, learned: Learned, steps: NDArray[np.float64]) -> Memory:
+    def remember(
+        self, memory: Memory, correction: LocalCorrection, learned: Learned, steps: NDArray[np.float64]
+    ) -> Memory:
         """A client's control becomes its mean gradient of this round. Who took no step keeps the old one."""
         assert memory is not None
-        assert bend.drifts is not None
-        mean = learned.updates / np.where(steps > 0, steps, 1.0)[:, None] - bend.drifts
+        assert correction.drifts is not None
+        mean = learned.updates / np.where(steps > 0, steps, 1.0)[:, None] - correction.drifts
         return np.where(steps[:, None] > 0, mean, memory)
 
     def first_common(self, parameters: int) -> NDArray[np.float64]:

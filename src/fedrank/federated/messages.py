@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.types import AddingMechanism, Learner, Mechanism, has
+from fedrank.types import AddingMechanism, Learner, Mechanism, has_trait
 from fedrank.wire import Label, Part
 
 LARGEST_SIZE = 1 << 40  # interactions behind one update; more is nonsense
@@ -20,9 +20,9 @@ def payload_of(learner: Learner, mechanism: Mechanism | None, parameters: int) -
 
     A record says all of an update in fewer bytes, so it travels only where no mechanism changes updates.
     """
-    if has(mechanism, "adds up"):
+    if has_trait(mechanism, "adds up"):
         return cast(AddingMechanism, mechanism).sends, parameters
-    if has(learner, "rewards") and (mechanism is None or has(mechanism, "adds nothing")):
+    if has_trait(learner, "rewards") and (mechanism is None or has_trait(mechanism, "adds nothing")):
         return cast(Any, learner).message, 1
     return "<f4", parameters
 

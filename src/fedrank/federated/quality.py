@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.ranking.measures import Evaluator
-from fedrank.types import Crowd, Ranker, Weights
+from fedrank.types import Ranker, SimulatedClients, Weights
 
 
-def alike(clients: Crowd) -> bool:
+def alike(clients: SimulatedClients) -> bool:
     """Whether all clients draw from the same queries and see the same grades, so that one model serves all the same."""
     return len(clients) < 2 or (len(np.unique(clients.pool)) == 1 and len(np.unique(clients.judged)) == 1)
 
 
-def quality_by_client(measures: Sequence[str], weights: Weights, ranker: Ranker, clients: Crowd) -> NDArray[np.float64]:
+def quality_by_client(
+    measures: Sequence[str], weights: Weights, ranker: Ranker, clients: SimulatedClients
+) -> NDArray[np.float64]:
     """[measures, clients]: each client's model on the queries that it searches with, by its own grades.
 
     `weights` is one model for all, or one per client. NaN where no query of a client could be ranked better or worse.

@@ -16,45 +16,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.federated.aggregate import Mean
-from fedrank.federated.ahead import Ahead
-from fedrank.federated.arrival import SINCE, ArrivalRule, Schedule, schedule
+from fedrank.display import as_pairs, one_line
+from fedrank.federated.aggregators import Mean
+from fedrank.federated.asynchronous import SINCE, ArrivalRule, Schedule, schedule
 from fedrank.federated.client import of_clients, steps_of
+from fedrank.federated.compatibility import people_clashes
 from fedrank.federated.federation import Federation, cohort_size
-from fedrank.federated.fitting import people_clashes
-from fedrank.federated.robust_there import change_there, has_twin
+from fedrank.federated.multi_round import MultiRound
+from fedrank.federated.robust_on_device import change_on_device, has_twin
 from fedrank.federated.server import Combined, RoundError, ServerTask, State, advance, combine
 from fedrank.federated.small_rounds import ENOUGH_ROUNDS, small_rounds
-from fedrank.glance import as_pairs, one_line
-from fedrank.kernels.devices import Machine
-from fedrank.ranking.cuda.choice import find_twin
+from fedrank.kernels.devices import Device
+from fedrank.ranking.cuda.choice import find_device_learner
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import (
-    STRAIGHT,
-    Bend,
+    NO_CORRECTION,
     Change,
     ClippingMechanism,
-    Crowd,
     Learned,
+    LocalCorrection,
     Memory,
     Messages,
     Observed,
     Ranker,
+    SimulatedClients,
     Source,
     Weights,
-    has,
+    has_trait,
 )
 
 CHUNK_BYTES = 64 << 20  # updates held at once when the aggregator can take them in parts
-CHUNKS_THERE = 12  # of them that a card holds at once
+CHUNKS_ON_DEVICE = 12  # of them that a card holds at once
 LARGEST_ROUND = 8 << 30  # bytes of updates that a rule may ask to hold together
-THERE_BYTES = 1 << 30  # of updates on a graphics card
+DEVICE_BYTES = 1 << 30  # of updates on a graphics card
 LONGEST_WINDOW = 4096  # arrivals that are learned in one call
 WINDOW_BYTES = 64 << 20  # of updates, likewise
 
 
-class Kept(Protocol):
+class JournalEntry(Protocol):
     """What a round left in the journal before a crash: it is used again, so that nobody is asked twice."""
 
     @property
@@ -66,7 +66,7 @@ class Kept(Protocol):
 class Journal(Protocol):
     """Durable record of who took part and what came out of it; `fedrank.privacy.spending` keeps one."""
 
-    def kept(self, round: int) -> Kept | None: ...
+    def kept(self, round: int) -> JournalEntry | None: ...
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         """Rows of the clients that take part, noted before any of them is asked; `draw` gives those of any round."""
 
@@ -91,7 +91,7 @@ class Outcome(NamedTuple):
     def round(self) -> int:
         return self.state.round
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         return f"of round {self.round:,}", {
             "online nDCG@10": "" if math.isnan(self.online) else f"{self.online:.4f}",
             "reward": "" if self.reward is None else f"{self.reward:.4f}",
@@ -102,19 +102,23 @@ class Outcome(NamedTuple):
         }
 
     def __repr__(self) -> str:
-        return one_line("Outcome", *self._glance())
+        return one_line("Outcome", *self._display())
 
     def _repr_html_(self) -> str:
-        return as_pairs("Outcome", *self._glance())
+        return as_pairs("Outcome", *self._display())
 
 
-def first_weights(ranker: Ranker, crowd: Crowd, seed: int) -> Weights:
+def first_weights(ranker: Ranker, crowd: SimulatedClients, seed: int) -> Weights:
     """The ranker's own first weights, which are the same for all who use this seed."""
     return ranker.first(crowd.data.features.shape[1], rng_for(seed, "first"))
 
 
 def first_state(
-    federation: Federation, crowd: Crowd, seed: int, start: Weights | None = None, arrival: ArrivalRule | None = None
+    federation: Federation,
+    crowd: SimulatedClients,
+    seed: int,
+    start: Weights | None = None,
+    arrival: ArrivalRule | None = None,
 ) -> tuple[State, Memory]:
     """The server's state before round 1 and what clients keep, from the ranker's first weights or an existing model."""
     features, ranker = crowd.data.features.shape[1], federation.learner.ranker
@@ -126,16 +130,16 @@ def first_state(
         )
     memory = None if federation.local is None else federation.local.first(ranker, weights, len(crowd))
     weights = weights[: federation.sent(len(weights))]
-    if has(federation.aggregator, "apart"):
+    if has_trait(federation.aggregator, "apart"):
         weights = np.tile(weights, (len(crowd), 1))
     return ServerTask(federation, len(crowd), arrival).first(weights), memory
 
 
-def _check_fits(state: State, federation: Federation, crowd: Crowd) -> None:
+def _check_fits(state: State, federation: Federation, crowd: SimulatedClients) -> None:
     """Refuse a state of other parameters, which compiled loops would read beyond."""
     features, ranker = crowd.data.features.shape[1], federation.learner.ranker
     needed = federation.sent(ranker.size(features))
-    shape = (len(crowd), needed) if has(federation.aggregator, "apart") else (needed,)
+    shape = (len(crowd), needed) if has_trait(federation.aggregator, "apart") else (needed,)
     if state.weights.shape != shape:
         raise ValueError(
             f"the state has weights of shape {state.weights.shape}; {type(ranker).__name__} on {features} features "
@@ -146,7 +150,7 @@ def _check_fits(state: State, federation: Federation, crowd: Crowd) -> None:
 def federated_round(
     federation: Federation,
     state: State,
-    crowd: Crowd,
+    crowd: SimulatedClients,
     seed: int,
     memory: Memory = None,
     threads: int = 1,
@@ -165,7 +169,7 @@ def federated_round(
 
 def simulate(
     federation: Federation,
-    crowd: Crowd,
+    crowd: SimulatedClients,
     rounds: int,
     seed: int = 1,
     *,
@@ -176,7 +180,7 @@ def simulate(
     noise: Source | None = None,
     journal: Journal | None = None,
     watch: Callable[[Messages], None] | None = None,
-    device: str | Machine = "cpu",
+    device: str | Device = "cpu",
 ) -> Iterator[Outcome]:
     """Round after round, each as it ends. Go on from a `state` and a `memory`, or begin (from `start`, if given).
 
@@ -198,10 +202,10 @@ def simulate(
             yield outcome
 
 
-def personal_models(federation: Federation, state: State, memory: Memory, crowd: Crowd) -> Weights:
+def personal_models(federation: Federation, state: State, memory: Memory, crowd: SimulatedClients) -> Weights:
     """[clients, parameters]: what every client ranks with; the global model, except where clients keep a part of it."""
     models = np.array(np.broadcast_to(state.weights, (len(crowd), state.weights.shape[-1])))
-    if memory is None or not has(federation.local, "shared part"):
+    if memory is None or not has_trait(federation.local, "shared part"):
         return models
     return np.concatenate([models, memory], axis=1)
 
@@ -214,7 +218,7 @@ def taking_part(clients: int, participation: float, seed: int, round: int) -> ND
     return np.sort(Chance(seed, round).rng("participate").choice(clients, size=count, replace=False))
 
 
-def root_update(federation: Federation, state: State, crowd: Crowd, seed: int) -> NDArray[np.float32]:
+def root_update(federation: Federation, state: State, crowd: SimulatedClients, seed: int) -> NDArray[np.float32]:
     """[parameters]: what the server learns from a few queries of its own, which it clicks on itself."""
     honest = int(np.argmin(crowd.malicious))
     count = crowd.data.queries
@@ -245,13 +249,13 @@ class _Simulation:
     def __init__(
         self,
         federation: Federation,
-        crowd: Crowd,
+        crowd: SimulatedClients,
         seed: int,
         threads: int,
         noise: Source | None,
         journal: Journal | None,
         watch: Callable[[Messages], None] | None,
-        device: str | Machine = "cpu",
+        device: str | Device = "cpu",
     ) -> None:
         mechanism = federation.mechanism
         if crowd.people is not None and (
@@ -263,15 +267,15 @@ class _Simulation:
         self.journal, self.watch = journal, watch
         self.task = ServerTask(federation, len(crowd))
         self.cohort = self.task.cohort(len(crowd))
-        self.trusts = has(federation.aggregator, "trusted queries")
-        self.keeps_a_part = has(federation.local, "shared part")
+        self.trusts = has_trait(federation.aggregator, "trusted queries")
+        self.keeps_a_part = has_trait(federation.local, "shared part")
         self.in_chunks = (
-            has(federation.aggregator, "sum")
-            and not has(mechanism, "whole round")
+            has_trait(federation.aggregator, "sum")
+            and not has_trait(mechanism, "whole round")
             and federation.attack is None
             and watch is None
         )
-        self.twin = find_twin(device, federation.learner, crowd)
+        self.twin = find_device_learner(device, federation.learner, crowd)
         # Where nothing else needs updates, they stay on the card, and what a rule makes of them comes back.
         stay = (
             self.twin is not None
@@ -281,8 +285,8 @@ class _Simulation:
             and journal is None
             and watch is None
         )
-        self.sums_there = stay and type(federation.aggregator) is Mean
-        self.rule_there = (
+        self.sums_on_device = stay and type(federation.aggregator) is Mean
+        self.rule_on_device = (
             stay
             and self.twin is not None
             and isinstance(federation.learner, Pdgd)
@@ -291,7 +295,7 @@ class _Simulation:
             )
         )
         # A server that everybody trusts with updates may shorten and add them up there, and adds noise here.
-        self.clips_there = (
+        self.clips_on_device = (
             self.twin is not None
             and self.in_chunks
             and federation.local is None
@@ -301,10 +305,10 @@ class _Simulation:
         )
         # Small rounds are done many at a time: a card waits for its orders longer than clients learn.
         self.ahead = None
-        if self.sums_there:
+        if self.sums_on_device:
             assert self.twin is not None
             rule = cast(Mean, federation.aggregator)
-            self.ahead = Ahead.of(self.twin.there, federation, crowd, seed, rule.weighted)
+            self.ahead = MultiRound.of(self.twin.there, federation, crowd, seed, rule.weighted)
 
     def rounds(self, state: State, memory: Memory, last: int) -> Iterable[Outcome]:
         """The next rounds: one, or as many up to `last` as are done in one call."""
@@ -324,16 +328,20 @@ class _Simulation:
         else:
             present = journal.cohort(number, self.drawn) if journal is not None else self.drawn(number)
         watch = self.watch
-        if kept is not None and self.federation.mechanism is not None and not has(self.federation.mechanism, "adds up"):
+        if (
+            kept is not None
+            and self.federation.mechanism is not None
+            and not has_trait(self.federation.mechanism, "adds up")
+        ):
             # What was sent then is lost. The same updates with new noise would tell more than clients have paid for.
             watch = _without_messages(watch)
         seen: list[_Seen] = []
-        if self.sums_there and (summed := self._sum_there(state, present, seen)) is not None:
+        if self.sums_on_device and (summed := self._sum_on_device(state, present, seen)) is not None:
             return self._outcome(advance(task, state, summed, present), memory, present, seen)
-        if self.rule_there and (chosen := self._rule_there(state, present, seen)) is not None:
+        if self.rule_on_device and (chosen := self._rule_on_device(state, present, seen)) is not None:
             return self._outcome(advance(task, state, chosen, present), memory, present, seen)
-        if self.clips_there and len(present):
-            summed = self._sum_clipped_there(state, present, seen)
+        if self.clips_on_device and len(present):
+            summed = self._sum_clipped_on_device(state, present, seen)
             return self._outcome(advance(task, state, summed, present), memory, present, seen)
         combined = combine(task, state, self._parts(state, memory, present, watch, seen), len(present), self.noise)
         if kept is not None:
@@ -357,13 +365,13 @@ class _Simulation:
             for state, quality, done in zip(states, _means_over(online, sizes), cycle(searches), strict=False):
                 yield Outcome(state, None, state.weights, quality, done, travels, travels)
 
-    def _sum_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
+    def _sum_on_device(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
         """What `combine` makes of all updates, added up on the card in the same parts; None if one is of no use."""
         assert self.twin is not None
         rule, chance = cast(Mean, self.federation.aggregator), Chance(self.seed, state.round + 1)
         sizes = self.crowd.interactions if len(present) == len(self.crowd) else self.crowd.interactions[present]
         rows = max(1, CHUNK_BYTES // (4 * state.weights.shape[-1]))
-        several = rows * CHUNKS_THERE
+        several = rows * CHUNKS_ON_DEVICE
         total = np.zeros(0)
         for begin in range(0, len(present), several):
             some = present[begin : begin + several]
@@ -379,13 +387,13 @@ class _Simulation:
             return None
         return Combined(rule.whole(total), present, None, sizes, state.rule, state.common)
 
-    def _sum_clipped_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined:
+    def _sum_clipped_on_device(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined:
         """What `combine` makes of updates that a server shortens and adds up, in whole numbers: parts do not matter."""
         assert self.twin is not None
         assert self.noise is not None
         mechanism, chance = self.federation.mechanism, Chance(self.seed, state.round + 1)
         assert isinstance(mechanism, ClippingMechanism)
-        rows, bytes_each = max(1, THERE_BYTES // (4 * state.weights.size)), 4 * state.weights.size
+        rows, bytes_each = max(1, DEVICE_BYTES // (4 * state.weights.size)), 4 * state.weights.size
         total = np.zeros(state.weights.size, dtype=np.int64)
         for begin in range(0, len(present), rows):
             some = present[begin : begin + rows]
@@ -399,14 +407,14 @@ class _Simulation:
         change = cast(Any, mechanism).rule(self.cohort, self.noise).whole(total)
         return Combined(change, present, None, np.ones(len(present), np.int64), state.rule, state.common)
 
-    def _rule_there(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
+    def _rule_on_device(self, state: State, present: NDArray[np.int64], seen: list[_Seen]) -> Combined | None:
         """What a robust rule makes of all updates on the card; None if one is of no use."""
         assert self.twin is not None
         everybody = len(present) == len(self.crowd)
         chance = Chance(self.seed, state.round + 1)
         updates, observed = self.twin.stay(state.weights, chance, None if everybody else present)
         try:
-            change = change_there(self.twin.there.machine, self.federation.aggregator, updates)
+            change = change_on_device(self.twin.there.machine, self.federation.aggregator, updates)
         except ValueError as problem:  # such as too few clients for this rule
             raise RoundError(str(problem), state.round + 1) from problem
         if change is None:
@@ -418,7 +426,7 @@ class _Simulation:
     def drawn(self, round: int) -> NDArray[np.int64]:
         """Rows of the clients that take part in a round."""
         federation = self.federation
-        if self.noise is not None and has(federation.mechanism, "hides cohort"):
+        if self.noise is not None and has_trait(federation.mechanism, "hides cohort"):
             # Each client by itself: nobody may take part, and how many do is secret, too.
             return np.flatnonzero(self.noise.bernoulli(federation.participation, len(self.crowd)))
         return taking_part(len(self.crowd), federation.participation, self.seed, round)
@@ -459,16 +467,16 @@ class _Simulation:
         everybody = len(present) == len(self.crowd)
         some = self.crowd if everybody else self.crowd.rows(present)
         start = state.weights if state.weights.ndim == 1 else state.weights[present]
-        bend = STRAIGHT
+        correction = NO_CORRECTION
         if local is not None:
             memory = memory if everybody or memory is None else memory[present]
-            bend = local.bend(memory, None if state.common is None else state.common.astype(np.float32))
+            correction = local.correction(memory, None if state.common is None else state.common.astype(np.float32))
         if some.people is not None:
-            return self._send_of_people(start, some, bend, number, seen)
-        if self.twin is not None and bend.personal is None:
-            learned = self.twin(start, chance, None if everybody else present, bend)
+            return self._send_of_people(start, some, correction, number, seen)
+        if self.twin is not None and correction.personal is None:
+            learned = self.twin(start, chance, None if everybody else present, correction)
         else:
-            learned = federation.learner(self._whole(start), some, chance, bend, self.threads)
+            learned = federation.learner(self._whole(start), some, chance, correction, self.threads)
         updates = learned.updates
         if self.keeps_a_part:
             updates = np.ascontiguousarray(updates[:, : start.shape[-1]])
@@ -476,7 +484,7 @@ class _Simulation:
         bytes_each = None if learned.sent is None else learned.sent.dtype.itemsize
         messages = Messages(updates, sizes, some.ids, start, number, bytes_each)
         if local is not None:
-            memory = local.remember(memory, bend, learned, steps_of(federation.learner, some.interactions))
+            memory = local.remember(memory, correction, learned, steps_of(federation.learner, some.interactions))
         if federation.attack is not None:
             messages = federation.attack(messages, some.malicious, chance.rng("attack"))
         if messages.updates.shape != (len(present), state.weights.shape[-1]):
@@ -491,15 +499,17 @@ class _Simulation:
         seen.append(_Seen(learned.observed, messages.bytes_each, memory if local is not None else None))
         return messages
 
-    def _send_of_people(self, start: Weights, some: Crowd, bend: Bend, number: int, seen: list[_Seen]) -> Messages:
+    def _send_of_people(
+        self, start: Weights, some: SimulatedClients, correction: LocalCorrection, number: int, seen: list[_Seen]
+    ) -> Messages:
         """The same where clients are organisations: each of their people learns from own searches alone."""
         federation, people = self.federation, some.people
         assert people is not None
         row = np.searchsorted(some.ids, people.client)
         starts = start if start.ndim == 1 else start[row]
-        learned = federation.learner(starts, people, Chance(self.seed, number), bend, self.threads)
+        learned = federation.learner(starts, people, Chance(self.seed, number), correction, self.threads)
         messages = Messages(learned.updates, people.interactions, people.client, starts, number)
-        if not has(federation.mechanism, "people"):
+        if not has_trait(federation.mechanism, "people"):
             messages = of_clients(messages)
         if federation.mechanism is not None:
             assert self.noise is not None
@@ -509,7 +519,7 @@ class _Simulation:
         return messages
 
     def _whole(self, start: Weights) -> Weights:
-        """The model as learners read it: what clients keep themselves is put in its place by `Bend.personal`."""
+        """The model as learners read it: `LocalCorrection.personal` puts in what clients keep themselves."""
         if not self.keeps_a_part:
             return start
         return np.concatenate([start, np.zeros(abs(self.federation.learner.ranker.hidden))])
@@ -563,9 +573,9 @@ def _without_messages(watch: Callable[[Messages], None] | None) -> Callable[[Mes
     return None if watch is None else lambda messages: watch(messages.rows(slice(0)))
 
 
-def evaluated(federation: Federation, state: State, memory: Memory, crowd: Crowd) -> Weights:
+def evaluated(federation: Federation, state: State, memory: Memory, crowd: SimulatedClients) -> Weights:
     """The model that is evaluated: the server's, with the mean of what clients keep where they keep a part."""
-    if memory is None or not has(federation.local, "shared part"):
+    if memory is None or not has_trait(federation.local, "shared part"):
         return state.weights
     sizes = crowd.interactions
     own = kernels.sums.weighted_sum(sizes, memory) / sizes.sum() if sizes.sum() else memory.mean(axis=0)
@@ -590,7 +600,7 @@ def _means_over(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[f
 def simulate_arrivals(
     federation: Federation,
     rule: ArrivalRule,
-    crowd: Crowd,
+    crowd: SimulatedClients,
     rounds: int,
     seed: int = 1,
     *,
@@ -610,14 +620,14 @@ def simulate_arrivals(
     if crowd.people is not None:
         raise ValueError("people of organisations do not arrive one by one in this version; use clients without people")
     plan, task = schedule(crowd, rule), ServerTask(federation, len(crowd), rule)
-    if has(federation.local, "common") or has(federation.local, "shared part"):
+    if has_trait(federation.local, "common") or has_trait(federation.local, "shared part"):
         raise ValueError(
             "local: clients that arrive one by one keep no controls or weights of their own; leave it out, or use "
             "FedProx"
         )
     if state is None:
         state, _ = first_state(federation, crowd, seed, start, rule)
-    bend = STRAIGHT if federation.local is None else federation.local.bend(None, None)
+    correction = NO_CORRECTION if federation.local is None else federation.local.correction(None, None)
     if noise is None and federation.mechanism is not None:
         noise = federation.mechanism.source()
     last = min(rounds, plan.rounds)
@@ -636,7 +646,7 @@ def simulate_arrivals(
         assert state.held is not None
         # Chance is keyed by the client and the place in its pool alone: it is the same however windows fall.
         some = everything.rows(slice(first, stop))
-        learned = federation.learner(state.held[plan.rows[first:stop]], some, Chance(seed, 0), bend, threads)
+        learned = federation.learner(state.held[plan.rows[first:stop]], some, Chance(seed, 0), correction, threads)
         for number in range(state.round + 1, end + 1):
             own = slice(int(plan.edges[number - 1]), int(plan.edges[number]))
             place = slice(own.start - first, own.stop - first)
@@ -654,7 +664,7 @@ def _arrive(
     task: ServerTask,
     state: State,
     learned: Learned,
-    some: Crowd,
+    some: SimulatedClients,
     place: slice,
     plan: Schedule,
     noise: Source | None,

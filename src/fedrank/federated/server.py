@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.federated.arrival import Arrival, ArrivalRule, Arrived, mean_of
+from fedrank.federated.asynchronous import Arrival, ArrivalRule, Arrived, mean_of
 from fedrank.federated.federation import Federation
 from fedrank.federated.messages import Call, ExpectedMessage, Message, payload_of
 from fedrank.federated.robust import RememberingAggregator
@@ -23,7 +23,7 @@ from fedrank.types import (
     Source,
     StreamingAggregator,
     Weights,
-    has,
+    has_trait,
 )
 from fedrank.wire import Refused
 
@@ -64,9 +64,9 @@ class ServerTask:
             held = np.tile(weights, (self.clients, 1))
             return State(0, weights, rule=self.arrival.first(self.clients, size), held=held)
         rule: Arrays = {}
-        if has(federation.aggregator, "remembers"):
+        if has_trait(federation.aggregator, "remembers"):
             rule = cast(RememberingAggregator, federation.aggregator).first(self.clients, size)
-        common = federation.local.first_common(size) if has(federation.local, "common") else None  # type: ignore[union-attr]
+        common = federation.local.first_common(size) if has_trait(federation.local, "common") else None  # type: ignore[union-attr]
         return State(0, weights, common, federation.server.first(weights.size), rule)
 
     def cohort(self, present: int) -> float:
@@ -105,7 +105,7 @@ class ServerTask:
 
     def counts(self, rows: NDArray[np.int64], state: State) -> NDArray[np.float64] | None:
         """[rows]: how much updates count by their age, where clients must weigh them: nobody can within a sum."""
-        if self.arrival is None or not self.arrival.gathers or not has(self.federation.mechanism, "adds up"):
+        if self.arrival is None or not self.arrival.gathers or not has_trait(self.federation.mechanism, "adds up"):
             return None
         return self.arrival.counts(rows, state.rule)  # type: ignore[attr-defined, no-any-return]
 
@@ -190,13 +190,13 @@ def combine(
         updates = used.updates
         if common is not None and state.common is not None:
             common = common + _common_move(task, state.common, used)
-        if has(rule, "sum"):
+        if has_trait(rule, "sum"):
             part = cast(StreamingAggregator, rule).part(used)
             total = part if total is None else total + part
             continue
         _check_somebody_is_left(task, state, excluded, present)
         try:
-            if has(rule, "remembers"):
+            if has_trait(rule, "remembers"):
                 # It remembers rows; ids may have gaps, where clients were selected.
                 change, kept = cast(RememberingAggregator, rule)(replace(used, ids=rows), state.rule)
                 change = _checked(rule, change, state, len(rows))
@@ -260,7 +260,7 @@ def _arrived(rule: ArrivalRule, state: State, combined: Combined, present: NDArr
 def _rule(task: ServerTask, state: State, present: int, source: Source | None) -> Aggregator:
     """How messages are combined: by the aggregator, by a rule of arrival, or by what a mechanism lets anybody see."""
     federation = task.federation
-    if has(federation.mechanism, "adds up"):
+    if has_trait(federation.mechanism, "adds up"):
         mechanism = cast(AddingMechanism, federation.mechanism)
         return mechanism.rule(task.cohort(present), source or mechanism.source())
     if task.arrival is not None:
@@ -335,6 +335,6 @@ def _of_use(messages: Messages, rows: NDArray[np.int64]) -> tuple[Messages, NDAr
 def _check_somebody_is_left(task: ServerTask, state: State, excluded: list[int], present: int) -> None:
     """Others go on without them, unless there are none, or every client has a model of its own."""
     out_of_step = task.arrival is not None and not task.arrival.together
-    if excluded and not out_of_step and (len(excluded) == present or has(task.federation.aggregator, "apart")):
+    if excluded and not out_of_step and (len(excluded) == present or has_trait(task.federation.aggregator, "apart")):
         problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
         raise RoundError(problem, state.round + 1, excluded[0])

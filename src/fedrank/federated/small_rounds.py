@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation, cohort_size
 from fedrank.federated.server import State
-from fedrank.federated.steps import moves_of
+from fedrank.federated.server_optimizers import moves_of
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.loops import SMALLEST_SHARE
 from fedrank.seeds import keys_for
-from fedrank.types import Crowd
+from fedrank.types import SimulatedClients
 
 SMALL = 2 * SMALLEST_SHARE  # interactions: a round with fewer is not shared out among threads
 ENOUGH_ROUNDS = 2_000  # with fewer, the loop is compiled for longer than it saves
@@ -41,7 +41,7 @@ class SmallRounds:
     """A federation whose rounds are done many at a time. `drawn` gives the rows that take part in a round."""
 
     def __init__(
-        self, federation: Federation, crowd: Crowd, seed: int, drawn: Callable[[int], NDArray[np.int64]]
+        self, federation: Federation, crowd: SimulatedClients, seed: int, drawn: Callable[[int], NDArray[np.int64]]
     ) -> None:
         self.seed, self.drawn = seed, drawn
         self.settings = cast(Pdgd, federation.learner).compiled_settings(crowd)
@@ -84,7 +84,7 @@ class SmallRounds:
 
 
 def small_rounds(
-    federation: Federation, crowd: Crowd, seed: int, state: State, drawn: Callable[[int], NDArray[np.int64]]
+    federation: Federation, crowd: SimulatedClients, seed: int, state: State, drawn: Callable[[int], NDArray[np.int64]]
 ) -> SmallRounds | None:
     """How to go on from a state many rounds at a time; None where a part of a round is not compiled, or has much to do.
 

@@ -34,7 +34,7 @@ class DeviceError(RuntimeError):
     """A graphics card that is not there, is too small, or cannot be used."""
 
 
-class Machine(Protocol):
+class Device(Protocol):
     """Memory of its own, and loops that run there."""
 
     name: str
@@ -140,7 +140,7 @@ class Processor:
         getattr(self._loops, loop)(ctypes.c_void_p(task.ctypes.data))
 
 
-class GraphicsCard:
+class CudaDevice:
     """A graphics card, by CuPy."""
 
     def __init__(self) -> None:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.report.claims import SMALL, Verdict
-from fedrank.experiments.report.findings import find
 from fedrank.experiments.report.markdown import markdown
-from fedrank.experiments.report.reproduced import WITHIN
+from fedrank.experiments.report.published_values import WITHIN
 from fedrank.experiments.report.sections import Cell, Listing, Part, Section, Table, say
 from fedrank.experiments.report.tables import (
     Footnotes,

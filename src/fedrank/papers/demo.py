@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedrank.attacks.audits import READING, Finding
-from fedrank.experiments.report.answers import findings_table
+from fedrank.experiments.report.analysis import Analysis, find
+from fedrank.experiments.report.command_output import findings_table
 from fedrank.experiments.report.figures import curves
-from fedrank.experiments.report.findings import Findings, find
 from fedrank.experiments.report.html import page
-from fedrank.experiments.report.readings import VariantRuns
+from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.sections import Cell, Drawing, Section, Span, Table, say
 from fedrank.experiments.report.tables import heading, spread
 from fedrank.experiments.runner.audit import audit_experiment
@@ -60,7 +60,7 @@ def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progres
         tell(line)
 
 
-def learning(learned: Findings, column: str) -> tuple[str, str]:
+def learning(learned: Analysis, column: str) -> tuple[str, str]:
     """Chapters 1 and 2 in a sentence each."""
     quality = {variant.name: spread(column, variant.summary(column)) for variant in learned.variants}
     return (
@@ -78,7 +78,7 @@ def leaving(forgotten: VariantRuns, attacks: Sequence[Finding], column: str) -> 
     )
 
 
-def story(learned: Findings, column: str, forgotten: VariantRuns | None = None, attacks: Sequence[Finding] = ()) -> str:
+def story(learned: Analysis, column: str, forgotten: VariantRuns | None = None, attacks: Sequence[Finding] = ()) -> str:
     """The web page: one picture and one paragraph for each chapter that has been computed so far."""
     together, attacked = learning(learned, column)
     drawing = Drawing(lambda: curves(learned, column, heading(column)), f"{heading(column)} by round, mean over seeds.")
@@ -97,7 +97,7 @@ def story(learned: Findings, column: str, forgotten: VariantRuns | None = None, 
     return page(TITLE, [Section(TITLE, (say(first, tone="lead"), *chapters))])
 
 
-def last_chapters(learned: Findings, column: str, forgotten: VariantRuns, attacks: Sequence[Finding]) -> list[Section]:
+def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attacks: Sequence[Finding]) -> list[Section]:
     """What is known only at the end: unlearning, what messages reveal, and what to do next."""
     after, messages = leaving(forgotten, attacks, column)
     rows = [*((variant.label, variant) for variant in learned.variants), ("attacked, then forgotten", forgotten)]

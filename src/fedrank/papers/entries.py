@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrank.experiments.report.findings import Findings
+from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.markdown import anchor
 from fedrank.experiments.report.sections import Span
 from fedrank.papers.items import Item, Paper, captioned, command
@@ -26,7 +26,7 @@ class Entry:
     form: str  # "whole", "quick", and which settings were changed; empty for one of our own
     data: str
     command: str  # that asks for its runs
-    findings: Findings
+    findings: Analysis
     item: Item | None = None  # of a paper
 
     @property
@@ -47,7 +47,7 @@ class Entry:
 
 
 def entries(
-    known: Sequence[Paper], done: Mapping[str, Sequence[Done]], found: Sequence[Findings], folder: Path
+    known: Sequence[Paper], done: Mapping[str, Sequence[Done]], found: Sequence[Analysis], folder: Path
 ) -> dict[str, list[Entry]]:
     """By the titles of papers, in their order; what belongs to none comes last."""
     told: dict[str, list[Entry]] = {}
@@ -72,12 +72,12 @@ def _of_paper(one: Done, folder: Path) -> Entry:
     )
 
 
-def _of_our_own(findings: Findings, folder: Path) -> Entry:
+def _of_our_own(findings: Analysis, folder: Path) -> Entry:
     name = _below(folder, findings)
     data = str(findings.runs.finished[0].data.get("name", ""))
     return Entry(name, findings.title, "", data, f"fedrank run {name}/experiment.toml", findings)
 
 
-def _below(folder: Path, findings: Findings) -> str:
+def _below(folder: Path, findings: Analysis) -> str:
     place = findings.folder
     return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else findings.name

@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.figures import (
     COLOURS,
     INK,
@@ -25,8 +26,7 @@ from fedrank.experiments.report.figures import (
     plain,
     wrapped,
 )
-from fedrank.experiments.report.findings import Findings
-from fedrank.experiments.report.readings import VariantRuns
+from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.sections import Drawing, Part
 from fedrank.experiments.report.silo_figures import sketch_costs
 from fedrank.experiments.report.tables import heading
@@ -86,7 +86,7 @@ FIGURES: dict[str, Against] = {
 }
 
 
-def drawings(name: str, findings: Findings) -> Iterator[Part]:
+def drawings(name: str, findings: Analysis) -> Iterator[Part]:
     """The pictures of an experiment, and tables of what is no quality."""
     if name == "cs-f-ltr/fig-4":
         yield from sketch_costs(findings)
@@ -120,7 +120,7 @@ def drawings(name: str, findings: Findings) -> Iterator[Part]:
             yield Drawing(partial(draw_by_panel, findings, column), text)
 
 
-def draw_against(findings: Findings, against: Against, column: str) -> str:
+def draw_against(findings: Analysis, against: Against, column: str) -> str:
     """A line for each rule or method, over the number that was varied; empty if no variant fits."""
     panels: dict[str, dict[str, list[tuple[float, VariantRuns]]]] = {}
     for variant in findings.variants:
@@ -166,7 +166,7 @@ def draw_against(findings: Findings, against: Against, column: str) -> str:
         return as_svg(figure)
 
 
-def draw_by_panel(findings: Findings, column: str) -> str:
+def draw_by_panel(findings: Analysis, column: str) -> str:
     """Learning curves as papers show them: users side by side, rankers below each other, a line for all else."""
     settings = {key for variant in findings.variants for key in variant.settings}
     across, down = ([key for key in PANELS if key in settings] + ["", ""])[:2]

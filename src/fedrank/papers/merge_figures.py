@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.figures import COLOURS, LOOK, QUIET, as_svg, plain
-from fedrank.experiments.report.findings import Findings
 from fedrank.experiments.report.sections import Cell, Drawing, Part, Table
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import Run
@@ -29,7 +29,7 @@ SETTINGS = ("rate", "leaves", "min_data_in_leaf", "min_sum_hessian")
 PARTS = ("train", "validation", "test", "merge")
 
 
-def held(findings: Findings) -> Iterator[Part]:
+def held(findings: Analysis) -> Iterator[Part]:
     """Table 2: queries, documents and relevant documents of every client, under each rule; of the first fold."""
     rows: dict[tuple[str, str, str], list[Cell]] = {}
     for run in _first_repeats(findings):
@@ -46,7 +46,7 @@ def held(findings: Findings) -> Iterator[Part]:
         yield Table(header, list(rows.values()), 3, ['Fold 1. Client "all" is the whole set before it is split.'])
 
 
-def chosen_settings(findings: Findings) -> Iterator[Part]:
+def chosen_settings(findings: Analysis) -> Iterator[Part]:
     """Table 6: what Optuna chose for the model of every client, and for those on top of them."""
     rows = []
     for run in _first_repeats(findings):
@@ -61,7 +61,7 @@ def chosen_settings(findings: Findings) -> Iterator[Part]:
         yield Table(header, rows, 2, ["Fold 1, first seed. Tried: settings, by nDCG@10 of the validation queries."])
 
 
-def category_shares(findings: Findings) -> Iterator[Part]:
+def category_shares(findings: Analysis) -> Iterator[Part]:
     """Figure 2: the share of each category among relevant documents, and among queries, of the training set."""
     run = next(iter(_first_repeats(findings)), None)
     if run is None or not isinstance(run.spec.split, Categories):  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def draw_shares(names: Sequence[str], documents: NDArray[np.float64], queries: N
         return as_svg(figure)
 
 
-def looked_at(findings: Findings) -> Iterator[Part]:
+def looked_at(findings: Analysis) -> Iterator[Part]:
     """Figure 3: by which features stacked models decide; the last ones are the scores of the local models."""
     for run in _first_repeats(findings):
         models = [load_model(folder) for folder in sorted(run.path.glob("clients/*/merged"))]
@@ -136,7 +136,7 @@ def draw_gains(gains: dict[str, dict[str, float]]) -> str:
         return as_svg(figure)
 
 
-def _first_repeats(findings: Findings) -> Iterator[Run]:
+def _first_repeats(findings: Analysis) -> Iterator[Run]:
     """One run of each variant: that of the first fold and seed."""
     for variant in findings.variants:
         mine = [run for run in findings.runs.finished if run.variant == variant.name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedrank.experiments.report.findings import Findings, untested, what_final_means
+from fedrank.experiments.report.analysis import Analysis, untested, what_final_means
 from fedrank.experiments.report.pivot import value_tables
 from fedrank.experiments.report.sections import Listing, Pairs, Part, Points, Section, say
 from fedrank.experiments.report.tables import asked_rows, data_facts, duration, heading
@@ -68,14 +68,14 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     return [*facts, ("final", what_final_means(findings)[0])]
 
 
-def _columns(findings: Findings) -> list[str]:
+def _columns(findings: Analysis) -> list[str]:
     """The first measure, and those that claims or published values are about; all where there are none."""
     asked = [claim.column for claim in findings.claims] + [value.column for value in findings.published]
     wanted = dict.fromkeys([findings.main, *(asked or findings.measures)])
     return [column for column in wanted if column in findings.columns]
 
 
-def _warnings(findings: Findings, columns: Sequence[str]) -> list[str]:
+def _warnings(findings: Analysis, columns: Sequence[str]) -> list[str]:
     """What to keep in mind about what is shown."""
     shown = {column: found for column, found in findings.comparisons.items() if column in columns}
     hidden = {*untested(findings, findings.comparisons)} - {*(tests := untested(findings, shown))}

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedrank.experiments.report.analysis import Analysis, find, what_final_means
 from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, UNTESTED, Verdict, judge_all
 from fedrank.experiments.report.compose import conventions, warnings
 from fedrank.experiments.report.contrast import across
-from fedrank.experiments.report.findings import Findings, find, what_final_means
 from fedrank.experiments.report.html import page
-from fedrank.experiments.report.reproduced import WITHIN, Reproduced
+from fedrank.experiments.report.published_values import WITHIN, PublishedComparison
 from fedrank.experiments.report.sections import Cell, Part, Section, Span, Table, say
 from fedrank.experiments.report.tables import (
     PUBLISHED,
@@ -51,8 +51,8 @@ class Done:
 
     item: Item
     form: str  # "whole" or "quick", ", unlearned", and which settings were changed
-    findings: Findings  # without published values of other data or settings
-    published: tuple[Reproduced, ...]  # all of them
+    findings: Analysis  # without published values of other data or settings
+    published: tuple[PublishedComparison, ...]  # all of them
 
     @property
     def data(self) -> str:
@@ -101,7 +101,7 @@ def _called(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}"
 
 
-def match(known: Sequence[Paper], reported: Sequence[Findings]) -> dict[str, list[Done]]:
+def match(known: Sequence[Paper], reported: Sequence[Analysis]) -> dict[str, list[Done]]:
     """Which runs are those of which table or figure, paper by paper; runs of anything else are left out."""
     done: dict[str, list[Done]] = {}
     for paper in known:

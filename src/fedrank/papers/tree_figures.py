@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.figures import COLOURS, LOOK, QUIET, as_svg
-from fedrank.experiments.report.findings import Findings
 from fedrank.experiments.report.sections import Cell, Drawing, Table
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import Run
@@ -23,7 +23,7 @@ STEP = 100  # documents between two lengths, as in the paper
 ENOUGH = 10  # choices from which on a document is as bright as can be, as in the paper
 
 
-def cut_lists(findings: Findings) -> Iterator[Table]:
+def cut_lists(findings: Analysis) -> Iterator[Table]:
     """Table 1: what is left of the data where lists are cut to some number of negatives."""
     rows = []
     for variant in findings.variants:
@@ -49,7 +49,7 @@ def cut_lists(findings: Findings) -> Iterator[Table]:
         )
 
 
-def gain_by_length(findings: Findings, better: str, other: str) -> Iterator[Drawing]:
+def gain_by_length(findings: Analysis, better: str, other: str) -> Iterator[Drawing]:
     """Figure 6: how much better one variant ranks queries with lists of some length, and how many such queries are."""
     pairs = {variant.name: variant for variant in findings.variants}
     if not {better, other} <= set(pairs):
@@ -99,7 +99,7 @@ def draw_gain(lengths: NDArray[np.float64], gains: NDArray[np.float64], label: s
         return as_svg(figure)
 
 
-def chosen(findings: Findings) -> Iterator[Drawing]:
+def chosen(findings: Analysis) -> Iterator[Drawing]:
     """Figures 7 and 8: which negatives are chosen, by query and by rank in the order of the data."""
     run = next((run for run in findings.runs.finished if (run.path / "selected.npz").exists()), None)
     if run is None:

@@ -20,6 +20,7 @@ from fedrank.privacy.accounting import (
     ResponseEvent,
 )
 from fedrank.privacy.clip import contributions, finest_step, total_steps, weights_of
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, Setting, up
 from fedrank.privacy.noise import (
     GridNoise,
     SecureSource,
@@ -28,9 +29,8 @@ from fedrank.privacy.noise import (
     rounded_gaussian,
     rounded_laplace,
 )
-from fedrank.privacy.promises import OBSERVERS, Promise, Setting, up
 from fedrank.ranking.evolution import REWARD_VALUES
-from fedrank.types import Aggregator, Change, Clip, Mechanism, Messages, Source, Trait, has
+from fedrank.types import Aggregator, Change, Clip, Mechanism, Messages, Source, Trait, has_trait
 
 LARGEST = 1e30  # of a clip, of noise and of ε: far beyond any use, and products of them stay finite
 LARGEST_PROTOCOL = 200  # clients: the secure sum takes time that grows with their square
@@ -67,7 +67,7 @@ class OnClient:
 
 
 @dataclass(frozen=True)
-class SecureSum:
+class SecureAggregation:
     """Small shares of noise on every message, and a protocol that lets the server learn nothing but the sum.
 
     After Bonawitz et al. (CCS 2017); shares of discrete noise after Kairouz, Liu and Steinke (ICML 2021).
@@ -141,11 +141,11 @@ class AtServer:
 class PricedMechanism(Mechanism, Protocol):
     """A mechanism that says what may be claimed for it."""
 
-    def promises(self, setting: Setting) -> list[Promise]:
+    def promises(self, setting: Setting) -> list[Guarantee]:
         """What is claimed against each of `OBSERVERS`, or that nothing can be."""
 
 
-PLACES: dict[str, type[Place]] = {"client": OnClient, "secure-sum": SecureSum, "server": AtServer}
+PLACES: dict[str, type[Place]] = {"client": OnClient, "secure-sum": SecureAggregation, "server": AtServer}
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Noise(ABC):
     @property
     def sends(self) -> str:
         """The type of what a client sends: whole grid steps where they are summed up, four bytes otherwise."""
-        return "<i8" if isinstance(self.place, SecureSum) else "<f4"
+        return "<i8" if isinstance(self.place, SecureAggregation) else "<f4"
 
     @property
     def sees(self) -> str:
@@ -204,13 +204,13 @@ class _Noise(ABC):
         """Width of the grid: the finest that four bytes a parameter, or the modulus of the sum, allow."""
         # A sum of people's contributions is exact in four bytes, too; the factor is for each having been rounded up.
         finest = finest_step(self.clip if self.people == 1 else 2 * self.people * self.clip)
-        if not isinstance(self.place, SecureSum):
+        if not isinstance(self.place, SecureAggregation):
             return finest
-        from fedrank.privacy import secure_sum
+        from fedrank.privacy import secure_aggregation
 
         self.place.check(cohort)
         total = self.tail * self.noise * self.clip * math.sqrt(cohort / self.place.fewest(cohort))
-        return max(finest, secure_sum.finest_step(int(cohort) * self.people, self.clip, total, self.place.bits))
+        return max(finest, secure_aggregation.finest_step(int(cohort) * self.people, self.clip, total, self.place.bits))
 
     def reach(self, setting: Setting) -> float:
         """How far the sum moves without one client, person or interaction: the sensitivity, after rounding."""
@@ -259,8 +259,8 @@ class _Noise(ABC):
         scale, place = self.noise * self.clip / step, self.place
         if isinstance(place, OnClient):
             steps += self._law(scale).draw(steps.shape, source)
-        if isinstance(place, SecureSum):
-            from fedrank.privacy.secure_sum import message_bytes
+        if isinstance(place, SecureAggregation):
+            from fedrank.privacy.secure_aggregation import message_bytes
 
             steps += self._share(scale, place.fewest(cohort)).draw(steps.shape, source)
             sent, bytes_each = steps, message_bytes(int(cohort), steps.shape[1], place.bits)
@@ -290,12 +290,12 @@ class _Noise(ABC):
 
     def rule(self, cohort: float, source: Source) -> Aggregator:
         step = self.step(cohort)
-        if isinstance(self.place, SecureSum):
+        if isinstance(self.place, SecureAggregation):
             kind = _SumOfShares if self.place.sum == "ideal" else _ProtocolSum
             return kind(self.place, step / self.people, int(cohort))
         return _NoisySum(step, cohort * self.people, self._law(self.noise * self.clip / step), source)
 
-    def promises(self, setting: Setting) -> list[Promise]:
+    def promises(self, setting: Setting) -> list[Guarantee]:
         cohort = setting.cohort(self)
         step, reach = self.step(cohort), self.reach(setting)
         scale = self.noise * self.clip
@@ -308,12 +308,12 @@ class _Noise(ABC):
                 why = (
                     f"if a person's own organisation is trusted, which adds noise before its sum leaves; covers {unit}"
                 )
-                return [Promise(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
+                return [Guarantee(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
             slack = _slack(self._law(scale / step), setting.parameters)
             event = self._event(scale / self.furthest(setting))
             why = f"noise is added before a message leaves, so nobody needs to be trusted; covers {unit}"
-            return [Promise(each, event, why, paid, self.unit, "replace-one", slack) for each in OBSERVERS]
-        if isinstance(self.place, SecureSum):
+            return [Guarantee(each, event, why, paid, self.unit, "replace-one", slack) for each in OBSERVERS]
+        if isinstance(self.place, SecureAggregation):
             fewest = self.place.fewest(cohort)
             share = self._share(scale / step, fewest)
             slack = _slack(share, setting.parameters * fewest)
@@ -323,7 +323,7 @@ class _Noise(ABC):
                 f"the protocol, and keys are authentic; sums of fewer than {self.place.opened(cohort)} are not opened; "
                 f"who takes part is known; covers {unit}"
             )
-            return [Promise(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
+            return [Guarantee(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
         slack = _slack(self._law(scale / step), setting.parameters)
         # Who knows that an interaction took place knows that its client took part. And an organisation takes part with
         # all its people or none: the others, who are known, show that it did, so that nobody hides behind the draw.
@@ -334,9 +334,9 @@ class _Noise(ABC):
         why = f"if the server is trusted with bare {bare}{' and keeps secret who takes part' if sampled else ''}"
         charged: Literal["once", "participation", "round"] = "round" if self.unit == "client" else paid
         return [
-            Promise("server", None, f"sees every {each} without noise, and who takes part", unit=self.unit),
-            Promise("other clients", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
-            Promise("public", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
+            Guarantee("server", None, f"sees every {each} without noise, and who takes part", unit=self.unit),
+            Guarantee("other clients", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
+            Guarantee("public", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
         ]
 
     def _covers(self) -> str:
@@ -440,15 +440,15 @@ class FpdgdPaper:
         )
         return replace(messages, updates=(messages.updates + (up - down)).astype(np.float32))
 
-    def promises(self, setting: Setting) -> list[Promise]:
+    def promises(self, setting: Setting) -> list[Guarantee]:
         if getattr(setting.learner, "clip_weights", 0.0) != self.clip_weights:
             raise ValueError(
                 f"the noise of fpdgd-paper is made for weights of length {self.clip_weights:g} at most "
                 f"({self.variant}); set learner.clip_weights = {self.clip_weights:g}"
             )
         nothing = "one message carries almost no noise: clicks can be read from it"
-        rows = [Promise("server", None, nothing)]
-        if not has(setting.aggregator, "sum"):
+        rows = [Guarantee("server", None, nothing)]
+        if not has_trait(setting.aggregator, "sum"):
             why = "noise adds up to Laplace noise in an equally weighted mean only"
         elif getattr(setting.aggregator, "weighted", False) and len(set(setting.interactions)) > 1:
             why = "clients of different weight do not add up to Laplace noise"
@@ -463,8 +463,8 @@ class FpdgdPaper:
                 "at how floating-point noise was rounded; the paper "
                 f"states ε = {self.epsilon:g}; {up(event.pure)} is true for one round"
             )
-            return rows + [Promise(each, event, why) for each in OBSERVERS[1:]]
-        return rows + [Promise(each, None, why) for each in OBSERVERS[1:]]
+            return rows + [Guarantee(each, event, why) for each in OBSERVERS[1:]]
+        return rows + [Guarantee(each, None, why) for each in OBSERVERS[1:]]
 
 
 @dataclass(frozen=True)
@@ -485,24 +485,24 @@ class EsRandomisedResponse:
     ) -> Messages:
         return messages
 
-    def promises(self, setting: Setting) -> list[Promise]:
+    def promises(self, setting: Setting) -> list[Guarantee]:
         learner: Any = setting.learner
-        if not has(learner, "rewards") or learner.truth == 1:
+        if not has_trait(learner, "rewards") or learner.truth == 1:
             raise ValueError(
                 'es-randomised-response prices rewards that are flipped; use the learner "evolution" with truth below 1'
             )
         if getattr(learner, "chance", "") == "shared":
             why = 'with chance = "shared" the seed in a message also draws the clicks, so flipped rewards hide nothing'
-            return [Promise(each, None, why) for each in OBSERVERS]
+            return [Guarantee(each, None, why) for each in OBSERVERS]
         if len(set(setting.interactions)) > 1:
             why = "how often a client searched shows in its mean rewards, and nothing hides that"
-            return [Promise(each, None, why) for each in OBSERVERS]
+            return [Guarantee(each, None, why) for each in OBSERVERS]
         event = ResponseEvent(learner.truth, REWARD_VALUES, max(setting.interactions))
         why = (
             "rewards are flipped before a message leaves, so nobody needs to be trusted; covers all that a client "
             "does; a simulation draws the flips from the run's seed, and whoever has that can undo them"
         )
-        return [Promise(each, event, why) for each in OBSERVERS]
+        return [Guarantee(each, event, why) for each in OBSERVERS]
 
 
 MECHANISMS: dict[str, type[PricedMechanism]] = {
@@ -539,7 +539,7 @@ class _NoisySum:
 class _SumOfShares:
     """What a secure sum opens to the server, without the protocol."""
 
-    place: SecureSum
+    place: SecureAggregation
     step: float
     cohort: int
 
@@ -551,12 +551,12 @@ class _SumOfShares:
         return self.place.opened(self.cohort)
 
     def part(self, messages: Messages) -> NDArray[np.int64]:
-        from fedrank.privacy.secure_sum import ideal_sum
+        from fedrank.privacy.secure_aggregation import ideal_sum
 
         return ideal_sum(messages.updates, self.place.bits)
 
     def whole(self, total: NDArray[np.int64]) -> Change:
-        from fedrank.privacy.secure_sum import ideal_sum
+        from fedrank.privacy.secure_aggregation import ideal_sum
 
         return ideal_sum(total[None, :], self.place.bits).astype(np.float64) * (self.step / self.cohort)
 
@@ -568,12 +568,12 @@ class _SumOfShares:
 class _ProtocolSum:
     """The same by the protocol: of all clients at once, because nobody may see a sum of some of them."""
 
-    place: SecureSum
+    place: SecureAggregation
     step: float
     cohort: int
 
     def __call__(self, messages: Messages) -> Change:
-        from fedrank.privacy.secure_sum import secure_sum
+        from fedrank.privacy.secure_aggregation import secure_sum
 
         threshold, fewest = self.place.threshold(self.cohort), self.place.opened(self.cohort)
         session = os.urandom(16)

@@ -39,6 +39,7 @@ from fedrank.privacy.accounting import (
     PureEvent,
     ResponseEvent,
 )
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, cost_together, up
 from fedrank.privacy.ledger import (
     CHANGED,
     CHARGED,
@@ -51,7 +52,6 @@ from fedrank.privacy.ledger import (
     is_charged,
     read_charges,
 )
-from fedrank.privacy.promises import OBSERVERS, Promise, cost_together, up
 
 T = TypeVar("T", str, int, float)
 
@@ -85,7 +85,7 @@ class LedgerTerms:
 
     people: int  # 0: as many as its charges name
     delta: float
-    promises: tuple[Promise, ...]
+    promises: tuple[Guarantee, ...]
     spec: str = ""  # by what it is known whether changes that were kept are those of the same run
 
     def __post_init__(self) -> None:
@@ -126,19 +126,19 @@ def _priced(terms: LedgerTerms) -> list[tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=1024)
-def _promises(text: str) -> tuple[Promise, ...]:
+def _promises(text: str) -> tuple[Guarantee, ...]:
     return tuple(_promise(dict(one)) for one in parse_json(text))
 
 
-def _written(promise: Promise) -> dict[str, Any]:
+def _written(promise: Guarantee) -> dict[str, Any]:
     event = promise.event
     return asdict(promise) | {"event": None if event is None else {"name": _EVENT_NAMES[type(event)]} | asdict(event)}
 
 
-def _promise(described: dict[str, Any]) -> Promise:
+def _promise(described: dict[str, Any]) -> Guarantee:
     """A promise as `LedgerTerms.write` describes it, which may come from anybody."""
-    made = Promise(**described | {"event": _built(described["event"])})
-    hints = get_type_hints(Promise)
+    made = Guarantee(**described | {"event": _built(described["event"])})
+    hints = get_type_hints(Guarantee)
     choices = {name: get_args(hints[name]) for name in ("paid", "unit", "neighbours")}
     for name, known in choices.items():
         if getattr(made, name) not in known:
@@ -185,7 +185,7 @@ class Charge:
     """What leaves at once, under a key by which it is charged only once."""
 
     key: str
-    promises: tuple[Promise, ...]  # what it costs, against whom
+    promises: tuple[Guarantee, ...]  # what it costs, against whom
     who: tuple[int | str, ...] | None = None  # rows of people, or names where they are known by name; None: everybody
     times: int = 1
 
@@ -233,7 +233,7 @@ class Account:
     participations: NDArray[np.int64]  # [people]
     rounds: int
     lost: int
-    paid: Mapping[Promise, NDArray[np.int64]] = field(default_factory=dict)  # [people], where charges differ
+    paid: Mapping[Guarantee, NDArray[np.int64]] = field(default_factory=dict)  # [people], where charges differ
 
     @classmethod
     def read(cls, folder: Path) -> Account | None:
@@ -256,7 +256,7 @@ class Account:
         rows = {name: row for row, name in enumerate(named)}
         people = terms.people or max(1, len(rows))
         counts = np.zeros(people, np.int64)
-        alike: dict[int, tuple[tuple[Promise, ...], NDArray[np.int64], list[int]]] = {}  # times of each, and of all
+        alike: dict[int, tuple[tuple[Guarantee, ...], NDArray[np.int64], list[int]]] = {}  # times of each, and of all
         for charge in charges:
             whom: Any = slice(None)
             if charge.who is not None:
@@ -268,7 +268,7 @@ class Account:
             each[whom] += charge.times
             every[0] += charge.times
         observers = dict.fromkeys((ANYBODY, *against, *(one.against for group in alike.values() for one in group[0])))
-        paid: dict[Promise, NDArray[np.int64]] = {}
+        paid: dict[Guarantee, NDArray[np.int64]] = {}
         for promises, each, [all_times] in alike.values():
             own = {one.against for one in promises}
             for one in promises:
@@ -278,7 +278,7 @@ class Account:
                     paid[promise] = paid.get(promise, 0) + times
         return cls(replace(terms, people=people, promises=tuple(paid)), counts, len(charges), 0, paid)
 
-    def times(self, promise: Promise) -> NDArray[np.int64]:
+    def times(self, promise: Guarantee) -> NDArray[np.int64]:
         """[people]: how often each has paid."""
         if promise in self.paid:
             return self.paid[promise]
@@ -310,9 +310,9 @@ def spent_against(accounts: Iterable[Account], against: str, delta: float) -> fl
     return _most_spent(rows, delta) if rows else 0.0
 
 
-def _most_spent(rows: Sequence[tuple[Account, Promise]], delta: float) -> float:
+def _most_spent(rows: Sequence[tuple[Account, Guarantee]], delta: float) -> float:
     times: dict[tuple[Event | None, float], NDArray[np.int64]] = {}
-    kinds: dict[tuple[Event | None, float], Promise] = {}
+    kinds: dict[tuple[Event | None, float], Guarantee] = {}
     for account, promise in rows:
         kind = (promise.event, promise.slack)
         kinds[kind] = promise

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.privacy.guarantees import Guarantee, up
 from fedrank.privacy.ledger import KeptRound, Ledger
 from fedrank.privacy.population import Account, BudgetSpentError, LedgerTerms, Population
-from fedrank.privacy.promises import Promise, up
 from fedrank.types import Change
 
 MOST_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
@@ -19,13 +19,13 @@ MOST_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash
 class Spending:
     """The journal of a round (see `fedrank.federated.round`): a ledger, and a limit for every promise."""
 
-    def __init__(self, ledger: Ledger, promises: Sequence[Promise], rounds: int, delta: float, budget: float | None):
+    def __init__(self, ledger: Ledger, promises: Sequence[Guarantee], rounds: int, delta: float, budget: float | None):
         self.ledger, self._last, self._ahead = ledger, rounds, 1
         self._counts = ledger.participations()
         self._rounds = ledger.rounds()
         # Rounds that a crash took were charged, too, so that a client may pay more often than there are rounds.
         most = rounds + max(self._rounds, int(self._counts.max(initial=0)))
-        self._limits: list[tuple[Promise, int]] = []
+        self._limits: list[tuple[Guarantee, int]] = []
         for promise in promises:
             if budget is None or promise.event is None:
                 continue

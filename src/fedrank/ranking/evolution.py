@@ -14,15 +14,15 @@ from fedrank.ranking.loops import as_sent, by_threads, loops_of
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance
 from fedrank.types import (
-    STRAIGHT,
-    Bend,
-    Crowd,
+    NO_CORRECTION,
     Impression,
     Impressions,
     Learned,
+    LocalCorrection,
     Observed,
     OwnChance,
     Ranker,
+    SimulatedClients,
     Trait,
     Updates,
     Weights,
@@ -77,7 +77,12 @@ class Evolution:
             )
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
         self.check(crowd)
         count, starts = len(crowd), as_sent(start)
@@ -98,7 +103,7 @@ class Evolution:
         sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
         return Learned(updates, Observed(online, rewards), sent=sent)
 
-    def check(self, crowd: Crowd) -> None:
+    def check(self, crowd: SimulatedClients) -> None:
         """Refuse clients that cannot try both signs."""
         if len(crowd.at):
             raise ValueError(
@@ -109,7 +114,11 @@ class Evolution:
             raise ValueError(_searches_once(int(crowd.ids[np.argmax(crowd.interactions == 1)])))
 
     def from_impressions(
-        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+        self,
+        start: NDArray[np.float32],
+        impressions: Impressions,
+        own: OwnChance,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
         if self.chance == "shared":
             raise ValueError(

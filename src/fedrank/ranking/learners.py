@@ -15,19 +15,19 @@ from fedrank.ranking.loops import as_sent, bends_of, by_threads, loops_of
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (
-    STRAIGHT,
-    Bend,
-    Crowd,
+    NO_CORRECTION,
     Impressions,
     Learned,
     Learner,
+    LocalCorrection,
     Observed,
     OwnChance,
     Ranker,
+    SimulatedClients,
     Trait,
     Updates,
     Weights,
-    has,
+    has_trait,
 )
 
 _NO_DRAWS = (np.empty(0, np.float32), 1.0, 0.0)
@@ -75,18 +75,25 @@ class Pdgd:
         _check_clips(self.clip_weights, self.clip_gradients, self.batch)
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
-        starts, key, settings = as_sent(start), chance.key("learn"), self.compiled_settings(crowd, bend)
+        starts, key, settings = as_sent(start), chance.key("learn"), self.compiled_settings(crowd, correction)
         run: Any = kernels.pdgd.pdgd_clients
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             run(starts, key, *settings, first, last, updates, online)
 
         updates, online = by_threads(some, start.shape[-1], crowd, threads)
-        return Learned(updates, Observed(online), None if bend.personal is None else settings[2][2])
+        return Learned(updates, Observed(online), None if correction.personal is None else settings[2][2])
 
-    def compiled_settings(self, crowd: Crowd, bend: Bend = STRAIGHT) -> tuple[Any, ...]:
+    def compiled_settings(
+        self, crowd: SimulatedClients, correction: LocalCorrection = NO_CORRECTION
+    ) -> tuple[Any, ...]:
         """What compiled loops take besides a model and its chance: steps, display, bends, and so on up to draws."""
         data, loops = crowd.data, loops_of(crowd)
         if self.lists == "logged" and not len(data.who):
@@ -96,12 +103,16 @@ class Pdgd:
             )
         draws = (data.drawn, *data.draw) if self.lists == "logged" and data.draw is not None else _NO_DRAWS
         return (
-            self.steps, self.display, bends_of(bend, self.rate), self.ranker.hidden, loops.table, data.longest,
+            self.steps, self.display, bends_of(correction, self.rate), self.ranker.hidden, loops.table, data.longest,
             loops.held, loops.seen, loops.clicking, draws,
         )  # fmt: skip
 
     def from_impressions(
-        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+        self,
+        start: NDArray[np.float32],
+        impressions: Impressions,
+        own: OwnChance,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
         def learn(master: NDArray[np.float64], weights: NDArray[np.float32], number: int, own: Any) -> bool:
             one = impressions.drawn(weights, number)
@@ -111,7 +122,7 @@ class Pdgd:
                 return bool(learn_drawn(master, weights, hidden, *one, drawn, display, self.steps, own))
             return bool(kernels.pdgd.learn_impression(master, weights, hidden, *one, display, self.steps, own))
 
-        return _one_by_one(self, start, len(impressions), learn, bend)
+        return _one_by_one(self, start, len(impressions), learn, correction)
 
     @property
     def steps(self) -> tuple[float, bool, float, float]:
@@ -142,7 +153,12 @@ class LambdaRank:
         _check_start(self.ranker)
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
         starts, key, loops = as_sent(start), chance.key("learn"), loops_of(crowd)
 
@@ -157,7 +173,11 @@ class LambdaRank:
         return Learned(updates, Observed(online))
 
     def from_impressions(
-        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+        self,
+        start: NDArray[np.float32],
+        impressions: Impressions,
+        own: OwnChance,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
         weights, master = start.copy(), start.astype(np.float64)
         discount = kernels.elementary.discounts(kernels.show.SHOWN)
@@ -197,11 +217,16 @@ class LoggedClicks:
         _check_clips(self.clip_weights, self.clip_gradients, self.batch)
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
         data = crowd.data
         starts, key, loops = as_sent(start), chance.key("learn"), loops_of(crowd)
-        relevance, bends = data.labels, bends_of(bend, self.rate)
+        relevance, bends = data.labels, bends_of(correction, self.rate)
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             kernels.logged.logged_clients(
@@ -211,10 +236,14 @@ class LoggedClicks:
             online[first:last] = np.nan  # nobody is shown another list
 
         updates, online = by_threads(some, start.shape[-1], crowd, threads)
-        return Learned(updates, Observed(online), None if bend.personal is None else bends[2])
+        return Learned(updates, Observed(online), None if correction.personal is None else bends[2])
 
     def from_impressions(
-        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+        self,
+        start: NDArray[np.float32],
+        impressions: Impressions,
+        own: OwnChance,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
         def learn(master: NDArray[np.float64], weights: NDArray[np.float32], number: int, own: Any) -> bool:
             features, relevance, _ = impressions.logged(number)
@@ -222,7 +251,7 @@ class LoggedClicks:
                 kernels.logged.learn_list(master, weights, self.ranker.hidden, features, relevance, self.steps, own)
             )
 
-        return _one_by_one(self, start, len(impressions), learn, bend)
+        return _one_by_one(self, start, len(impressions), learn, correction)
 
     @property
     def steps(self) -> tuple[float, bool, float, float]:
@@ -235,10 +264,10 @@ def _one_by_one(
     start: NDArray[np.float32],
     count: int,
     learn: Callable[[NDArray[np.float64], NDArray[np.float32], int, NDArray[np.float64]], bool],
-    bend: Bend,
+    correction: LocalCorrection,
 ) -> Learned:
     """One client's steps from `count` lists; `learn` adds the gradient of one, and says whether there was one."""
-    pdgd, bends = kernels.pdgd, kernels.records.Bends(*bends_of(bend, learner.rate))
+    pdgd, bends = kernels.pdgd, kernels.records.Bends(*bends_of(correction, learner.rate))
     shared = len(start) - (bends.personal.shape[1] if len(bends.personal) else 0)
     weights, master = start.copy(), start.astype(np.float64)
     if len(bends.personal):
@@ -272,7 +301,7 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def fine_tune(
-    learner: Learner, weights: Weights, crowd: Crowd, seed: int, interactions: int, threads: int = 1
+    learner: Learner, weights: Weights, crowd: SimulatedClients, seed: int, interactions: int, threads: int = 1
 ) -> Weights:
     """[clients, parameters]: models after every client went on alone, from the global model or from its own.
 
@@ -285,7 +314,7 @@ def fine_tune(
     return weights + _plainly(learner, weights, longer, seed, "fine-tune", threads)
 
 
-def warm_up(learner: Learner, weights: Weights, crowd: Crowd, seed: int, interactions: int) -> Weights:
+def warm_up(learner: Learner, weights: Weights, crowd: SimulatedClients, seed: int, interactions: int) -> Weights:
     """The model that one client, with the shared queries alone, makes of `weights` before the federation begins.
 
     It clicks as the first client does.
@@ -303,9 +332,11 @@ def warm_up(learner: Learner, weights: Weights, crowd: Crowd, seed: int, interac
     return moved
 
 
-def _plainly(learner: Learner, weights: Weights, crowd: Crowd, seed: int, purpose: str, threads: int) -> Updates:
+def _plainly(
+    learner: Learner, weights: Weights, crowd: SimulatedClients, seed: int, purpose: str, threads: int
+) -> Updates:
     """Updates of plain steps outside any round; their chance is none that a round ever used."""
-    if has(learner, "rewards"):
+    if has_trait(learner, "rewards"):
         raise ValueError("evolution estimates a gradient from many clients; one alone cannot go on with it; use pdgd")
     if isinstance(learner, Pdgd | LoggedClicks):
         learner = replace(learner, clip_weights=0.0, clip_gradients=0.0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.types import Bend, Crowd, Updates, Weights
+from fedrank.types import LocalCorrection, SimulatedClients, Updates, Weights
 
 SMALLEST_SHARE = 500  # interactions; a thread with less to do costs more than it saves
 _NOTHING = np.empty((0, 0))
@@ -30,7 +30,7 @@ class Loops(NamedTuple):
     clicking: tuple[Any, ...]
 
 
-def loops_of(crowd: Crowd) -> Loops:
+def loops_of(crowd: SimulatedClients) -> Loops:
     """Made once for a crowd, and kept with it."""
     made = crowd.__dict__.get("_loops")
     if made is None:
@@ -44,14 +44,17 @@ def loops_of(crowd: Crowd) -> Loops:
     return made
 
 
-def bends_of(bend: Bend, rate: float) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+def bends_of(correction: LocalCorrection, rate: float) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
     """As `kernels.records.Bends`; `personal` is copied, since it is learned in place."""
-    drifts = _NOTHING if bend.drifts is None else bend.drifts
-    return rate * bend.pull, drifts, _NOTHING if bend.personal is None else bend.personal.copy()
+    drifts = _NOTHING if correction.drifts is None else correction.drifts
+    return rate * correction.pull, drifts, _NOTHING if correction.personal is None else correction.personal.copy()
 
 
 def by_threads(
-    some: Callable[[int, int, Updates, NDArray[np.float64]], None], parameters: int, crowd: Crowd, threads: int
+    some: Callable[[int, int, Updates, NDArray[np.float64]], None],
+    parameters: int,
+    crowd: SimulatedClients,
+    threads: int,
 ) -> tuple[Updates, NDArray[np.float64]]:
     """Let a compiled loop fill its rows of (updates, online) for ranges of clients, in threads if that pays.
 

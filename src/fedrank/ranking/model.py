@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.data.ranking import RankingData
+from fedrank.display import DisplayMixin
 from fedrank.files import parse_json, read_text, write_whole
-from fedrank.glance import Glance
 from fedrank.ranking.rankers import RANKERS
 from fedrank.types import Ranker, Scores, Weights
 
@@ -71,7 +71,7 @@ def read_for(file: str | Path, features: int, how: str) -> RankingData:
 
 
 @dataclass(frozen=True, repr=False)
-class Model(Glance):
+class Model(DisplayMixin):
     """A ranker with its weights, and what it expects of the data."""
 
     ranker: Ranker
@@ -82,7 +82,7 @@ class Model(Glance):
     notes: dict[str, Any] = field(default_factory=dict)  # where it comes from
     ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or not known
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         models = "" if self.weights.ndim == 1 else f"{len(self.weights):,}, one for each client"
         return type(self.ranker).__name__, {
             "features": f"{self.features:,}",

@@ -20,12 +20,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.live_features import LIVE_1, FeatureSet, ForwardRow, ForwardRows, QueryTerms, Usage, WordStatistics
-from fedrank.deploy.leaving import what_left
+from fedrank.deploy.sent_log import what_was_sent
 from fedrank.extras import missing
 from fedrank.files import Locked, locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import quality, sharing, ubi
-from fedrank.search.answers import (
+from fedrank.search.encoder import CHARACTERS, Encoder
+from fedrank.search.impressions import (
+    BOUNCE,
+    LEARNER,
+    ImpressionRows,
+    ListKind,
+    Recorded,
+    best_order,
+    draw,
+    draw_more,
+    first_weights,
+    learn,
+    scores_of,
+    stream_of,
+)
+from fedrank.search.index import Candidacy, Engine
+from fedrank.search.ingest import Collector, forgotten_name, remember_roots, roots_of
+from fedrank.search.readers import clean
+from fedrank.search.results import (
     Cause,
     Document,
     Explained,
@@ -45,24 +63,6 @@ from fedrank.search.answers import (
     UbiFiles,
     Weight,
 )
-from fedrank.search.collect import Collector, forgotten_name, remember_roots, roots_of
-from fedrank.search.encoder import CHARACTERS, Encoder
-from fedrank.search.impressions import (
-    BOUNCE,
-    LEARNER,
-    ImpressionRows,
-    ListKind,
-    Recorded,
-    best_order,
-    draw,
-    draw_more,
-    first_weights,
-    learn,
-    scores_of,
-    stream_of,
-)
-from fedrank.search.index import Candidacy, Engine
-from fedrank.search.readers import clean
 from fedrank.search.snippets import snippet_of
 from fedrank.search.store import Store, in_parts, marks
 from fedrank.search.trial import Trials
@@ -785,7 +785,7 @@ class SearchClient:
         for site, receiver in json.loads(self.store.setting("journals", "{}")).items():
             if not (self.folder / site).is_dir():
                 found.append(SentBytes(0, receiver, f"nobody knows what any more: {site} is gone", 0))
-            for one in what_left(self.folder / site):
+            for one in what_was_sent(self.folder / site):
                 often = f" ({one.times:,} times)" if one.times > 1 else ""
                 found.append(SentBytes(int(one.at), receiver, one.what + often, one.bytes))
         return tuple(sorted(found, key=lambda one: one.time))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.files import read_bytes, read_text
-from fedrank.search.answers import SearchError
+from fedrank.search.results import SearchError
 
 LARGEST = 2 << 30  # bytes of a model
 TOKENS = 128  # of a text that are encoded

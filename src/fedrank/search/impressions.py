@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.data.live_features import FeatureSet
 from fedrank.ranking.learners import Pdgd
-from fedrank.search.answers import NotFound
+from fedrank.search.results import NotFound
 from fedrank.search.store import Store
 from fedrank.types import Features, Impression, Scores
 

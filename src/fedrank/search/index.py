@@ -22,7 +22,7 @@ from fedrank.data.live_features import MOST_WORDS, FeatureSet, ForwardRows, Quer
 from fedrank.data.text import tokens
 from fedrank.extras import missing
 from fedrank.files import private_folder
-from fedrank.search.answers import Filters, SearchError
+from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import Store
 
 FOLDER = "engine"

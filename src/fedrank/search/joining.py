@@ -33,9 +33,9 @@ from fedrank.experiments.spec.toml import shown
 from fedrank.files import private_folder, told, write_whole
 from fedrank.ranking.model import load_weights
 from fedrank.search import networked
-from fedrank.search.answers import SearchError
 from fedrank.search.client import SearchClient
 from fedrank.search.networked import Server, SiteRunner
+from fedrank.search.results import SearchError
 from fedrank.search.sharing import FEDERATION, MARK, SEARCHES, Sharing, recorded
 
 PREFIX = "file:"

@@ -16,7 +16,7 @@ from fedrank.deploy.settings import SITE, SiteSettings, read_site
 from fedrank.experiments.spec.toml import parse_toml, shown
 from fedrank.extras import missing
 from fedrank.files import Locked, told, write_whole
-from fedrank.search.answers import SearchError
+from fedrank.search.results import SearchError
 
 KIT = "kit"
 NEEDED = str(missing("taking part over a network needs an engine", "deploy"))
@@ -90,7 +90,7 @@ class SiteRunner:
     def _run(self) -> None:
         try:
             from fedrank.deploy.flare_processes import serve
-            from fedrank.deploy.warming import warm_up
+            from fedrank.deploy.warm_up import warm_up
 
             learners = read_site(self.site).policy.learners
             self.problem = ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from fedrank.search.answers import Week
+from fedrank.search.results import Week
 
 if TYPE_CHECKING:
     from markupsafe import Markup

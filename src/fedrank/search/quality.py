@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.ranking.gate import NEITHER, NEW, OLD, Draft
-from fedrank.search.answers import Week
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
+from fedrank.search.results import Week
 from fedrank.search.store import Store
 from fedrank.types import Scores
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from xml.parsers import expat
 
 from fedrank.extras import missing
-from fedrank.search.answers import Kind
+from fedrank.search.results import Kind
 
 LARGEST_TEXT = 1_000_000  # characters of a document that are kept
 LARGEST_PART = 32 << 20  # bytes of one message, or of one line of JSON

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fedrank.search import pictures
-from fedrank.search.answers import Snippet
+from fedrank.search.results import Snippet
 
 if TYPE_CHECKING:
     from jinja2 import Environment

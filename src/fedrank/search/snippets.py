@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
-from fedrank.search.answers import Snippet
+from fedrank.search.results import Snippet
 
 WORDS = 32  # of a snippet, at most
 CHARACTERS = 400  # also of one, at most: a word may be as long as a text

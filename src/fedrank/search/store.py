@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.live_features import BUCKETS, ForwardRow, WordStatistics
 from fedrank.files import private_folder
-from fedrank.search.answers import SearchError
+from fedrank.search.results import SearchError
 
 VERSION = 1
 APPLICATION = 0x6672_6E6B  # "frnk": that this is our file, and no other program's

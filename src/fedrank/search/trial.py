@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.ranking import gate
-from fedrank.search.answers import SearchError, TrialNews
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
+from fedrank.search.results import SearchError, TrialNews
 from fedrank.seeds import rng_for
 
 GATE = gate.Gate()

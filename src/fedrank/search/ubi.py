@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedrank.files import write_whole
-from fedrank.search.answers import SearchError, UbiFiles
 from fedrank.search.impressions import ImpressionRows
+from fedrank.search.results import SearchError, UbiFiles
 
 QUERIES, EVENTS = "ubi_queries.jsonl", "ubi_events.jsonl"
 APPLICATION = "fedrank-search"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fedrank.extras import missing
 from fedrank.files import Locked
 from fedrank.progress import Progress, quiet
-from fedrank.search.answers import Indexed
 from fedrank.search.client import SearchClient
+from fedrank.search.results import Indexed
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent

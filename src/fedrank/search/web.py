@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
 from fedrank.extras import missing
-from fedrank.search.answers import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.search.client import SearchClient
-from fedrank.search.original import OpensOriginal, open_original
+from fedrank.search.open_original import OpensOriginal, open_original
 from fedrank.search.render import part, render
-from fedrank.web.door import ENTER, Door
-from fedrank.web.guard import Guard, entered, in_thread, no_head, see_other
+from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
+from fedrank.web.access import ENTER, Access
+from fedrank.web.middleware import Guard, entered, in_thread, no_head, see_other
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -45,12 +45,12 @@ class Served(NamedTuple):
     """What every page needs."""
 
     client: SearchClient
-    door: Door
+    door: Access
     open: OpensOriginal
     hint: str  # a sentence below the search box of the first page
 
 
-def make_app(client: SearchClient, door: Door, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
+def make_app(client: SearchClient, door: Access, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
     """The whole page as an application that a server runs."""
     try:
         from starlette.applications import Starlette

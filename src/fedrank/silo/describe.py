@@ -79,7 +79,7 @@ def describe_turn(taken: TakenTurn, partners: Sequence[KnownPartner], sketch: st
 
 
 def _came(one: KnownPartner) -> str:
-    from fedrank.privacy.promises import up
+    from fedrank.privacy.guarantees import up
 
     documents = _count(one.partner.documents, "document")
     if one.letters:
@@ -98,7 +98,7 @@ def _count(many: int, one: str) -> str:
 
 def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
     """What is promised for all that a copy holds, and what is not."""
-    from fedrank.privacy.promises import up
+    from fedrank.privacy.guarantees import up
 
     sketcher = file.sketcher
     if not file.noised:
@@ -156,7 +156,7 @@ def _error(file: SketchFile, field: str) -> str:
 
 
 def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
-    from fedrank.privacy.promises import down, up
+    from fedrank.privacy.guarantees import down, up
 
     spent, left = ledger.spent(), ledger.left()
     if isinf(spent):

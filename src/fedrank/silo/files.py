@@ -37,7 +37,7 @@ from fedrank.files import locked
 from fedrank.silo.array_file import GROWTH, UNREADABLE, Part, SketchFileError, pack, read_arrays, write_arrays
 from fedrank.silo.compact import PARTS, compact, expand
 from fedrank.silo.hashing import Hashing
-from fedrank.silo.messages import Party, check_name
+from fedrank.silo.letters import Party, check_name
 from fedrank.silo.partners import Progress, SiloSketch, sketch_fields
 from fedrank.silo.rtk import COUNT_MIN, ReverseTopK, TopKRule
 from fedrank.silo.sketch import Sketcher

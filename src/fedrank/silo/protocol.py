@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from fedrank.data.text import Tokeniser
 from fedrank.silo.features import FIELDS, Real
 from fedrank.silo.files import SketchFile
-from fedrank.silo.looked_up import noised_counts, published_answers
-from fedrank.silo.messages import LONGEST, Party, seal, unseal
+from fedrank.silo.letters import LONGEST, Party, seal, unseal
 from fedrank.silo.partners import Counts, Found, Places, places
+from fedrank.silo.remote_counts import noised_counts, published_answers
 from fedrank.silo.sketch import KINDS, Sketcher, Sketches
 from fedrank.silo.spending import SiloLedger
 from fedrank.types import Source

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fedrank.files import opened, parse_json, private_folder, write_whole
 from fedrank.privacy.accounting import GaussianEvent, PureEvent
+from fedrank.privacy.guarantees import Guarantee, up
 from fedrank.privacy.ledger import LedgerError, is_charged
 from fedrank.privacy.population import (
     ANYBODY,
@@ -33,7 +34,6 @@ from fedrank.privacy.population import (
     ledger_folders,
     spent_against,
 )
-from fedrank.privacy.promises import Promise, up
 from fedrank.silo.sketch import SLACK
 
 SUFFIX = ".spending"  # of the ledger that lies beside a sketch
@@ -108,7 +108,8 @@ class SiloLedger:
         if not multiplier > 0:
             raise ValueError(f"multiplier = {multiplier} is no noise; use a number above 0, or None for none")
         promises = [
-            Promise(each, GaussianEvent(multiplier), "", unit="occurrence", slack=SLACK) for each in (ANYBODY, TOGETHER)
+            Guarantee(each, GaussianEvent(multiplier), "", unit="occurrence", slack=SLACK)
+            for each in (ANYBODY, TOGETHER)
         ]
         with deciding(self.path, str(self.path)):
             self._catch_up()
@@ -127,7 +128,7 @@ class SiloLedger:
                 f"{terms} terms at ε = {epsilon} cannot be charged; use numbers above 0, or None: no claim"
             )
         event, against = None if epsilon is None else PureEvent(epsilon), _against(querier)
-        promises = [Promise(each, event, "", unit="occurrence") for each in (against, TOGETHER)]
+        promises = [Guarantee(each, event, "", unit="occurrence") for each in (against, TOGETHER)]
         with deciding(self.path, str(self.path)):
             self._catch_up()
             key = f"question {question}" if question else f"answer {len(self._charges) + 1}"

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.seeds import rng_for
 from fedrank.silo.augment import backgrounds, bm25, matches
 from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, Normalisation, features, scaled, scaled_like
-from fedrank.silo.looked_up import LookedUp, Questioned
 from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
+from fedrank.silo.remote_counts import CountQuery, RemoteCounts
 from fedrank.silo.rtk import PUBLISHED, TopKRule
 from fedrank.silo.silos import Silo, SiloQuery
 from fedrank.silo.sketch import Sketcher
@@ -182,12 +182,12 @@ class LocalPlus(Local):
         if self.counts == "exact":
             return Exact(silo, k)
         if self.noise_in == "lookup":
-            return LookedUp(silo.fields, self.sketcher, key, k, self.epsilon, source)
+            return RemoteCounts(silo.fields, self.sketcher, key, k, self.epsilon, source)
         sketch = sketch_fields(silo.fields, self.sketcher, replace(self.rule, k=k), key, source)
         if self.noise_in == "sketch" and self.true_rows is None:
             return Sketched(sketch, key)
         epsilon = self.epsilon if self.noise_in == "paper" else None
-        return Questioned(sketch, key, self.true_rows or self.depth, epsilon, seed, source)
+        return CountQuery(sketch, key, self.true_rows or self.depth, epsilon, seed, source)
 
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
         key = rng_for(seed, "key of the silos").bytes(32)

@@ -31,7 +31,7 @@ from fedrank.ranking.model import Model, load_weights, save_model
 from fedrank.ranking.rankers import Linear
 from fedrank.silo.features import FEATURE_NAMES, Normalisation, ranges_of
 from fedrank.silo.files import open_copy
-from fedrank.silo.messages import FORMAT, LONGEST, Party, check_name, seal, unseal
+from fedrank.silo.letters import FORMAT, LONGEST, Party, check_name, seal, unseal
 from fedrank.silo.partners import Partner, Sketched
 from fedrank.silo.protocol import Answered, find_question, joined, read_answer, recall
 from fedrank.silo.silos import SilosRule, make_silos

@@ -19,7 +19,7 @@ from fedrank.ranking.measures import Evaluator, average
 from fedrank.seeds import key_for, rng_for
 from fedrank.trees.arrays import Trees
 from fedrank.trees.forest import Forest, planted
-from fedrank.trees.growing import STUMP, Plot, Reals
+from fedrank.trees.lightgbm_training import STUMP, Plot, Reals
 
 MEASURE = "ndcg@10"  # by which training stops
 Rows = NDArray[np.bool_]  # [documents]: whether a tree is grown on it
@@ -400,7 +400,7 @@ class Grower(Lambdamart):
         threads: int = 1,
         past: Past = Past(),  # noqa: B008 (frozen)
     ) -> Iterator[Step]:
-        from fedrank.trees.growth import grow_alone
+        from fedrank.trees.growing_loop import grow_alone
 
         return grow_alone(self, train, validation, seed, past)
 

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.display import DisplayMixin
 from fedrank.extras import missing
 from fedrank.files import is_plain, read_text, write_whole
-from fedrank.glance import Glance
 from fedrank.ranking.model import (
     CHECKSUM,
     FOREST,
@@ -50,7 +50,7 @@ def lightgbm() -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class Forest(Glance):
+class Forest(DisplayMixin):
     """Regression trees whose outputs add up to a document's score."""
 
     text: str  # LightGBM's text format
@@ -72,7 +72,7 @@ class Forest(Glance):
                 f"{len(self.feature_names)} feature names for a forest that reads {self.features} features"
             )
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         return "", {
             "trees": f"{len(self):,}",
             "features": f"{self.features:,}",

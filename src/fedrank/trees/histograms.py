@@ -17,13 +17,13 @@ from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, bounded_edges, grid_edges, quantile_edges
 from fedrank.trees.boosters import Booster, Grower, Lambdamart, Past
 from fedrank.trees.forest import planted, transplanted
-from fedrank.trees.forestry import Forestry, Grown
-from fedrank.trees.grow_halves import GrowPlan, TreeClient, TreeServer
-from fedrank.trees.growth import Here, grow_forest
-from fedrank.trees.holder import Holder
-from fedrank.trees.noised_edges import EdgeNoise, estimated_edges
-from fedrank.trees.noised_halves import NoisedClient, NoisedPlan, NoisedServer
-from fedrank.trees.private_growth import PrivateHolder, TreeNoise, grow_private
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
+from fedrank.trees.growing_loop import Here, grow_forest
+from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
+from fedrank.trees.private_edges import EdgeNoise, estimated_edges
+from fedrank.trees.private_growing import PrivateRowStore, TreeNoise, grow_private
+from fedrank.trees.private_protocol import NoisedClient, NoisedPlan, NoisedServer
+from fedrank.trees.row_store import RowStore
 from fedrank.trees.splits import Portion
 from fedrank.trees.together import useful
 from fedrank.wire import Refused
@@ -81,7 +81,7 @@ class Histograms:
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
-        forestry = booster if isinstance(booster, Forestry) else Forestry(booster)
+        forestry = booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(booster)
         rules = rules_of(forestry.booster)
 
         def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
@@ -122,7 +122,7 @@ class Histograms:
     def _shares(self, clients: int) -> int:
         return max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
 
-    def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, forestry: Forestry) -> Edges:
+    def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, forestry: ForestCheckpoint) -> Edges:
         """The edges of a forest; those that noise was spent on are kept with its trees."""
         train = [portion.train for portion in portions]
         if self.edge_noise() is None:
@@ -180,7 +180,8 @@ def _rounds(portions: Sequence[Portion], plan: GrowPlan, past: Grown) -> Iterato
         trees = TreeServer(plan, AskedHere(clients)).forest(behind)
     else:
         holders = [
-            Holder(portion.train, plan.edges, plan.rules, plan.seed, useful(portion.validation)) for portion in portions
+            RowStore(portion.train, plan.edges, plan.rules, plan.seed, useful(portion.validation))
+            for portion in portions
         ]
         for holder in holders:
             for text in behind.trees:
@@ -191,7 +192,7 @@ def _rounds(portions: Sequence[Portion], plan: GrowPlan, past: Grown) -> Iterato
 
 
 def _noised(
-    portions: Sequence[Portion], plan: NoisedPlan, past: Grown, forestry: Forestry
+    portions: Sequence[Portion], plan: NoisedPlan, past: Grown, forestry: ForestCheckpoint
 ) -> Iterator[tuple[list[str], float]]:
     """The same under noise; nobody tells how good the forest is."""
 
@@ -202,7 +203,7 @@ def _noised(
         clients = {number: NoisedClient(number, plan, portion.train) for number, portion in enumerate(portions)}
         trees = NoisedServer(plan, AskedHere(clients), charge=charge).forest(past.all)
     else:
-        holders = [PrivateHolder(portion.train, plan.edges, plan.rules, plan.noise) for portion in portions]
+        holders = [PrivateRowStore(portion.train, plan.edges, plan.rules, plan.noise) for portion in portions]
         for holder in holders:
             for text in past.all:
                 holder.add(Trees.read([text]))

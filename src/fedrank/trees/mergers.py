@@ -18,7 +18,7 @@ from fedrank.ranking.measures import Evaluator, evaluate
 from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit
-from fedrank.trees.forestry import Forestry, Settings
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Settings
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.mixtures import LinearMix, Stacked, on_scale, same_features, scores_of, stacked, units_of
 from fedrank.trees.splits import Portion
@@ -111,7 +111,7 @@ class Stacking:
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
-        settings = booster.settings if isinstance(booster, Forestry) else None
+        settings = booster.settings if isinstance(booster, ForestCheckpoint) else None
         return tuple(self.merge(models, portion.merge, seed, threads, settings) for portion in portions)
 
     def merge(

@@ -16,7 +16,7 @@ import numpy as np
 from fedrank.data.catalog import CATALOG, Fold, load, load_files
 from fedrank.data.letor import letor_lines
 from fedrank.data.ranking import RankingData
-from fedrank.federated.differences import ClientDistance, differences
+from fedrank.federated.heterogeneity import ClientDistance, differences
 from fedrank.files import parse_json, read_text, write_whole
 from fedrank.names import nearest
 from fedrank.seeds import rng_for

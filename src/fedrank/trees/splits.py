@@ -18,7 +18,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Split
 from fedrank.trees.categories import Counts, Tally, place_of, query_categories, tallies
-from fedrank.types import Crowd
+from fedrank.types import SimulatedClients
 
 STARTS = 10  # of k-means; the best result counts
 STEPS = 100  # of k-means, at most
@@ -275,7 +275,7 @@ def _held(fold: Fold, held: Sequence[Holding], part: int, client: int) -> Rankin
     return parts_of(fold)[part].select(queries) if len(queries) else None
 
 
-def as_clients(portions: Sequence[Portion]) -> Crowd:
+def as_clients(portions: Sequence[Portion]) -> SimulatedClients:
     """What the clients learn from, as a table whose `differences` can be measured."""
     ends = np.cumsum([0, *(portion.train.queries for portion in portions)])
     pools = tuple(np.arange(*ends[c : c + 2], dtype=np.int32) for c in range(len(portions)))

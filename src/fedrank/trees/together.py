@@ -18,8 +18,8 @@ from fedrank.ranking.model import Scorer
 from fedrank.trees.arrays import Trees
 from fedrank.trees.boosters import MEASURE, Booster, Lambdamart
 from fedrank.trees.forest import Forest, planted
-from fedrank.trees.forestry import Forestry, Grown
-from fedrank.trees.growing import Plot
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
+from fedrank.trees.lightgbm_training import Plot
 from fedrank.trees.mixtures import damped
 from fedrank.trees.splits import Portion
 
@@ -94,7 +94,7 @@ def grown_together(portions: Sequence[Portion], booster: Booster, turns: Turns, 
 
     It stops as the booster would: by nDCG@10 over all clients' validation queries, of which each reports its own.
     """
-    forestry = booster if isinstance(booster, Forestry) else Forestry(booster)
+    forestry = booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(booster)
     plain = forestry.booster
     if type(plain) is not Lambdamart:
         raise ValueError(

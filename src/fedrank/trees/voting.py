@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fedrank.trees.boosters import Rows
 from fedrank.trees.cuts import LeafCut
 from fedrank.trees.drawing import drawn_features
-from fedrank.trees.holder import Holder
-from fedrank.trees.sapling import Features, Packed
+from fedrank.trees.row_store import RowStore
+from fedrank.trees.split_finder import Features, Packed
 from fedrank.wire import Refused
 
 Ballots = NDArray[np.bool_]  # [leaves, features by which a tree may split]: whether each is named
@@ -27,7 +27,7 @@ Votes = NDArray[np.int64]  # the same, counted
 class Voter:
     """Who holds rows and votes: it keeps the histograms of its own leaves until they are asked for."""
 
-    def __init__(self, holder: Holder, vote: int, clients: int) -> None:
+    def __init__(self, holder: RowStore, vote: int, clients: int) -> None:
         self.holder, self.vote, self.clients = holder, vote, clients
         self._own: dict[int, Packed] = {}  # by leaf
         self._features: Features = np.empty(0, np.int64)
@@ -81,7 +81,7 @@ def elected(votes: NDArray[np.int64], features: Features, vote: int) -> Features
     return np.asarray(np.sort(features[np.argsort(-votes, kind="stable")[: 2 * vote]]))
 
 
-def elected_for_root(holders: Sequence[Holder], vote: int, shift: int, tree: int = 0) -> Features:
+def elected_for_root(holders: Sequence[RowStore], vote: int, shift: int, tree: int = 0) -> Features:
     """The features of which a server sees histograms first."""
     rules, edges = holders[0].rules, holders[0].edges
     features = drawn_features(edges.features, rules.feature_share, holders[0].seed, tree)

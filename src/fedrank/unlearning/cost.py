@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 
 from fedrank.federated.federation import Federation
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT, Bend, Crowd, Impressions, Learned, OwnChance, Ranker, Weights, has
+from fedrank.types import (
+    NO_CORRECTION,
+    Impressions,
+    Learned,
+    LocalCorrection,
+    OwnChance,
+    Ranker,
+    SimulatedClients,
+    Weights,
+    has_trait,
+)
 from fedrank.unlearning.methods import SERVER, Case, Unlearned, Unlearner, Went
 
 
@@ -83,18 +93,25 @@ class _Counted:
         return getattr(self.federation.learner, name)
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
-        learned = self.federation.learner(start, crowd, chance, bend, threads)
+        learned = self.federation.learner(start, crowd, chance, correction, threads)
         if len(crowd) and crowd.ids[0] != SERVER:  # a server that searches by itself sends nothing
             model = 4 * self.federation.sent(start.shape[-1])
             self.searches += int(crowd.interactions.sum())
             self.up += len(crowd) * (model if learned.sent is None else learned.sent.dtype.itemsize)
-            self.down += len(crowd) * model * (2 if has(self.federation.local, "common") else 1)
+            self.down += len(crowd) * model * (2 if has_trait(self.federation.local, "common") else 1)
         return learned
 
-    def from_impressions(self, start: Any, impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT) -> Learned:
-        return self.federation.learner.from_impressions(start, impressions, own, bend)
+    def from_impressions(
+        self, start: Any, impressions: Impressions, own: OwnChance, correction: LocalCorrection = NO_CORRECTION
+    ) -> Learned:
+        return self.federation.learner.from_impressions(start, impressions, own, correction)
 
     @property
     def tally(self) -> tuple[int, int, int]:

@@ -13,28 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import Journal, Kept, federated_round, first_state, simulate
+from fedrank.federated.round import Journal, JournalEntry, federated_round, first_state, simulate
 from fedrank.federated.server import State
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (
-    STRAIGHT,
-    Bend,
+    NO_CORRECTION,
     Change,
-    Crowd,
     Impressions,
     Learned,
     Learner,
+    LocalCorrection,
     Memory,
     Messages,
     Observed,
     OwnChance,
     Ranker,
+    SimulatedClients,
     Trait,
     Updates,
     Weights,
-    has,
+    has_trait,
 )
 from fedrank.unlearning.history import History, Stored, lengths_of
 
@@ -53,7 +53,7 @@ class Case:
     """
 
     federation: Federation
-    clients: Crowd  # everybody, also who leaves
+    clients: SimulatedClients  # everybody, also who leaves
     leaving: tuple[int, ...]  # ids of clients
     seed: int  # of the run
     first: Weights  # before round 1
@@ -68,7 +68,7 @@ class Case:
     def __post_init__(self) -> None:
         object.__setattr__(self, "leaving", tuple(sorted({int(client) for client in self.leaving})))
         self._check_leaving()
-        if has(self.federation.aggregator, "apart"):
+        if has_trait(self.federation.aggregator, "apart"):
             raise ValueError(
                 'with the aggregator "none" clients share no model, so nothing of one is in that of another; '
                 "delete the leaving client's own model"
@@ -90,7 +90,7 @@ class Case:
             )
 
     @property
-    def remaining(self) -> Crowd:
+    def remaining(self) -> SimulatedClients:
         """Those who stay, with their ids and thereby their own chance."""
         return self.clients.rows(~np.isin(self.clients.ids, self.leaving))
 
@@ -313,10 +313,13 @@ class GradientAscent:
         remaining = case.remaining
         leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
         (final, memory), learner, local = _final_state(case), case.federation.learner, case.federation.local
-        chance, bend = Chance(case.unlearn_seed, 0), STRAIGHT if local is None else local.bend(None, None)
+        chance, correction = (
+            Chance(case.unlearn_seed, 0),
+            NO_CORRECTION if local is None else local.correction(None, None),
+        )
 
-        def mean(weights: Weights, crowd: Crowd, chance: Chance) -> Change:
-            updates = learner(weights, crowd, chance, bend, case.threads).updates
+        def mean(weights: Weights, crowd: SimulatedClients, chance: Chance) -> Change:
+            updates = learner(weights, crowd, chance, correction, case.threads).updates
             return Mean()(Messages(updates, crowd.interactions, crowd.ids, weights))
 
         reference = final.weights + mean(final.weights, remaining, chance)
@@ -373,7 +376,7 @@ class _Way:
 class _Cohort:
     """A journal that says who takes part in a repeated round: those who did so in the recorded one, and stay."""
 
-    clients: Crowd  # who stay
+    clients: SimulatedClients  # who stay
     ids: NDArray[np.int64] | None = None  # of the recorded round
     present: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of `clients`
     places: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
@@ -392,7 +395,7 @@ class _Cohort:
             self.ids, self.places = ids, _places(ids, self.clients.ids[self.present])
         return len(self.present) > 0
 
-    def kept(self, round: int) -> Kept | None:
+    def kept(self, round: int) -> JournalEntry | None:
         return None if self.booked is None else self.booked.kept(round)
 
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -412,7 +415,7 @@ class _Calibrated:
     """A learner whose updates get the lengths of stored ones, and count as much as those did."""
 
     learner: Learner
-    clients: Crowd  # who stay, with the interactions that they had
+    clients: SimulatedClients  # who stay, with the interactions that they had
     lengths: NDArray[np.float64] = field(init=False)  # [clients]
 
     def __post_init__(self) -> None:
@@ -427,19 +430,28 @@ class _Calibrated:
         return getattr(self.learner, "traits", ())
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
         if crowd.ids[0] == SERVER:
             honest = np.argmin(self.clients.malicious)  # as many interactions as in the run: nobody had to send them
             server = replace(crowd, interactions=self.clients.interactions[honest, None])
-            return self.learner(start, server, chance, bend, threads)
-        learned = self.learner(start, crowd, chance, bend, threads)
+            return self.learner(start, server, chance, correction, threads)
+        learned = self.learner(start, crowd, chance, correction, threads)
         rows = slice(None) if len(crowd) == len(self.clients) else _places(self.clients.ids, crowd.ids)
         sizes = self.clients.interactions[rows]
         return learned._replace(updates=rescaled(learned.updates, self.lengths[rows]), sizes=sizes)
 
     def from_impressions(
-        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+        self,
+        start: NDArray[np.float32],
+        impressions: Impressions,
+        own: OwnChance,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
         raise TypeError("stored lengths belong to a whole table of clients, not to one of them")
 
@@ -456,16 +468,25 @@ class _Recorded:
         return self.learner.ranker
 
     def __call__(
-        self, start: Weights, crowd: Crowd, chance: Chance, bend: Bend = STRAIGHT, threads: int = 1
+        self,
+        start: Weights,
+        crowd: SimulatedClients,
+        chance: Chance,
+        correction: LocalCorrection = NO_CORRECTION,
+        threads: int = 1,
     ) -> Learned:
         if crowd.ids[0] == SERVER:
-            return self.learner(start, crowd, chance, bend, threads)
+            return self.learner(start, crowd, chance, correction, threads)
         assert self.stored is not None
         updates = self.stored.updates[_places(self.stored.ids, crowd.ids)]
         return Learned(updates, Observed(np.zeros(len(crowd))))
 
     def from_impressions(
-        self, start: NDArray[np.float32], impressions: Impressions, own: OwnChance, bend: Bend = STRAIGHT
+        self,
+        start: NDArray[np.float32],
+        impressions: Impressions,
+        own: OwnChance,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
         raise TypeError("a recorded client learns nothing; its updates are in the history")
 
@@ -500,7 +521,7 @@ def _final_state(case: Case) -> tuple[State, Memory]:
     state = replace(state, round=max(case.rounds, final.round), weights=final.weights)
     if case.memory is not None:
         memory = case.memory[~np.isin(case.clients.ids, case.leaving)]
-    if has(case.federation.local, "common"):  # the server's own still has something of who leaves
+    if has_trait(case.federation.local, "common"):  # the server's own still has something of who leaves
         state = replace(state, common=case.federation.local.common_of(memory))  # type: ignore[union-attr]
     return state, memory
 

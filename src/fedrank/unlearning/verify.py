@@ -19,7 +19,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.federated.quality import quality_by_client
 from fedrank.progress import Progress, by_rounds, quiet
 from fedrank.ranking.measures import Evaluator, ranking
-from fedrank.types import Offsets, Ranker, Scores, Weights, has
+from fedrank.types import Offsets, Ranker, Scores, Weights, has_trait
 from fedrank.unlearning.cost import Watch
 from fedrank.unlearning.methods import UNLEARNERS, Case, Retrain, Unlearned, Unlearner, retraining_interactions
 
@@ -150,7 +150,7 @@ def retrain(
 
     Whoever is exact is the first of the retrained models himself.
     """
-    seeds = tuple(case.seed + i for i in range(int(has(unlearner, "exact")), MORE_SEEDS + 1))
+    seeds = tuple(case.seed + i for i in range(int(has_trait(unlearner, "exact")), MORE_SEEDS + 1))
     models, watch = [], Watch()
     for i, seed in enumerate(seeds, 1):
         again = replace(case, seed=seed, first=first(seed), points=1)
@@ -205,7 +205,7 @@ def receipt(
     settings = {one.name: getattr(unlearner, one.name) for one in fields(unlearner)}  # type: ignore[arg-type]
     return {
         "removed": {"clients": list(case.leaving), "remaining": len(case.remaining)},
-        "method": {"name": _name(unlearner), "settings": settings, "exact": has(unlearner, "exact")},
+        "method": {"name": _name(unlearner), "settings": settings, "exact": has_trait(unlearner, "exact")},
         "cost": {
             "rounds": unlearned.rounds,
             "interactions": unlearned.interactions,

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedrank.extras import missing
-from fedrank.web.door import Door
+from fedrank.web.access import Access
 
 if TYPE_CHECKING:
     import uvicorn
@@ -23,7 +23,7 @@ _NO_REQUEST = b"400: this is no request\n"
 
 
 @contextlib.contextmanager
-def listening(command: str, port: int = 0) -> Iterator[tuple[socket.socket, Door]]:
+def listening(command: str, port: int = 0) -> Iterator[tuple[socket.socket, Access]]:
     """A socket of this machine's own address, and the door behind it; port 0: any that is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
         if sys.platform != "win32":  # there it would let two programs listen
@@ -33,10 +33,10 @@ def listening(command: str, port: int = 0) -> Iterator[tuple[socket.socket, Door
         except (OSError, OverflowError) as problem:
             reason = getattr(problem, "strerror", None) or problem
             raise OSError(f"port {port} cannot be used ({reason}); choose another, or 0 for any") from None
-        yield bound, Door(bound.getsockname()[1], command)
+        yield bound, Access(bound.getsockname()[1], command)
 
 
-def make_server(app: ASGIApp, door: Door, ready: Callable[[str], None], extra: str = "search") -> uvicorn.Server:
+def make_server(app: ASGIApp, door: Access, ready: Callable[[str], None], extra: str = "search") -> uvicorn.Server:
     """What serves the page; `ready` is told the link. `extra` of this package brings what it needs."""
     try:
         import uvicorn

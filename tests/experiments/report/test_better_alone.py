@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedrank.experiments.report.findings import find
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables

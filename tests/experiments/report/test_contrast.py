@@ -20,7 +20,7 @@ from fedrank.experiments.report.contrast import (
     by_splits,
     contrast,
 )
-from fedrank.experiments.report.readings import Reading, VariantRuns
+from fedrank.experiments.report.run_values import RunValues, VariantRuns
 from tests.oracles.bootstrap import bootstrap_error
 
 # The audit's case: a difference that is zero in truth moves by .02 with the queries of a data set, by .005 with seeds.
@@ -192,7 +192,9 @@ def variant(name: str, values: dict[tuple[int, int], dict[str, float]], share: f
     for repeat, by_query in values.items():
         measured = {"ndcg@10": np.array(list(by_query.values()))}
         finals = {"ndcg@10": float(np.mean(measured["ndcg@10"])), "online": 0.1 * repeat[0]}
-        repeats[repeat] = Reading(finals, {}, 1, {}, np.array(list(by_query)), measured, {}, None, (), test_share=share)
+        repeats[repeat] = RunValues(
+            finals, {}, 1, {}, np.array(list(by_query)), measured, {}, None, (), test_share=share
+        )
     return VariantRuns(name, name, {}, repeats)
 
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.report.by_query import by_query, queries_section, tally
-from fedrank.experiments.report.findings import find
 from fedrank.experiments.report.join import join
 from fedrank.experiments.report.sections import Interactive
 from fedrank.experiments.report.tables import asked_rows, final_table, number, signed

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedrank.experiments.report.analysis import Analysis, find
 from fedrank.experiments.report.compose import brief, whole
-from fedrank.experiments.report.findings import Findings, find
 from fedrank.experiments.report.tables import final_table, headline, nothing_table
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.report.write import write_report
@@ -28,7 +28,7 @@ lower  = "nothing"
 """
 
 
-def findings(folder: Path, **more: object) -> Findings:
+def findings(folder: Path, **more: object) -> Analysis:
     [found] = find(load_runs(folder), **more)  # type: ignore[arg-type]
     return found
 

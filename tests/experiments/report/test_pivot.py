@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrank.experiments.report.findings import Findings, find
+from fedrank.experiments.report.analysis import Analysis, find
 from fedrank.experiments.report.pivot import as_grid, value_tables
 from fedrank.experiments.runner.runs import load_runs
 from tests.experiments.report.made_up_runs import write_run
@@ -34,7 +34,7 @@ aggregator = {name = "median"}
 LEVELS = {"mean-0": 0.6, "mean-2": 0.4, "mean-10": 0.3, "median-0": 0.6, "median-2": 0.59}
 
 
-def attacked(folder: Path, missing: str = "") -> Findings:
+def attacked(folder: Path, missing: str = "") -> Analysis:
     for name, level in LEVELS.items():
         for user in ("perfect", "informational"):
             variant = f"{name},clients.user={user}"

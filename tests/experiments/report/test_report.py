@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from fedrank.experiments.report import figures
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.report.compose import brief
-from fedrank.experiments.report.findings import find
-from fedrank.experiments.report.readings import running_mean
+from fedrank.experiments.report.run_values import running_mean
 from fedrank.experiments.report.statistics import holm
 from fedrank.experiments.report.tables import amount, final_table
 from fedrank.experiments.report.terminal import show

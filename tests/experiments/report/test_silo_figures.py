@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrank.experiments.report.findings import find
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.report.sections import Drawing, Table
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment

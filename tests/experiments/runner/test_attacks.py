@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from fedrank.attacks.poison import Fang, Promote
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.report.compose import brief
-from fedrank.experiments.report.findings import find
 from fedrank.experiments.report.tables import robustness_table
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.report.write import write_report
@@ -27,7 +27,7 @@ from fedrank.experiments.spec.experiment import SpecError, to_toml
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.source import builtin_names, read_experiment
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation
 from fedrank.federated.robust import Krum, Median, MultiKrum, TrimmedMean
 from fedrank.federated.round import simulate

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from fedrank.attacks.audits import PER_SEARCH, Audit, PlannedAttack, messages_for
-from fedrank.experiments.report.answers import about_audit
+from fedrank.experiments.report.command_output import about_audit
 from fedrank.experiments.report.write import answer_files, write_answer
 from fedrank.experiments.runner import audit
 from fedrank.experiments.runner.audit import as_facts, audit_experiment
@@ -16,7 +16,7 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import has
+from fedrank.types import has_trait
 
 FEW = {"messages": 12, "repeats": 20_000, "runs": 400}
 
@@ -237,6 +237,6 @@ def test_an_audit_of_quickstart_is_planned_to_end_within_two_minutes():
     seconds = 0.0
     for variant in read_spec("quickstart").variants:
         spec = variant.experiment
-        if isinstance(spec.learner, Pdgd) and not has(spec.aggregator, "apart"):
+        if isinstance(spec.learner, Pdgd) and not has_trait(spec.aggregator, "apart"):
             seconds += messages_for(spec.clients.interactions) * PER_SEARCH * spec.clients.interactions**1.5
     assert 60 < seconds < 110

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.answers import about_runs
+from fedrank.experiments.report.command_output import about_runs
 from fedrank.experiments.report.tables import duration
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.runs import Runs, clean, load_runs

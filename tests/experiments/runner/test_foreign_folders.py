@@ -16,17 +16,17 @@ from fedrank.cli import main
 from fedrank.experiments.runner.folder import Card, Paid, Receipt
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
-from fedrank.experiments.spec.families import Elsewhere
+from fedrank.experiments.spec.families import ExternalMethod
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.accounting import GaussianEvent
+from fedrank.privacy.guarantees import Guarantee
 from fedrank.privacy.population import LedgerTerms, open_ledger
-from fedrank.privacy.promises import Promise
 
 MODULE = '''
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 
 Path(__file__).with_name("was-imported").touch()
 
@@ -160,7 +160,7 @@ def test_a_report_leaves_out_a_run_whose_model_was_changed(theirs, monkeypatch, 
 
 def test_what_was_run_is_known_without_its_code(theirs):
     [run] = load_runs("runs")
-    assert run.spec.aggregator == Elsewhere({"name": "lab_of_others:Mine", "weighted": True})
+    assert run.spec.aggregator == ExternalMethod({"name": "lab_of_others:Mine", "weighted": True})
     assert not Path("was-imported").exists()
 
 
@@ -181,7 +181,7 @@ def told_in_time(monkeypatch, capsys, *arguments, seconds=30):
 
 
 def a_ledger(folder):
-    with open_ledger(folder, LedgerTerms(3, 1e-5, (Promise("server", GaussianEvent(3.0), "a test"),))) as ledger:
+    with open_ledger(folder, LedgerTerms(3, 1e-5, (Guarantee("server", GaussianEvent(3.0), "a test"),))) as ledger:
         ledger.reserve({1: [0, 1, 2]})
 
 
@@ -253,7 +253,7 @@ def places(table, above=()):
 @pytest.mark.long
 @pytest.mark.parametrize("paper", [CARD, RECEIPT], ids=["card", "receipt"])
 def test_a_card_or_receipt_says_what_it_should_or_its_run_is_left_out(theirs, paper):
-    from fedrank.experiments.report.findings import find
+    from fedrank.experiments.report.analysis import find
     from fedrank.experiments.report.tables import privacy_lines, privacy_table, unlearned_table
 
     paper.write(Path(RUN))

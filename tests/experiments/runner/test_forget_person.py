@@ -28,7 +28,7 @@ from fedrank.experiments.runner.forget_person import (
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
 from fedrank.kernels.compile import cache_folder
-from fedrank.privacy.promises import up
+from fedrank.privacy.guarantees import up
 from tests.made_up import made_up_shown
 
 # Of 40 entries the last eight are for the test: user 3 is only there, user 4 only in the first ones.

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from fedrank.experiments.runner.audit import audit_experiment
+from fedrank.experiments.runner.client_summary import describe_clients
 from fedrank.experiments.runner.privacy import planned
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.runner.unlearning import unlearn_runs
-from fedrank.experiments.runner.who import describe_clients
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.source import read_experiment, read_spec

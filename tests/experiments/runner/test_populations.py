@@ -24,10 +24,10 @@ from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.experiment import SpecError, to_toml
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.files import is_locked
+from fedrank.privacy.guarantees import down, up
 from fedrank.privacy.ledger import Ledger, LedgerError
 from fedrank.privacy.noise import SecureSource
 from fedrank.privacy.population import LOCK, Population, forget_ledgers, forgotten, open_ledger, spent_together
-from fedrank.privacy.promises import down, up
 from fedrank.privacy.spending import Spending
 from fedrank.unlearning.methods import FedEraser, FedRemove, FineTune, GradientAscent, Retrain
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.experiments.report.findings import find
+from fedrank.experiments.report.analysis import find
 from fedrank.experiments.report.write import numbers
-from fedrank.experiments.runner.apply import Quality
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.scoring import Quality
 from tests.experiments.report.made_up_runs import write_experiment, write_run
 
 ODD = ['"', '"a', '"b"', "c,d", 'e",f', "g\rh", "i\nj", "k\r\nl", " m ", "'n'", "=o", "", "1:x:2", "日本", "\ufeffp"]

@@ -16,11 +16,11 @@ pytest.importorskip("optuna")
 from fedrank.data.letor import letor_lines
 from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
 from fedrank.experiments.report.write import write_report
-from fedrank.experiments.runner.apply import evaluate_model, score_lines
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.runner.scoring import evaluate_model, score_lines
 from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.grid import read_tables

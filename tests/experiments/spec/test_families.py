@@ -13,14 +13,14 @@ import typing
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.answers import about_methods
+from fedrank.experiments.report.command_output import about_methods
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.spec import families
 from fedrank.experiments.spec.families import FAMILIES, build, describe, name_of
 from fedrank.experiments.spec.listing import LISTS, methods, search
 from fedrank.experiments.spec.toml import write_toml
 from fedrank.experiments.spec.values import checked
-from fedrank.federated.aggregate import Mean
+from fedrank.federated.aggregators import Mean
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import RANKERS, Linear, Mlp
 from fedrank.types import Aggregator, Learner, Ranker

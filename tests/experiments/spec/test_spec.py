@@ -25,9 +25,9 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.sections import DataSpec
 from fedrank.experiments.spec.source import builtin_names, read_experiment, read_spec
 from fedrank.experiments.spec.toml import parse_override, put
-from fedrank.federated.aggregate import Apart
+from fedrank.federated.aggregators import Apart
+from fedrank.ranking.click_models import USERS, ClickModel
 from fedrank.ranking.learners import LambdaRank, Pdgd
-from fedrank.ranking.users import USERS, User
 from fedrank.trees.split_folder import letor_lines
 from tests import needs
 from tests.made_up import made_up_log
@@ -221,7 +221,7 @@ def test_users_by_name_as_a_list_and_as_own_tables():
     everybody = read_tables(SMALL | {"clients": {"count": 3, "user": list(USERS)}})
     assert everybody.base.clients.users == list(USERS)
     own = read_tables(tables("clients.user={click=[0, 0.5, 1], stop=[0, 0, 1], attention_decay=1}"))
-    assert own.base.clients.users == [User((0.0, 0.5, 1.0), (0.0, 0.0, 1.0), 1.0)]
+    assert own.base.clients.users == [ClickModel((0.0, 0.5, 1.0), (0.0, 0.0, 1.0), 1.0)]
 
 
 def test_variants_times_combinations():

@@ -15,7 +15,7 @@ from fedrank.experiments.runner.runs import working_on
 from fedrank.experiments.watch.serve import COMMAND
 from fedrank.experiments.watch.state import Watched
 from fedrank.experiments.watch.web import make_app
-from fedrank.web.door import Door
+from fedrank.web.access import Access
 from fedrank.web.server import listening, make_server
 from tests.experiments.report.made_up_runs import write_experiment, write_run
 
@@ -24,7 +24,7 @@ BAD = "<script>alert(1)</script>"
 
 @dataclass
 class WatchedPage:
-    door: Door
+    door: Access
     folder: Path
 
     @property

@@ -8,7 +8,7 @@ import pytest
 import fedrank as fr
 from fedrank.kernels.devices import Processor
 from fedrank.ranking.cuda import measures
-from fedrank.ranking.cuda.measures import EvaluatorThere, leaves_of, why_not
+from fedrank.ranking.cuda.measures import EvaluatorOnDevice, leaves_of, why_not
 from fedrank.ranking.measures import Evaluator
 from tests.ranking.cuda.test_twins import problem
 
@@ -25,9 +25,9 @@ def test_values_are_the_same_bits(machine: Processor, shape: tuple[int, int], mo
     weights = np.random.default_rng(models).normal(size=(models, shape[0]))
     weights[0] = 0.0  # all documents tie
     evaluator = Evaluator(data, ALL)
-    found = EvaluatorThere(machine, evaluator)(weights, fr.rankers.Linear())
+    found = EvaluatorOnDevice(machine, evaluator)(weights, fr.rankers.Linear())
     assert np.array_equal(found, evaluator(weights, fr.rankers.Linear()))
-    alone = EvaluatorThere(machine, evaluator)(weights[-1], fr.rankers.Linear())
+    alone = EvaluatorOnDevice(machine, evaluator)(weights[-1], fr.rankers.Linear())
     assert np.array_equal(alone, found[:, -1])
 
 
@@ -38,7 +38,7 @@ def test_ties_in_features_are_ordered_by_the_same_rule(machine: Processor, monke
     weights = np.round(np.random.default_rng(1).normal(size=(40, 3)) * 2)
     evaluator = Evaluator(data, ["ndcg@10", "mrr@10"])
     assert np.array_equal(
-        EvaluatorThere(machine, evaluator)(weights, fr.rankers.Linear()), evaluator(weights, fr.rankers.Linear())
+        EvaluatorOnDevice(machine, evaluator)(weights, fr.rankers.Linear()), evaluator(weights, fr.rankers.Linear())
     )
 
 
@@ -55,7 +55,7 @@ def test_leaves_are_those_of_numpy(machine: Processor, count: int) -> None:
     evaluator = Evaluator(data, ["ndcg@10", "err@10/zero"])
     weights = rng.normal(size=(3, 2))
     assert np.array_equal(
-        EvaluatorThere(machine, evaluator)(weights, fr.rankers.Linear()),
+        EvaluatorOnDevice(machine, evaluator)(weights, fr.rankers.Linear()),
         evaluator(weights, fr.rankers.Linear()),
         equal_nan=True,
     )
@@ -67,7 +67,7 @@ def test_a_score_that_is_no_number_is_refused_in_the_same_words(machine: Process
     weights = np.ones((2, 3))
     weights[1, 1] = np.nan
     with pytest.raises(ValueError, match="model 1 scores a document of query 0 as NaN"):
-        EvaluatorThere(machine, evaluator)(weights, fr.rankers.Linear())
+        EvaluatorOnDevice(machine, evaluator)(weights, fr.rankers.Linear())
 
 
 def test_what_has_no_twin_is_named() -> None:

@@ -9,13 +9,13 @@ import pytest
 
 import fedrank as fr
 from fedrank.federated.round import simulate
-from fedrank.kernels.devices import FAST_MEMORY, DeviceError, Machine, Processor
+from fedrank.kernels.devices import FAST_MEMORY, Device, DeviceError, Processor
 from fedrank.privacy.mechanisms import AtServer
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.cuda import neural
-from fedrank.ranking.cuda.choice import find_twin, there, why_not
+from fedrank.ranking.cuda.choice import find_device_learner, there, why_not
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT, Bend, Learner
+from fedrank.types import NO_CORRECTION, Learner, LocalCorrection
 from tests.ranking.cuda.test_twins import problem
 
 pytestmark = pytest.mark.build
@@ -38,9 +38,16 @@ LEARNERS: dict[str, dict[str, Any]] = {
 }
 
 
-def alike(machine: Machine, learner: Learner, crowd: Any, start: Any, chance: Chance, bend: Bend = STRAIGHT) -> None:
-    expected = learner(start, crowd, chance, bend)
-    found = there(machine, learner, crowd).learned(start, chance, None, bend)
+def alike(
+    machine: Device,
+    learner: Learner,
+    crowd: Any,
+    start: Any,
+    chance: Chance,
+    correction: LocalCorrection = NO_CORRECTION,
+) -> None:
+    expected = learner(start, crowd, chance, correction)
+    found = there(machine, learner, crowd).learned(start, chance, None, correction)
     assert np.array_equal(expected.observed.online, found.observed.online)
     assert np.array_equal(expected.updates, found.updates, equal_nan=True)
     if expected.sent is not None:
@@ -81,7 +88,7 @@ def test_steps_from_zero_that_are_next_to_nothing(machine: Processor, rate: floa
     crowd = fr.make_clients(problem(2, features, 40), count=20, user="informational", interactions=6)
     learner = fr.learners.Pdgd(ranker, rate=rate)
     expected = learner(start, crowd, Chance(1, 1)).updates
-    found = there(machine, learner, crowd).learned(start, Chance(1, 1), None, STRAIGHT).updates
+    found = there(machine, learner, crowd).learned(start, Chance(1, 1), None, NO_CORRECTION).updates
     assert np.allclose(found, expected, rtol=1e-6, atol=1e-37)
 
 
@@ -90,8 +97,8 @@ def test_neural_twin_bends_as_the_loop_does(machine: Processor) -> None:
     crowd = fr.make_clients(problem(1, 12, 40), count=5, user="informational", interactions=5)
     rng = np.random.default_rng(1)
     start = start_of(ranker, 12, 1)
-    bend = Bend(pull=0.3, drifts=rng.normal(size=(5, len(start))))
-    alike(machine, fr.learners.Pdgd(ranker, rate=0.2), crowd, start, Chance(1, 1), bend)
+    correction = LocalCorrection(pull=0.3, drifts=rng.normal(size=(5, len(start))))
+    alike(machine, fr.learners.Pdgd(ranker, rate=0.2), crowd, start, Chance(1, 1), correction)
 
 
 @pytest.mark.parametrize("settings", [{}, {"reward": "dcg"}, {"truth": 0.6}, {"deviation": 1.0}])
@@ -146,7 +153,7 @@ def test_a_trusted_server_clips_there_as_it_does_here(
     learner: Learner,
     mechanism: Any,
 ) -> None:
-    monkeypatch.setattr("fedrank.federated.round.THERE_BYTES", 4 * 12 * 9)
+    monkeypatch.setattr("fedrank.federated.round.DEVICE_BYTES", 4 * 12 * 9)
     crowd = fr.make_clients(problem(3, 12, 40), count=20, user="informational", interactions=[2, 5])
     trusted = mechanism(clip=0.5, noise=0.3, place=AtServer(), cap=4)
     federation = fr.Federation(learner, mechanism=trusted, participation=0.7)
@@ -165,15 +172,15 @@ def test_what_has_no_twin_is_named(machine: Processor) -> None:
     shared = fr.learners.Evolution(chance="shared")
     assert "shared" in why_not(shared, crowd)
     with pytest.raises(DeviceError, match='chance = "shared" has no twin'):
-        find_twin(machine, shared, crowd)
-    assert find_twin("auto", shared, crowd) is None
+        find_device_learner(machine, shared, crowd)
+    assert find_device_learner("auto", shared, crowd) is None
     assert "LambdaRank" in why_not(fr.learners.LambdaRank(), crowd)
 
 
 def test_who_searches_once_is_refused_there_too(machine: Processor) -> None:
     crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=1)
     with pytest.raises(ValueError, match="searches once a round"):
-        find_twin(machine, fr.learners.Evolution(), crowd)
+        find_device_learner(machine, fr.learners.Evolution(), crowd)
 
 
 def test_crews_have_room_for_what_they_hold() -> None:

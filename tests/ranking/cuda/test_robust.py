@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedrank as fr
-from fedrank.federated.robust_there import change_there, has_twin
+from fedrank.federated.robust_on_device import change_on_device, has_twin
 from fedrank.federated.round import simulate
 from fedrank.federated.server import RoundError
 from fedrank.kernels.devices import Processor
@@ -38,7 +38,7 @@ def test_a_rule_gives_the_same_there(machine: Processor, rule: Any, clients: int
     updates = np.random.default_rng(clients).normal(size=(clients, 21)).astype(np.float32)
     updates[1] *= 50.0
     updates[2] = updates[3]  # ties
-    expected, found = change_of(rule, updates), change_there(machine, rule, updates)
+    expected, found = change_of(rule, updates), change_on_device(machine, rule, updates)
     assert found is not None
     if clients <= 48 or "krum" in type(rule).__name__.lower() or isinstance(rule, fr.aggregators.Median):
         assert np.array_equal(expected, found)  # the same bits; of Krum's rules, the same choice
@@ -48,13 +48,13 @@ def test_a_rule_gives_the_same_there(machine: Processor, rule: Any, clients: int
 
 def test_a_median_by_hand(machine: Processor) -> None:
     updates = np.array([[3.0, 1.0], [1.0, 9.0], [2.0, 5.0], [10.0, 6.0]], dtype=np.float32)
-    assert change_there(machine, fr.aggregators.Median(), updates).tolist() == [2.5, 5.5]  # type: ignore[union-attr]
+    assert change_on_device(machine, fr.aggregators.Median(), updates).tolist() == [2.5, 5.5]  # type: ignore[union-attr]
 
 
 def test_updates_that_are_not_finite_are_left_to_the_processor(machine: Processor) -> None:
     updates = np.ones((5, 3), dtype=np.float32)
     updates[4, 2] = np.inf
-    assert change_there(machine, fr.aggregators.Median(), updates) is None
+    assert change_on_device(machine, fr.aggregators.Median(), updates) is None
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

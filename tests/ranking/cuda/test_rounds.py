@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedrank as fr
-from fedrank.federated.ahead import Ahead
+from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import Outcome, simulate
 from fedrank.kernels.devices import Processor
 from tests.ranking.cuda.test_twins import LEARNERS, problem
@@ -81,14 +81,14 @@ def test_a_run_goes_on_from_any_round_of_a_call(machine: Processor) -> None:
 
 
 def test_who_needs_updates_or_another_step_gets_rounds_one_by_one(machine: Processor) -> None:
-    from fedrank.ranking.cuda.pdgd import PdgdThere
+    from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 
     class Own(fr.server_steps.Add):
         """A step of somebody else."""
 
     crowd = fr.make_clients(problem(3, 12, 40), count=5, user="informational", interactions=5)
     learner = fr.learners.Pdgd(rate=0.2)
-    there = PdgdThere(machine, learner, crowd)
-    assert Ahead.of(there, fr.Federation(learner), crowd, 1, True) is not None
-    assert Ahead.of(there, fr.Federation(learner, server=Own()), crowd, 1, True) is None
-    assert Ahead.of(None, fr.Federation(learner), crowd, 1, True) is None
+    there = PdgdOnDevice(machine, learner, crowd)
+    assert MultiRound.of(there, fr.Federation(learner), crowd, 1, True) is not None
+    assert MultiRound.of(there, fr.Federation(learner, server=Own()), crowd, 1, True) is None
+    assert MultiRound.of(None, fr.Federation(learner), crowd, 1, True) is None

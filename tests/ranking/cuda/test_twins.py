@@ -15,14 +15,14 @@ from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
-from fedrank.federated.ahead import Ahead
+from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import first_state, simulate
 from fedrank.kernels.devices import DeviceError, Processor
 from fedrank.ranking.cuda import pdgd
-from fedrank.ranking.cuda.choice import find_twin, why_not
-from fedrank.ranking.cuda.pdgd import PdgdThere, in_blocks, in_tight_blocks
+from fedrank.ranking.cuda.choice import find_device_learner, why_not
+from fedrank.ranking.cuda.pdgd import PdgdOnDevice, in_blocks, in_tight_blocks
 from fedrank.seeds import Chance
-from fedrank.types import Bend
+from fedrank.types import LocalCorrection
 
 pytestmark = pytest.mark.build
 
@@ -65,7 +65,7 @@ def test_twin_gives_the_same_bits(machine: Processor, settings: dict[str, float]
         crowd = fr.make_clients(problem(seed, features, longest), count=15, user=user, interactions=6, seed=seed)
         start = np.random.default_rng(seed).normal(size=features) * 0.3
         expected = learner(start, crowd, Chance(seed, 5))
-        updates, online = PdgdThere(machine, learner, crowd).learn(start, Chance(seed, 5))
+        updates, online = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(seed, 5))
         assert np.array_equal(expected.updates, updates, equal_nan=True)
         assert np.array_equal(expected.observed.online, online)
 
@@ -74,9 +74,9 @@ def test_twin_bends_as_the_loop_does(machine: Processor) -> None:
     crowd = fr.make_clients(problem(1, 12, 40), count=9, user="informational", interactions=5)
     rng = np.random.default_rng(1)
     start, learner = rng.normal(size=12), fr.learners.Pdgd(rate=0.2)
-    bend = Bend(pull=0.3, drifts=rng.normal(size=(9, 12)).astype(np.float64))
-    expected = learner(start, crowd, Chance(1, 1), bend)
-    updates, _ = PdgdThere(machine, learner, crowd).learn(start, Chance(1, 1), None, bend)
+    correction = LocalCorrection(pull=0.3, drifts=rng.normal(size=(9, 12)).astype(np.float64))
+    expected = learner(start, crowd, Chance(1, 1), correction)
+    updates, _ = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(1, 1), None, correction)
     assert np.array_equal(expected.updates, updates)
 
 
@@ -84,7 +84,7 @@ def test_some_clients_learn_as_they_do_among_all(machine: Processor) -> None:
     crowd = fr.make_clients(problem(2, 12, 40), count=20, user="informational", interactions=5)
     learner, start, some = fr.learners.Pdgd(rate=0.2), np.zeros(12), np.array([3, 4, 11, 19])
     expected = learner(start, crowd.rows(some), Chance(1, 1))
-    updates, online = PdgdThere(machine, learner, crowd).learn(start, Chance(1, 1), some)
+    updates, online = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(1, 1), some)
     assert np.array_equal(expected.updates, updates)
     assert np.array_equal(expected.observed.online, online)
 
@@ -157,12 +157,12 @@ def test_features_in_two_bytes_give_what_rounded_features_give(machine: Processo
     start = np.random.default_rng(1).normal(size=shape[0]) * 0.3
     for learner in (fr.learners.Pdgd(rate=0.1), fr.learners.Pdgd(rate=0.1, keep=0.5, clip_weights=2.0)):
         expected = learner(start, expected_crowd, Chance(1, 5))
-        there = PdgdThere(machine, learner, crowd, "float16")
+        there = PdgdOnDevice(machine, learner, crowd, "float16")
         updates, online = there.learn(start, Chance(1, 5))
         assert np.array_equal(expected.updates, updates)
         assert np.array_equal(expected.observed.online, online)
         federation = fr.Federation(learner)
-        ahead = Ahead.of(there, federation, crowd, 3, weighted=True)
+        ahead = MultiRound.of(there, federation, crowd, 3, weighted=True)
         assert ahead is not None
         state, _ = first_state(federation, crowd, 3, start)
         found = ahead(state, 4, lambda number: np.arange(15))
@@ -175,9 +175,9 @@ def test_features_that_two_bytes_cannot_hold_are_refused(machine: Processor) -> 
     data.features[3, 2] = 1e6
     crowd = fr.make_clients(data, count=2, user="informational", interactions=6, seed=2)
     with pytest.raises(DeviceError, match=r"1e\+06, and float16 ends at 65504; normalise"):
-        PdgdThere(machine, fr.learners.Pdgd(), crowd, "float16")
+        PdgdOnDevice(machine, fr.learners.Pdgd(), crowd, "float16")
     with pytest.raises(ValueError, match=r"no features 'float8'.*float16"):
-        PdgdThere(machine, fr.learners.Pdgd(), crowd, "float8")
+        PdgdOnDevice(machine, fr.learners.Pdgd(), crowd, "float8")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_data_that_do_not_fit_are_refused_before_they_are_copied(
     monkeypatch.setattr(type(machine), "free", lambda self: free)
     crowd = fr.make_clients(data, count=2, user="informational", interactions=6, seed=2)
     with pytest.raises(DeviceError, match=said):
-        PdgdThere(machine, fr.learners.Pdgd(), crowd)
+        PdgdOnDevice(machine, fr.learners.Pdgd(), crowd)
 
 
 def test_what_has_no_twin_is_named(machine: Processor) -> None:
@@ -202,11 +202,11 @@ def test_what_has_no_twin_is_named(machine: Processor) -> None:
     graded = fr.learners.LambdaRank()
     assert "LambdaRank" in why_not(graded, crowd)
     with pytest.raises(DeviceError, match="LambdaRank has no twin"):
-        find_twin(machine, graded, crowd)
-    assert find_twin("auto", graded, crowd) is None
-    assert find_twin("cpu", graded, crowd) is None
+        find_device_learner(machine, graded, crowd)
+    assert find_device_learner("auto", graded, crowd) is None
+    assert find_device_learner("cpu", graded, crowd) is None
     with pytest.raises(ValueError, match="no device 'tpu'"):
-        find_twin("tpu", graded, crowd)
+        find_device_learner("tpu", graded, crowd)
 
 
 def test_lists_have_one_length_everywhere() -> None:
@@ -250,15 +250,15 @@ def test_a_card_that_is_full_in_the_middle_leaves_a_run_to_go_on_from(
     (tmp_path / "spec.toml").write_text(SPEC, encoding="utf-8")
     grid = read_spec(tmp_path / "spec.toml")
     assert not run_experiment(grid, "whole", tmp_path).failed
-    calls, learn = [], PdgdThere.learn
+    calls, learn = [], PdgdOnDevice.learn
 
-    def full_soon(self: PdgdThere, *given: object, **named: object) -> object:
+    def full_soon(self: PdgdOnDevice, *given: object, **named: object) -> object:
         calls.append(1)
         if len(calls) == 4:
             raise DeviceError("0.10 GiB more do not fit on cpu")
         return learn(self, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PdgdThere, "learn", full_soon)
+    monkeypatch.setattr(PdgdOnDevice, "learn", full_soon)
     assert run_experiment(grid, "halves", tmp_path, device="cuda").failed
     (run,) = load_runs(tmp_path / "halves")
     error = facts_of(run.path)["error"]

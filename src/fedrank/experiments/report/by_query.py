@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.experiments.report.findings import Findings
-from fedrank.experiments.report.readings import Repeat, VariantRuns
+from fedrank.experiments.report.analysis import Analysis
+from fedrank.experiments.report.run_values import Repeat, VariantRuns
 from fedrank.experiments.report.sections import Cell, Interactive, Part, Section, Table, say
 from fedrank.experiments.report.tables import heading, number, signed
 
@@ -82,7 +82,7 @@ def tally(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> QueryTally:
     return QueryTally(won, lost, int(known.sum()) - won - lost, order, difference)
 
 
-def queries_section(findings: Findings) -> list[Section]:
+def queries_section(findings: Analysis) -> list[Section]:
     """Won and lost queries of every variant, and which they are; none where there are not two to compare."""
     rows, column = _compared(findings), findings.main
     if len(rows) < 2 or column not in findings.measures:
@@ -104,7 +104,7 @@ def queries_section(findings: Findings) -> list[Section]:
     return [Section("Query by query", (about, shown))]
 
 
-def _compared(findings: Findings) -> list[VariantRuns]:
+def _compared(findings: Analysis) -> list[VariantRuns]:
     """Variants that were measured by query, and doing nothing where it is one for all."""
     column = findings.main
     rows = [row for row in findings.rows if any(column in reading.queries for reading in row.repeats.values())]
@@ -137,7 +137,7 @@ def _named_table(rows: Sequence[VariantRuns], table: QueryTable, column: str, fi
     return Table(["query", rows[first].label, rows[second].label, "difference"], lines, 1, [note])
 
 
-def _data(findings: Findings, rows: Sequence[VariantRuns], first: int, second: int) -> Mapping[str, Any]:
+def _data(findings: Analysis, rows: Sequence[VariantRuns], first: int, second: int) -> Mapping[str, Any]:
     """All that a reader may ask for, as whole numbers of 1/10,000; fewer measures where a page would become slow."""
     measures: list[str] = []
     values: list[list[list[int | None]]] = []

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedrank.experiments.report.figures import LOOK, plain, save_picture
-from fedrank.experiments.runner.who import Group, Who
-from fedrank.federated.differences import Differences
+from fedrank.experiments.runner.client_summary import ClientSummary, Group
+from fedrank.federated.heterogeneity import Differences
 
 
-def draw_clients(who: Who, path: str | Path) -> None:
+def draw_clients(who: ClientSummary, path: str | Path) -> None:
     """Draw the shares of grades of clients, and how different each two of them are; the file's ending is its format."""
     with mpl.rc_context(LOOK):
         heights = [max(1.6, 0.24 * len(group.found.compared)) + 1.0 for group in who.groups]

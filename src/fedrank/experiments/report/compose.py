@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.experiments.report.analysis import FEWEST, Analysis, below_nothing, find, what_final_means
 from fedrank.experiments.report.by_query import queries_section
-from fedrank.experiments.report.findings import FEWEST, Findings, below_nothing, find, what_final_means
-from fedrank.experiments.report.readings import VariantRuns
+from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.sections import (
     Drawing,
     Interactive,
@@ -51,7 +51,7 @@ from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import Runs
 
 
-def whole(findings: Findings, anchor: str = "") -> Section:
+def whole(findings: Analysis, anchor: str = "") -> Section:
     """All that a report says about one experiment."""
     over = f"{findings.kind} experiment · {findings.name}" if findings.kind else findings.name
     first: list[Part] = [say(headline(findings), tone="lead"), *_below(findings), *warnings(findings)]
@@ -69,7 +69,7 @@ def brief(runs: Runs, baseline: str | None = None) -> list[Section]:
     return [_brief(findings) for findings in find(runs, baseline)]
 
 
-def _brief(findings: Findings) -> Section:
+def _brief(findings: Analysis) -> Section:
     parts: list[Part] = [final_table(findings), *_below(findings)]
     parts += [replace(note, tone="quiet") for note in warnings(findings)]
     if findings.claims:
@@ -85,17 +85,17 @@ def _brief(findings: Findings) -> Section:
     return Section(findings.title, tuple(parts))
 
 
-def warnings(findings: Findings) -> list[Paragraph]:
+def warnings(findings: Analysis) -> list[Paragraph]:
     """What to keep in mind."""
     return [say(note, tone="warn") for note in findings.notes]
 
 
-def _below(findings: Findings) -> list[Paragraph]:
+def _below(findings: Analysis) -> list[Paragraph]:
     """Models that should not be used: what users have without them is better."""
     return [say(line, tone="warn") for line in below_nothing(findings)]
 
 
-def conventions(findings: Findings) -> Section:
+def conventions(findings: Analysis) -> Section:
     """How each number was measured."""
     finished = findings.runs.finished
     sentences: list[str] = []
@@ -114,7 +114,7 @@ def conventions(findings: Findings) -> Section:
     return Section("How it was measured", (Points(tuple(sentences)),))
 
 
-def _sections(findings: Findings) -> Iterator[Section]:
+def _sections(findings: Analysis) -> Iterator[Section]:
     """In the order in which they are read."""
     yield _asked(findings)
     intervals = tuple(Section(heading(column), (interval_table(findings, column),)) for column in findings.columns)
@@ -146,7 +146,7 @@ def _sections(findings: Findings) -> Iterator[Section]:
     yield _provenance(findings)
 
 
-def _asked(findings: Findings) -> Section:
+def _asked(findings: Analysis) -> Section:
     note = say(
         "Settings that have their default are not listed; the experiment in full is under “Provenance”.", tone="note"
     )
@@ -165,7 +165,7 @@ def _with_table(name: str, table: Table | None) -> list[Section]:
     return [] if table is None else [Section(name, (table,))]
 
 
-def _against_nothing(findings: Findings) -> Section:
+def _against_nothing(findings: Analysis) -> Section:
     orders = ", ".join(dict.fromkeys(nothing.order for nothing in findings.nothing))
     about = say(
         "What users have without learning: ",
@@ -179,7 +179,7 @@ def _against_nothing(findings: Findings) -> Section:
     return Section("Against doing nothing", (about, tables[0], *more))
 
 
-def _against_the_baseline(findings: Findings) -> Section:
+def _against_the_baseline(findings: Analysis) -> Section:
     assert findings.baseline is not None
     first, *rest = findings.columns
     count = sum(found.contrast.tested for found in findings.comparisons[first].values())
@@ -198,7 +198,7 @@ def _against_the_baseline(findings: Findings) -> Section:
     return Section("Against the baseline", tuple(parts))
 
 
-def curve_drawings(findings: Findings) -> dict[str, Drawing]:
+def curve_drawings(findings: Analysis) -> dict[str, Drawing]:
     """A chart of every column that has learning curves."""
     charts, trees = {}, findings.kind == "trees"
     if any(len(variant.repeats) >= FEWEST for variant in findings.variants):
@@ -226,7 +226,7 @@ def curve_drawings(findings: Findings) -> dict[str, Drawing]:
     return charts
 
 
-def curve_data(findings: Findings, column: str) -> dict[str, Any]:
+def curve_data(findings: Analysis, column: str) -> dict[str, Any]:
     """The same chart as numbers, for a page that lets its reader look closer."""
     from fedrank.experiments.report.figures import line_look
 
@@ -258,7 +258,7 @@ def _short(values: NDArray[np.float64]) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
 
-def _privacy(findings: Findings) -> list[Section]:
+def _privacy(findings: Analysis) -> list[Section]:
     table = privacy_table(findings)
     if table is not None:
         return _with_table("Privacy", table)
@@ -270,7 +270,7 @@ def _privacy(findings: Findings) -> list[Section]:
     return [Section("Privacy", (say(summary), *listed))]
 
 
-def _weights(findings: Findings) -> list[Section]:
+def _weights(findings: Analysis) -> list[Section]:
     wanted = [findings.best] if findings.baseline in (None, findings.best) else [findings.best, findings.baseline]
     shown = [variant for variant in wanted if variant is not None and variant.weights() is not None]
     if not shown:
@@ -285,7 +285,7 @@ def _weights(findings: Findings) -> list[Section]:
     return [Section("What the linear model learned", (Drawing(partial(_draw_weights, shown), text),))]
 
 
-def _draw_curves(findings: Findings, column: str) -> str:
+def _draw_curves(findings: Analysis, column: str) -> str:
     from fedrank.experiments.report.figures import curves  # matplotlib takes its time
 
     return curves(findings, column, heading(column))
@@ -297,7 +297,7 @@ def _draw_weights(variants: Sequence[VariantRuns]) -> str:
     return weight_bars(variants)
 
 
-def _provenance(findings: Findings) -> Section:
+def _provenance(findings: Analysis) -> Section:
     versions = ", ".join(sorted({run.version for run in findings.runs.finished if run.version})) or "unknown"
     repeats = sum(len(variant.repeats) for variant in findings.variants)
     parts: list[Part] = [say(f"fedrank {versions}, {repeats} finished run{'s' if repeats != 1 else ''}.")]
@@ -310,7 +310,7 @@ def _provenance(findings: Findings) -> Section:
     return Section("Provenance", tuple(parts))
 
 
-def left_out(runs: Runs, reported: Sequence[Findings]) -> str:
+def left_out(runs: Runs, reported: Sequence[Analysis]) -> str:
     """Experiments without a single finished run have no section, but are not passed over in silence."""
     folders = {findings.folder for findings in reported}
     missing = [run for run in runs if run.folder not in folders]

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.experiments.report.readings import Reading, Repeat, VariantRuns
+from fedrank.experiments.report.run_values import Repeat, RunValues, VariantRuns
 from fedrank.experiments.report.statistics import LEVEL, power_of, t_quantile, t_tail
 from fedrank.seeds import rng_for
 
@@ -123,7 +123,7 @@ def _unknown(ours: VariantRuns, theirs: VariantRuns, repeat: Repeat, column: str
     return math.isnan(_final(ours, theirs, repeat, column))
 
 
-def _known(one: Reading, other: Reading, column: str) -> tuple[NDArray[np.str_], NDArray[np.float64]]:
+def _known(one: RunValues, other: RunValues, column: str) -> tuple[NDArray[np.str_], NDArray[np.float64]]:
     """Queries that a measure does not skip, and their differences."""
     differences = one.queries[column] - other.queries[column]
     known = ~np.isnan(differences)

@@ -16,8 +16,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedrank.experiments.report.findings import FEWEST, Findings
-from fedrank.experiments.report.readings import VariantRuns
+from fedrank.experiments.report.analysis import FEWEST, Analysis
+from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.spec.toml import readable
 from fedrank.files import write_whole
 
@@ -73,13 +73,13 @@ def save_picture(figure: Figure, path: str | Path, **settings: Any) -> None:
 Panel = tuple[str, list[tuple[str, VariantRuns]]]  # title, lines with their labels
 
 
-def curves(findings: Findings, column: str, title: str) -> str:
+def curves(findings: Analysis, column: str, title: str) -> str:
     """The figure of `curves_figure` as SVG."""
     with mpl.rc_context(LOOK):
         return as_svg(curves_figure(findings, column, title))
 
 
-def curves_figure(findings: Findings, column: str, title: str) -> Picture:
+def curves_figure(findings: Analysis, column: str, title: str) -> Picture:
     """One column by round or tree: a line per variant with a 95% band, in several panels where variants are many."""
     with mpl.rc_context(LOOK):
         panels = split(findings)
@@ -173,7 +173,7 @@ def heaviest(
     return np.argsort(-np.abs(mean), kind="stable")[:top], mean, sd
 
 
-def split(findings: Findings) -> list[Panel]:
+def split(findings: Analysis) -> list[Panel]:
     """Variants in panels of at most eight lines: by the value of a varied setting if possible, else in order."""
     variants = list(findings.variants)
     if len(variants) <= TOGETHER:
@@ -212,7 +212,7 @@ def draw_line(
     return {label: handle}
 
 
-def _heights(findings: Findings, column: str) -> tuple[float, float]:
+def _heights(findings: Analysis, column: str) -> tuple[float, float]:
     """Limits that show every line and every band whole."""
     drawn = [curve for variant in findings.variants if (curve := variant.curve(column)) is not None and len(curve.mean)]
     # A column such as rewards, of which doing nothing has none, has no level either.

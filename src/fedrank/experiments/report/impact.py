@@ -14,7 +14,7 @@ from typing import Any
 from fedrank import __version__
 from fedrank.data.describe_log import date_of
 from fedrank.data.logs import SearchLog, load_log
-from fedrank.experiments.report.answers import about_privacy
+from fedrank.experiments.report.command_output import about_privacy
 from fedrank.experiments.report.sections import Cell, Paragraph, Part, Points, Section, Span, Table, say
 from fedrank.experiments.runner.cards import about_population, log_card, read_card
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card
@@ -24,8 +24,8 @@ from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.source import read_spec
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
-from fedrank.privacy.promises import up
 
 TO_FILL_IN = "TO FILL IN: "
 NOT_SAID = "not said"

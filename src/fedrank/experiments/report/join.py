@@ -10,17 +10,17 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.experiments.report.findings import Findings, compare, is_of, nothing_beside, other_data, untested
-from fedrank.experiments.report.readings import Repeat, VariantRuns
+from fedrank.experiments.report.analysis import Analysis, compare, is_of, nothing_beside, other_data, untested
+from fedrank.experiments.report.run_values import Repeat, VariantRuns
 from fedrank.experiments.runner.runs import Runs
 from fedrank.experiments.spec.grid import NOTHING
 
 MOST_NAMED = 4  # experiments in a title
 
 
-def join(reported: Sequence[Findings], baseline: str | None = None) -> list[Findings]:
+def join(reported: Sequence[Analysis], baseline: str | None = None) -> list[Analysis]:
     """The same findings, where those that can be compared are one. What they do not share is left out of it."""
-    groups: list[list[Findings]] = []
+    groups: list[list[Analysis]] = []
     for findings in reported:
         group = next((group for group in groups if all(_fit(one, findings) for one in group)), None)
         if group is None:
@@ -30,7 +30,7 @@ def join(reported: Sequence[Findings], baseline: str | None = None) -> list[Find
     return [group[0] if len(group) == 1 else _joined(group, baseline) for group in groups]
 
 
-def _fit(one: Findings, other: Findings) -> bool:
+def _fit(one: Analysis, other: Analysis) -> bool:
     """Whether two experiments share a measure, and queries that it was measured on."""
     if one.kind != other.kind or not {*one.measures} & {*other.measures}:
         return False
@@ -43,11 +43,11 @@ def _fit(one: Findings, other: Findings) -> bool:
     return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
 
 
-def _tested_on(findings: Findings) -> dict[Repeat, NDArray[np.str_]]:
+def _tested_on(findings: Analysis) -> dict[Repeat, NDArray[np.str_]]:
     return {repeat: reading.query_ids for variant in findings.variants for repeat, reading in variant.repeats.items()}
 
 
-def _joined(parts: Sequence[Findings], baseline: str | None) -> Findings:
+def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
     names = _names(parts)
     variants = tuple(
         _as_of(name, variant) for name, part in zip(names, parts, strict=True) for variant in part.variants
@@ -71,7 +71,7 @@ def _joined(parts: Sequence[Findings], baseline: str | None) -> Findings:
     ]
     notes += other_data(Runs(tuple(runs)).finished)
     listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) <= MOST_NAMED else f"{len(names)} experiments"
-    findings = Findings(
+    findings = Analysis(
         name=", ".join(names),
         title=f"{listed}, compared",
         folder=parts[0].folder,
@@ -110,7 +110,7 @@ def _joined(parts: Sequence[Findings], baseline: str | None) -> Findings:
     return replace(findings, comparisons=compared, published=published, notes=tuple(dict.fromkeys(notes)))
 
 
-def _names(parts: Sequence[Findings]) -> list[str]:
+def _names(parts: Sequence[Analysis]) -> list[str]:
     """A name for each experiment: its own, or as much of its folder as tells it from the others."""
     for length in range(max(len(part.folder.parts) for part in parts) + 1):
         names = ["/".join(part.folder.parts[-length:]) if length else part.name for part in parts]
@@ -126,7 +126,7 @@ def _as_of(name: str, variant: VariantRuns) -> VariantRuns:
 
 
 def _baseline(
-    parts: Sequence[Findings], names: Sequence[str], variants: Sequence[VariantRuns], wanted: str | None
+    parts: Sequence[Analysis], names: Sequence[str], variants: Sequence[VariantRuns], wanted: str | None
 ) -> tuple[VariantRuns, str]:
     """The variant that was asked for, or the baseline of the first experiment that has one."""
     runs = {name: part.runs for name, part in zip(names, parts, strict=True)}

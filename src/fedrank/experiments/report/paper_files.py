@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 
+from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.compose import curve_drawings
-from fedrank.experiments.report.findings import Findings
 from fedrank.experiments.report.latex import latex
 from fedrank.experiments.report.sections import Table
 from fedrank.experiments.report.tables import (
@@ -28,7 +28,7 @@ FORMATS = {  # without a date, so that the same runs give the same files
 }
 
 
-def write_figures(reported: Sequence[Findings], folder: Path) -> list[Path]:
+def write_figures(reported: Sequence[Analysis], folder: Path) -> list[Path]:
     """Write every chart as SVG and PDF, and the tables as LaTeX; the files."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file, and figures and tables need a folder; name another one")
@@ -44,7 +44,7 @@ def write_figures(reported: Sequence[Findings], folder: Path) -> list[Path]:
     return written
 
 
-def _draw(findings: Findings, column: str, stem: Path) -> Iterator[Path]:
+def _draw(findings: Analysis, column: str, stem: Path) -> Iterator[Path]:
     import matplotlib as mpl
 
     from fedrank.experiments.report.figures import LOOK, curves_figure
@@ -60,7 +60,7 @@ def _draw(findings: Findings, column: str, stem: Path) -> Iterator[Path]:
         yield file
 
 
-def _tables(findings: Findings) -> Iterator[tuple[str, str, Table]]:
+def _tables(findings: Analysis) -> Iterator[tuple[str, str, Table]]:
     yield "final", f"Final quality: {findings.title}", final_table(findings)
     if findings.baseline is not None:
         for column in findings.columns:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedrank.experiments.report.findings import Findings
-from fedrank.experiments.report.readings import VariantRuns
+from fedrank.experiments.report.analysis import Analysis
+from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.sections import Cell, Table
 from fedrank.experiments.report.tables import final_notes, final_table, heading, mark_of, spread
 from fedrank.experiments.spec.toml import flat, readable
@@ -38,7 +38,7 @@ class Pivot:
         return sorted(values, key=_number) if all(map(_is_number, values)) else values
 
 
-def value_tables(findings: Findings, columns: Sequence[str]) -> list[Table]:
+def value_tables(findings: Analysis, columns: Sequence[str]) -> list[Table]:
     """Final values: a grid for each column where there are many variants, else one table."""
     grid = as_grid(findings)
     if grid is None:
@@ -50,7 +50,7 @@ def value_tables(findings: Findings, columns: Sequence[str]) -> list[Table]:
     return tables
 
 
-def as_grid(findings: Findings) -> Pivot | None:
+def as_grid(findings: Analysis) -> Pivot | None:
     """How variants are best laid out; None where that is one below the other."""
     variants = findings.variants
     if len(variants) < FEWEST or findings.parts:
@@ -75,7 +75,7 @@ def as_grid(findings: Findings) -> Pivot | None:
     return grid if full and len(found) == len(variants) else None
 
 
-def _places(findings: Findings) -> list[dict[str, str]]:
+def _places(findings: Analysis) -> list[dict[str, str]]:
     """The settings of each variant; a number at the end of a name is one of its own."""
     settings: list[dict[str, Any]] = [
         dict(variant.settings) or {VARIANT: variant.name} for variant in findings.variants
@@ -92,7 +92,7 @@ def _places(findings: Findings) -> list[dict[str, str]]:
     ]
 
 
-def _numbers_are(findings: Findings, names: Sequence[str]) -> str:
+def _numbers_are(findings: Analysis, names: Sequence[str]) -> str:
     """The setting that the numbers in names are the values of."""
     for name in dict.fromkeys(names):
         for key, value in flat(findings.about.variants.get(name, {})).items():
@@ -101,7 +101,7 @@ def _numbers_are(findings: Findings, names: Sequence[str]) -> str:
     return "number"
 
 
-def _grid_table(findings: Findings, grid: Pivot, column: str, notes: Sequence[str]) -> Table:
+def _grid_table(findings: Analysis, grid: Pivot, column: str, notes: Sequence[str]) -> Table:
     """The final values of one column, which the first heading names."""
     rows = []
     for row in grid.rows:
@@ -119,14 +119,14 @@ def _grid_table(findings: Findings, grid: Pivot, column: str, notes: Sequence[st
     return Table([*short, *across], rows, len(short), notes)
 
 
-def _cell(findings: Findings, variant: VariantRuns, column: str) -> Cell:
+def _cell(findings: Analysis, variant: VariantRuns, column: str) -> Cell:
     n, expected = len(variant.repeats), findings.expected
     few = f" ({n} of {expected})" if expected is not None and n < expected else ""
     base = " (baseline)" if variant is findings.baseline else ""
     return Cell(f"{spread(column, variant.summary(column))}{few}{base}", mark=mark_of(findings, variant, column))
 
 
-def _nothing(findings: Findings, grid: Pivot, value: str, column: str) -> str:
+def _nothing(findings: Analysis, grid: Pivot, value: str, column: str) -> str:
     """What users have without learning, where that is one thing for a whole column."""
     beside = [findings.nothing_for(variant) for (_, there), variant in grid.places.items() if there == value]
     if beside[0] is None or any(each is not beside[0] for each in beside):

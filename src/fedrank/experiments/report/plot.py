@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrank.experiments.report.findings import Findings, find
+from fedrank.experiments.report.analysis import Analysis, find
 from fedrank.experiments.report.join import join
-from fedrank.experiments.report.readings import Reading, VariantRuns
+from fedrank.experiments.report.run_values import RunValues, VariantRuns
 from fedrank.experiments.report.tables import heading
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.names import nearest
 from fedrank.ranking.model import Model
-from fedrank.types import Crowd
+from fedrank.types import SimulatedClients
 
 if TYPE_CHECKING:
     from fedrank.experiments.report.figures import Picture
@@ -66,7 +66,7 @@ def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
     return weights_figure(shown, top)
 
 
-def clients(crowd: Crowd) -> Picture:
+def clients(crowd: SimulatedClients) -> Picture:
     """How many queries each client holds, and how many of its documents have each grade."""
     from fedrank.experiments.report.plot_figures import clients_figure
 
@@ -83,10 +83,10 @@ def _alone(model: Model) -> VariantRuns:
     """A model that no run is known of, as if it were the only repeat of a variant."""
     names = model.feature_names or tuple(f"feature {i + 1}" for i in range(model.features))
     nobody = np.array([], dtype=np.str_)
-    return VariantRuns("", "", {}, {(1, 1): Reading({}, {}, 1, {}, nobody, {}, {}, model.weights, names)})
+    return VariantRuns("", "", {}, {(1, 1): RunValues({}, {}, 1, {}, nobody, {}, {}, model.weights, names)})
 
 
-def _found(runs: Runs | Run) -> Findings:
+def _found(runs: Runs | Run) -> Analysis:
     """What finished runs of one experiment come to, or of several that were tested on the same queries."""
     if not isinstance(runs, Runs | Run):
         raise TypeError(f"{runs!r} is no run that was read; give what fedrank.load_runs(folder) returns")

@@ -6,13 +6,13 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.experiments.report.analysis import FEWEST, Analysis
 from fedrank.experiments.report.figures import COLOURS, INK, LOOK, QUIET, Picture, plain, wrapped
-from fedrank.experiments.report.findings import FEWEST, Findings
 
 MANY = 60  # clients whose numbers are left out below their bars
 
 
-def final_figure(findings: Findings, column: str, title: str) -> Picture:
+def final_figure(findings: Analysis, column: str, title: str) -> Picture:
     """A row for each variant: its repeats as points, their mean, and its 95% interval where repeats are enough."""
     with mpl.rc_context(LOOK):
         variants = findings.variants

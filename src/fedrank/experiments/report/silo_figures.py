@@ -14,9 +14,9 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedrank.attacks.dictionary import Told, make_neighbours, tell_apart
+from fedrank.attacks.dictionary import AttackResult, make_neighbours, tell_apart
+from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.figures import COLOURS, INK, LOOK, QUIET, as_svg, plain, save_picture
-from fedrank.experiments.report.findings import Findings
 from fedrank.experiments.report.sections import Cell, Drawing, Part, Table
 from fedrank.experiments.runner.silo import SKETCHES
 
@@ -38,7 +38,7 @@ VARIED = {"alpha": "alpha", "beta": "beta", "K": "k", "w": "width", "z": "depth"
 Costs = dict[str, dict[str, float]]  # by variant, means over repeats
 
 
-def sketch_costs(findings: Findings) -> Iterator[Part]:
+def sketch_costs(findings: Analysis) -> Iterator[Part]:
     """Figure 4 of CS-F-LTR: cover rate, time and space of a question against each setting of sketches."""
     found: Costs = {}
     usual: dict[str, float] = {}
@@ -97,14 +97,16 @@ def draw_costs(found: Costs, usual: dict[str, float]) -> str:
         return as_svg(figure)
 
 
-def measure_noise(pairs: int = 1000, epsilon: float = 0.5, sigma: float = 1.0, seed: int = 1) -> dict[str, list[Told]]:
+def measure_noise(
+    pairs: int = 1000, epsilon: float = 0.5, sigma: float = 1.0, seed: int = 1
+) -> dict[str, list[AttackResult]]:
     """How well neighbouring documents are told apart under the three noises."""
     neighbours = make_neighbours(pairs, seed=seed)
     return {noise: tell_apart(neighbours, noise, QUESTIONS, epsilon, sigma) for noise in LABELS}
 
 
 def draw_noise(
-    measured: dict[str, Sequence[Told]], out: str | os.PathLike[str], epsilon: float = 0.5, sigma: float = 1.0
+    measured: dict[str, Sequence[AttackResult]], out: str | os.PathLike[str], epsilon: float = 0.5, sigma: float = 1.0
 ) -> Path:
     """The published noise protects nothing: who is told apart against questions asked, as .svg or .png."""
     out = Path(out)

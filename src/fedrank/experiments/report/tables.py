@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.experiments.report.analysis import HEADINGS, Analysis
 from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
-from fedrank.experiments.report.findings import HEADINGS, Findings
-from fedrank.experiments.report.readings import Threat, VariantRuns
-from fedrank.experiments.report.reproduced import OUTSIDE, WITHIN, Reproduced
+from fedrank.experiments.report.published_values import OUTSIDE, WITHIN, PublishedComparison
+from fedrank.experiments.report.run_values import Threat, VariantRuns
 from fedrank.experiments.report.sections import Cell, Table
 from fedrank.experiments.report.statistics import LEVEL, Summary, summarise
 from fedrank.experiments.runner.cards import about_population
@@ -20,10 +20,10 @@ from fedrank.experiments.runner.folder import Card, Json
 from fedrank.experiments.runner.privacy import together
 from fedrank.experiments.runner.runs import COUNTED, TIMED, Runs
 from fedrank.experiments.spec.experiment import to_tables
-from fedrank.experiments.spec.families import Elsewhere, default_of, is_required
+from fedrank.experiments.spec.families import ExternalMethod, default_of, is_required
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.toml import TomlTable, readable
-from fedrank.privacy.promises import up
+from fedrank.privacy.guarantees import up
 
 ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
 
@@ -53,7 +53,7 @@ def _each(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(filter(None, values)))
 
 
-def final_table(findings: Findings, columns: Sequence[str] | None = None) -> Table:
+def final_table(findings: Analysis, columns: Sequence[str] | None = None) -> Table:
     """Final quality of each variant; ▲ and ▼ mark significant differences from the baseline."""
     columns = findings.columns if columns is None else columns
     names, words = _variant_columns(findings)
@@ -92,7 +92,7 @@ def final_table(findings: Findings, columns: Sequence[str] | None = None) -> Tab
     return Table([*names, "repeats", *(heading(column) for column in columns)], rows, len(names), notes)
 
 
-def mark_of(findings: Findings, variant: VariantRuns, column: str) -> str | None:
+def mark_of(findings: Analysis, variant: VariantRuns, column: str) -> str | None:
     """▲ or ▼ for a significant difference from the baseline, empty for none, None where there is no baseline."""
     if findings.baseline is None:
         return None
@@ -100,7 +100,7 @@ def mark_of(findings: Findings, variant: VariantRuns, column: str) -> str | None
     return {"better": "▲", "worse": "▼", "": ""}[comparison.verdict if comparison else ""]
 
 
-def final_notes(findings: Findings) -> list[str]:
+def final_notes(findings: Analysis) -> list[str]:
     """What doing nothing is, and what marks mean."""
     notes = []
     if findings.nothing:
@@ -114,7 +114,7 @@ def final_notes(findings: Findings) -> list[str]:
     return notes
 
 
-def interval_table(findings: Findings, column: str) -> Table:
+def interval_table(findings: Analysis, column: str) -> Table:
     """Mean with its confidence interval and range."""
     names, words = _variant_columns(findings)
     rows = []
@@ -125,7 +125,7 @@ def interval_table(findings: Findings, column: str) -> Table:
     return Table([*names, "mean", "sd", "95% from", "to", "lowest", "highest"], rows, len(names))
 
 
-def comparison_table(findings: Findings, column: str) -> Table:
+def comparison_table(findings: Analysis, column: str) -> Table:
     """Each variant against the baseline in one column."""
     names, words = _variant_columns(findings)
     rows = []
@@ -149,7 +149,7 @@ def comparison_table(findings: Findings, column: str) -> Table:
     return Table(header, rows, len(names))
 
 
-def nothing_table(findings: Findings, column: str) -> Table:
+def nothing_table(findings: Analysis, column: str) -> Table:
     """Each variant against what users have without it."""
     names, words = _variant_columns(findings)
     several, rows = len(findings.nothing) > 1, []
@@ -169,7 +169,7 @@ def nothing_table(findings: Findings, column: str) -> Table:
     return Table(header, rows, len(names) + several)
 
 
-def published_table(findings: Findings) -> Table:
+def published_table(findings: Analysis) -> Table:
     """Values from papers next to ours."""
     rows = []
     for entry in findings.published:
@@ -188,7 +188,7 @@ PUBLISHED_RULE = (
 )
 
 
-def published_cells(entry: Reproduced) -> tuple[str, ...]:
+def published_cells(entry: PublishedComparison) -> tuple[str, ...]:
     """Cells under the headings of PUBLISHED."""
     column, ours = entry.column, entry.measured
     value = number(column, entry.value)
@@ -207,7 +207,7 @@ def published_tone(verdict: str) -> str:
     return {WITHIN: "better", OUTSIDE: "worse"}.get(verdict, "quiet")
 
 
-def claims_table(findings: Findings) -> Table:
+def claims_table(findings: Analysis) -> Table:
     """What the paper found, and whether it holds here."""
     rows = []
     for claim in findings.claims:
@@ -278,7 +278,7 @@ def power(claim: Verdict) -> str:
     return f"{claim.power:.2f} for {number(claim.column, claim.sought)}"
 
 
-def _compared(findings: Findings) -> str:
+def _compared(findings: Analysis) -> str:
     """How many comparisons a table corrects for, and over what they were made."""
     main = findings.comparisons.get(findings.main, {}).values()
     counts = sorted({found.comparisons for column in findings.comparisons.values() for found in column.values()})
@@ -288,7 +288,7 @@ def _compared(findings: Findings) -> str:
     return f"{made} comparison{'' if made == '1' else 's'} in a column (Holm){over}"
 
 
-def clients_table(findings: Findings) -> Table | None:
+def clients_table(findings: Analysis) -> Table | None:
     """How well the final models serve clients, from the average one to the worst; None where all are alike."""
     if findings.kind == "trees":
         return _merged_table(findings)
@@ -320,7 +320,7 @@ def clients_table(findings: Findings) -> Table | None:
     return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
 
 
-def _merged_table(findings: Findings) -> Table | None:
+def _merged_table(findings: Analysis) -> Table | None:
     """Every client before and after merging: who gains, and who loses."""
     names, words = _variant_columns(findings)
     columns = [f"{where} {when}" for where in ("own", "others", "all") for when in ("before", "after")]
@@ -343,7 +343,7 @@ def _merged_table(findings: Findings) -> Table | None:
     return Table([*names, "measure", "client", *columns], rows, len(names) + 2, [note])
 
 
-def cost_table(findings: Findings) -> Table:
+def cost_table(findings: Analysis) -> Table:
     """What a run of each variant cost, on average over repeats."""
     names, words = _variant_columns(findings)
     rows = []
@@ -371,7 +371,7 @@ def unfinished_table(runs: Runs) -> Table:
     return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
 
 
-def robustness_table(findings: Findings) -> Table | None:
+def robustness_table(findings: Analysis) -> Table | None:
     """Quality without attack next to quality under attack, rule by rule; None where nobody attacks.
 
     A row is a rule and an attack, everything else being the same.
@@ -423,7 +423,7 @@ def robustness_table(findings: Findings) -> Table | None:
     return Table(header, rows, len(header) - len(shares) - 2, [note])
 
 
-def unlearned_table(findings: Findings) -> Table | None:
+def unlearned_table(findings: Analysis) -> Table | None:
     """Quality before and after unlearning, what it cost, and how near it came; None where nobody was forgotten."""
     names, words = _variant_columns(findings)
     rows, main = [], findings.main
@@ -451,7 +451,7 @@ def unlearned_table(findings: Findings) -> Table | None:
     return Table(header, rows, len(names), [note])
 
 
-def promotion_table(findings: Findings) -> Table | None:
+def promotion_table(findings: Analysis) -> Table | None:
     """How many of the documents that an attack promotes reach the top ten; None where nothing is promoted."""
     names, words = _variant_columns(findings)
     rows = []
@@ -495,7 +495,7 @@ def _called(method: TomlTable, named: set[str]) -> str:
     return ", ".join([str(method.get("name", "none")), *texts])
 
 
-def privacy_table(findings: Findings) -> Table | None:
+def privacy_table(findings: Analysis) -> Table | None:
     """What may be claimed for each variant's model, against whom; None where nothing was protected."""
     if not any(variant.is_protected for variant in findings.variants):
         return None
@@ -525,13 +525,13 @@ def _claimed(card: Card) -> list[tuple[str, ...]]:
     ]
 
 
-def _together(findings: Findings) -> list[str]:
+def _together(findings: Analysis) -> list[str]:
     """What the runs of an experiment would cost the same people together, where each is priced alone."""
     line = together(findings.runs)
     return [] if line is None else [f"{line}."]
 
 
-def privacy_lines(findings: Findings) -> list[str]:
+def privacy_lines(findings: Analysis) -> list[str]:
     """What each protected variant has spent, and where a budget ended a run, a line each."""
     by_text: dict[str, list[str]] = {}
     for variant in findings.variants:
@@ -556,7 +556,7 @@ def privacy_lines(findings: Findings) -> list[str]:
     return [*lines, *map(about_population, populations.values()), *_together(findings)]
 
 
-def _cards(findings: Findings) -> list[Card]:
+def _cards(findings: Analysis) -> list[Card]:
     """Of all repeats; those of a population in the order in which they count ever more."""
 
     def counted(card: Card) -> tuple[int, int, float]:
@@ -568,7 +568,7 @@ def _cards(findings: Findings) -> list[Card]:
     return sorted(cards, key=counted)
 
 
-def asked_rows(findings: Findings) -> list[tuple[str, str]]:
+def asked_rows(findings: Analysis) -> list[tuple[str, str]]:
     """What was asked, one line per part of the experiment; settings that have their default are left out."""
     facts, about = findings.runs.finished[0].data, findings.about
     tables = {} if findings.grid is None else _as_asked(findings.grid)
@@ -597,7 +597,7 @@ def _as_asked(grid: Grid[Any]) -> TomlTable:
         if key in ("kind", "title", "seeds") or key not in grid.tables:
             continue
         part, given = getattr(grid.base, key), grid.tables[key]
-        if isinstance(given, dict) and dataclasses.is_dataclass(part) and not isinstance(part, Elsewhere):
+        if isinstance(given, dict) and dataclasses.is_dataclass(part) and not isinstance(part, ExternalMethod):
             given = _but_defaults(part, given)
         if given != {}:
             tables[key] = given
@@ -614,13 +614,17 @@ def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
             now = getattr(part, key)
             if now == default_of(field):
                 continue
-            if isinstance(value, dict) and dataclasses.is_dataclass(now) and not isinstance(now, (type, Elsewhere)):
+            if (
+                isinstance(value, dict)
+                and dataclasses.is_dataclass(now)
+                and not isinstance(now, (type, ExternalMethod))
+            ):
                 value = _but_defaults(now, value)
         kept[key] = value
     return kept
 
 
-def headline(findings: Findings) -> str:
+def headline(findings: Analysis) -> str:
     """The result in one or two sentences."""
     best, column = findings.best, findings.main
     value = f"{heading(column)} {spread(column, best.summary(column))}"
@@ -724,7 +728,7 @@ def amount(name: str, value: float) -> str:
     return f"{value:,.1f} TB"
 
 
-def _variant_columns(findings: Findings) -> tuple[list[str], list[str]]:
+def _variant_columns(findings: Analysis) -> tuple[list[str], list[str]]:
     """Headings, and the settings behind them: one column a setting where every variant has the same few."""
     keys = list(findings.variants[0].settings)
     regular = all(list(variant.settings) == keys and "=" in variant.name for variant in findings.variants)
@@ -732,7 +736,7 @@ def _variant_columns(findings: Findings) -> tuple[list[str], list[str]]:
     return (["experiment", *names], words) if findings.parts else (names, words)
 
 
-def _variant_cells(findings: Findings, variant: VariantRuns, keys: list[str]) -> list[Cell]:
+def _variant_cells(findings: Analysis, variant: VariantRuns, keys: list[str]) -> list[Cell]:
     width = max(len(keys), 1) + bool(findings.parts)
     if variant in (nothing.values for nothing in findings.nothing):
         texts = [variant.label, *[""] * (width - 1)]
@@ -747,7 +751,7 @@ def _variant_cells(findings: Findings, variant: VariantRuns, keys: list[str]) ->
     return cells
 
 
-def _best(findings: Findings, column: str) -> set[str]:
+def _best(findings: Analysis, column: str) -> set[str]:
     means = {variant.name: variant.summary(column).mean for variant in findings.rows}
     known = [mean for mean in means.values() if not math.isnan(mean)]
     return {name for name, mean in means.items() if known and mean == max(known)}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrank.experiments.report.analysis import Analysis, find
 from fedrank.experiments.report.compose import left_out, whole
-from fedrank.experiments.report.findings import Findings, find
 from fedrank.experiments.report.html import page
 from fedrank.experiments.report.join import join
 from fedrank.experiments.report.markdown import markdown
@@ -65,7 +65,7 @@ def report_page(runs: Runs) -> str:
 
 
 def _composed(
-    runs: Runs, found: Sequence[Findings], reported: Sequence[Findings]
+    runs: Runs, found: Sequence[Analysis], reported: Sequence[Analysis]
 ) -> tuple[str, list[Section], list[Paragraph]]:
     """Title, sections, and what stands below them."""
     sections = [whole(findings, f"experiment-{i}") for i, findings in enumerate(reported, 1)]
@@ -97,7 +97,7 @@ def write_answer(files: Sequence[Path], sections: Sequence[Section], facts: Call
             write_whole(file, json.dumps(facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def numbers(reported: Sequence[Findings]) -> str:
+def numbers(reported: Sequence[Analysis]) -> str:
     """One row for each variant and column, in full precision, as CSV. Missing numbers are empty."""
     settings = list(dict.fromkeys(key for findings in reported for v in findings.variants for key in v.settings))
     rows: list[list[object]] = []

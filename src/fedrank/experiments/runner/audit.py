@@ -13,7 +13,7 @@ from fedrank.attacks import audits, forests, sketches
 from fedrank.attacks.audits import Audit, Finding, Plan, PlannedAttack, carry_out
 from fedrank.attacks.forests import ForestAudit, SharedForests
 from fedrank.attacks.histograms import HistogramAudit, Roots
-from fedrank.attacks.infer import LEVEL, REPEATS, RUNS, Tell
+from fedrank.attacks.membership import LEVEL, REPEATS, RUNS, Tell
 from fedrank.attacks.sketches import SketchAudit
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.data import clients_of, load_fold
@@ -28,10 +28,10 @@ from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Booster
 from fedrank.trees.drawing import drawn_features
 from fedrank.trees.forest import Forest
-from fedrank.trees.forestry import Forestry
+from fedrank.trees.forest_checkpoint import ForestCheckpoint
 from fedrank.trees.histograms import Histograms, rules_of
-from fedrank.trees.holder import Holder
 from fedrank.trees.mergers import Alone, Pooled
+from fedrank.trees.row_store import RowStore
 from fedrank.trees.together import Bagged, Cyclic, useful
 from fedrank.trees.training import train_locally
 from fedrank.trees.voting import elected_for_root
@@ -184,13 +184,13 @@ def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
     features = drawn_features(edges.features, rules.feature_share, seed, 0)
     if 0 < merge.vote < len(features):
         rows = sum(one.documents for one in train)
-        features = elected_for_root([Holder(one, edges, rules, seed) for one in train], merge.vote, rows.bit_length())
+        features = elected_for_root([RowStore(one, edges, rules, seed) for one in train], merge.vote, rows.bit_length())
     return Roots((RankingData.join(train),) if merge.secure else train, edges, rules, features, seed)
 
 
 def _grown(booster: Booster, forests: int, tell: Tell, grow: Any) -> Sequence[Forest]:
     """Grow so many forests, and tell how far they are."""
-    forestry = Forestry(booster)
+    forestry = ForestCheckpoint(booster)
     forestry.turn = lambda: tell(
         sum(1.0 if grown.whole else len(grown.trees) / booster.trees for grown in forestry.forests) / forests
     )

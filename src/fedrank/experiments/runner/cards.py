@@ -16,8 +16,8 @@ from fedrank import __version__
 from fedrank.data.logs import BROWSERS, FACTS, SearchLog
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, SEARCH_LOG, SIMULATED_RUN, SKETCH_FILE, Card, Facts
 from fedrank.files import read_bytes, write_whole
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
-from fedrank.privacy.promises import up
 
 ISSUER = "FEDRANK_ISSUER"  # environment: who answers for cards and receipts
 NO_ISSUER = "not named"

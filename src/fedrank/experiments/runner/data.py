@@ -13,12 +13,12 @@ from fedrank.data.live_ranking import collection_fold
 from fedrank.data.log_fold import TEST_SHARE, log_fold
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
-from fedrank.experiments.runner.places import corrected_crowd, corrected_data
+from fedrank.experiments.runner.position_bias import corrected_clients, corrected_data
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.sections import DataSpec
 from fedrank.federated.clients import make_clients
 from fedrank.ranking.propensity import OWN, Bias
-from fedrank.types import Crowd
+from fedrank.types import SimulatedClients
 
 
 def load_fold(data: DataSpec, fold: int) -> Fold:
@@ -108,7 +108,7 @@ def described(name: str, train_queries: int, test_queries: int, data: RankingDat
     }
 
 
-def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> Crowd:
+def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> SimulatedClients:
     """The clients of an experiment."""
     crowd = make_clients(
         load_fold(experiment.data, fold).train,
@@ -125,4 +125,4 @@ def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> Crowd:
     data = experiment.data
     if data.log is None or data.propensities != OWN:
         return crowd
-    return corrected_crowd(crowd, load_log(data.log), data.bias)
+    return corrected_clients(crowd, load_log(data.log), data.bias)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrank.data.log_fold import TEST_SHARE, log_part
 from fedrank.data.logs import SearchLog, load_log
-from fedrank.experiments.runner.places import read_propensities, shown_results
+from fedrank.experiments.runner.position_bias import read_propensities, shown_results
 from fedrank.ranking.estimate import CannotTell, ClickEstimate, estimate_clicks
 from fedrank.ranking.model import Model, Scorer, Tell, unheard
 from fedrank.ranking.propensity import Bias

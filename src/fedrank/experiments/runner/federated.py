@@ -19,20 +19,20 @@ from fedrank.experiments.runner.privacy import Spent, setting_of, until_spent
 from fedrank.experiments.runner.writer import NOISE, RunWriter
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
-from fedrank.federated.arrival import schedule
+from fedrank.federated.asynchronous import schedule
 from fedrank.federated.federation import Federation, cohort_size
 from fedrank.federated.quality import alike, quality_by_client
 from fedrank.federated.robust import without_promise
 from fedrank.federated.round import Outcome, evaluated, first_weights, personal_models, simulate, simulate_arrivals
 from fedrank.federated.server import State
-from fedrank.kernels.devices import DeviceError, Machine
+from fedrank.kernels.devices import Device, DeviceError
+from fedrank.ranking.baseline_ranking import GIVEN, baseline_order, baseline_weights
 from fedrank.ranking.cuda.choice import choose, features_of
-from fedrank.ranking.cuda.measures import evaluator_there
-from fedrank.ranking.given import GIVEN, given_order, given_weights
+from fedrank.ranking.cuda.measures import evaluator_on_device
 from fedrank.ranking.learners import fine_tune, warm_up
 from fedrank.ranking.measures import Evaluator, average, measure
 from fedrank.ranking.model import Model, load_weights, save_model
-from fedrank.types import Crowd, Memory, Ranker, Weights, has
+from fedrank.types import Memory, Ranker, SimulatedClients, Weights, has_trait
 from fedrank.unlearning.history import HistoryWriter, size_beforehand
 
 ONLINE = (
@@ -58,12 +58,12 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
         asked=last,
     )
     evaluator = Evaluator(judged(fold, experiment.data), experiment.measures)
-    nothing = given_order(evaluator, experiment.data.given)
+    nothing = baseline_order(evaluator, experiment.data.given)
     machine = machine_of(experiment, federation, crowd, task.device)
-    evaluate = evaluator if machine is None else evaluator_there(machine, evaluator, ranker)
+    evaluate = evaluator if machine is None else evaluator_on_device(machine, evaluator, ranker)
     with Spent.open(replace(experiment, rounds=last), task, features) as spent:
         writer.safe = spent.forget
-        kept = writer.begin(lambda models: evaluate(models, ranker), reward=has(experiment.learner, "rewards"))
+        kept = writer.begin(lambda models: evaluate(models, ranker), reward=has_trait(experiment.learner, "rewards"))
         state, memory = (None, None) if kept is None else (state_of(kept), kept.get("memory"))
         excluded: dict[str, list[int]] = {} if kept is None else kept["excluded"]
         devices = note_device(writer, machine, [] if kept is None else kept.get("devices", []))
@@ -99,7 +99,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
         spent.stop(state.round)
         card = spent.card()
     weights = evaluated(federation, state, memory, crowd)
-    models = personal_models(federation, state, memory, crowd) if has(federation.local, "shared part") else None
+    models = personal_models(federation, state, memory, crowd) if has_trait(federation.local, "shared part") else None
     model = Model(
         ranker,
         weights if models is None else models,
@@ -125,7 +125,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
 def _rounds(
     experiment: FederatedExperiment,
     federation: Federation,
-    crowd: Crowd,
+    crowd: SimulatedClients,
     last: int,
     writer: RunWriter,
     state: State | None,
@@ -149,7 +149,9 @@ def _rounds(
     return simulate(federation, crowd, last, seed, memory=memory, watch=watch, device=writer.task.device, **common)
 
 
-def machine_of(experiment: FederatedExperiment, federation: Federation, crowd: Crowd, device: str) -> Machine | None:
+def machine_of(
+    experiment: FederatedExperiment, federation: Federation, crowd: SimulatedClients, device: str
+) -> Device | None:
     """The machine on which clients learn; None: the processor."""
     if experiment.arrival is None:
         return choose(device, federation.learner, crowd)
@@ -160,7 +162,7 @@ def machine_of(experiment: FederatedExperiment, federation: Federation, crowd: C
     return None
 
 
-def note_device(writer: RunWriter, machine: Machine | None, before: list[Any]) -> list[Any]:
+def note_device(writer: RunWriter, machine: Device | None, before: list[Any]) -> list[Any]:
     """Where clients learned, in run.json and in words; [] if it was the processor all the time."""
     name = PROCESSOR if machine is None else machine.name
     if machine is not None and features_of(writer.task.device) == "float16":
@@ -209,7 +211,7 @@ def state_of(kept: Any) -> State:
     return State(int(kept["round"]), kept["weights"], kept.get("common"), kept["server"], rule, kept.get("held"))
 
 
-def rounds_there_are(experiment: FederatedExperiment, crowd: Crowd) -> tuple[int, list[str]]:
+def rounds_there_are(experiment: FederatedExperiment, crowd: SimulatedClients) -> tuple[int, list[str]]:
     """How many rounds there will be, and what to say about it: a log may have fewer than were asked for."""
     asked = experiment.rounds
     last = asked if experiment.arrival is None else min(asked, schedule(crowd, experiment.arrival).rounds)
@@ -230,12 +232,12 @@ def _last_notes(experiment: FederatedExperiment, done: int, last: int, excluded:
     return notes
 
 
-def start_model(experiment: FederatedExperiment, crowd: Crowd) -> Weights | None:
+def start_model(experiment: FederatedExperiment, crowd: SimulatedClients) -> Weights | None:
     """The model that a federation is asked to begin with, if any."""
     if experiment.start is None:
         return None
     if experiment.start == GIVEN:
-        return given_weights(crowd.data, experiment.data.given)
+        return baseline_weights(crowd.data, experiment.data.given)
     model = load_weights(experiment.start)
     if model.ranker.hidden != experiment.learner.ranker.hidden or model.weights.ndim != 1:
         raise ValueError(
@@ -244,7 +246,7 @@ def start_model(experiment: FederatedExperiment, crowd: Crowd) -> Weights | None
     return model.weights
 
 
-def start_weights(experiment: FederatedExperiment, crowd: Crowd, seed: int) -> Weights | None:
+def start_weights(experiment: FederatedExperiment, crowd: SimulatedClients, seed: int) -> Weights | None:
     """What the federation begins with, if not with the ranker's own first weights."""
     learner, weights = experiment.learner, start_model(experiment, crowd)
     if interactions := getattr(experiment.clients.partition, "warm_up", 0):
@@ -261,7 +263,12 @@ def per_query(evaluator: Evaluator, weights: Weights, ranker: Ranker) -> NDArray
 
 
 def by_client(
-    experiment: FederatedExperiment, averaged: Weights, own: Weights | None, crowd: Crowd, seed: int, threads: int
+    experiment: FederatedExperiment,
+    averaged: Weights,
+    own: Weights | None,
+    crowd: SimulatedClients,
+    seed: int,
+    threads: int,
 ) -> dict[str, Any]:
     """Quality of every client with the final model, with its personal one, and after fine-tuning, where these exist."""
     learner = experiment.learner
@@ -287,7 +294,7 @@ def conventions_of(experiment: FederatedExperiment) -> dict[str, str]:
         "rounds": "row r is the model after the aggregation of round r",
         "final": "mean of the last 10 evaluations",
     }
-    if has(experiment.learner, "rewards"):
+    if has_trait(experiment.learner, "rewards"):
         conventions["reward"] = REWARD
     if experiment.arrival is not None:
         rule = experiment.arrival

@@ -24,7 +24,7 @@ from fedrank import __version__
 from fedrank.experiments.spec.families import hints_of, is_required
 from fedrank.experiments.spec.values import NotEmpty, at_least, checked, less_than
 from fedrank.files import opened, parse_json, read_text, write_whole
-from fedrank.privacy.promises import up
+from fedrank.privacy.guarantees import up
 
 Json = dict[str, Any]
 Price = Annotated[float, at_least(0), less_than(math.inf)]  # an ε

@@ -27,9 +27,9 @@ from fedrank.experiments.runner.traces import history_of, what_remains
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.source import read_spec
 from fedrank.files import UNFINISHED, read_bytes, writing
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
-from fedrank.privacy.promises import up
-from fedrank.types import has
+from fedrank.types import has_trait
 
 LEARNED, TESTED, NOT_USED, NOT_KNOWN = "learned from them", "was only tested on them", "did not use them", "not known"
 NOT_COVERED = (
@@ -183,7 +183,7 @@ def _unlearn(run: Run, spec: FederatedExperiment, clients: Sequence[int]) -> str
     """The command that lets a run forget clients, where there is one that is no retraining."""
     if run.status != "finished" or spec.kind != "federated" or spec.clients.people > 1 or spec.mechanism is not None:
         return ""
-    if history_of(run.path) is None or has(spec.mechanism, "adds up"):
+    if history_of(run.path) is None or has_trait(spec.mechanism, "adds up"):
         return ""
     who = " ".join(f"--client {client}" for client in clients)
     return f"fedrank unlearn {shlex.quote(str(run.path))} {who} --method fed-eraser --verify"

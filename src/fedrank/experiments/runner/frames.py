@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedrank.glance import as_rows, number
+from fedrank.display import as_rows, number
 
 
 class Records(list[dict[str, Any]]):

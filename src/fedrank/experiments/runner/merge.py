@@ -17,14 +17,14 @@ from fedrank.experiments.runner.folder import Card, Paid
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import private_folder
+from fedrank.privacy.guarantees import cost_together, up
 from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.population import LEDGER
-from fedrank.privacy.promises import cost_together, up
-from fedrank.ranking.given import Given
+from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import average
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Grower
-from fedrank.trees.forestry import Forestry, Grown
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
 from fedrank.trees.histograms import Histograms, edges_round, rules_of
 from fedrank.trees.mergers import ENOUGH, Merger, Stacking
 from fedrank.trees.model_files import save_any, with_notes
@@ -47,7 +47,7 @@ CONVENTIONS = {
 }
 
 
-def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, nothing: Given) -> None:
+def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, nothing: BaselineRanking) -> None:
     """Split, train, merge, measure and save."""
     assert experiment.split is not None
     assert experiment.merge is not None
@@ -58,7 +58,7 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
         writer.turn(0, 1, lambda: {"forests": [asdict(grown) for grown in forestry.forests]})
 
     studies = Studies(experiment.tune, writer.folder, lambda done, best: writer.say(0, 1, best.quality), turn)
-    forestry = Forestry(
+    forestry = ForestCheckpoint(
         experiment.booster,
         studies if experiment.tune else None,
         turn,
@@ -184,7 +184,7 @@ def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int
     )
 
 
-def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, nothing: Given, **facts: Any) -> None:
+def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, nothing: BaselineRanking, **facts: Any) -> None:
     """Write what a run of merged models has besides them, and that it is finished."""
     per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
     writer.add(1, values=average(per_query).tolist())

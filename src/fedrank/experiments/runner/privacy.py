@@ -16,14 +16,15 @@ from fedrank.data.catalog import describe as describe_data
 from fedrank.data.logs import not_persons
 from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.experiments.runner.folder import Card, Paid, paid_for
-from fedrank.experiments.runner.recorded import check_recorded
+from fedrank.experiments.runner.recorded_charges import check_recorded
 from fedrank.experiments.runner.runs import Run, kept_ledgers
 from fedrank.experiments.runner.writer import Stopped, Task
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment, promised_in
-from fedrank.federated.arrival import schedule
+from fedrank.federated.asynchronous import schedule
 from fedrank.federated.round import Outcome
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, Setting, noise_for, up
 from fedrank.privacy.ledger import Ledger, LedgerError
 from fedrank.privacy.mechanisms import PricedMechanism
 from fedrank.privacy.population import (
@@ -40,11 +41,10 @@ from fedrank.privacy.population import (
     spent_together,
     totals,
 )
-from fedrank.privacy.promises import OBSERVERS, Promise, Setting, noise_for, up
 from fedrank.privacy.spending import SharedSpending, Spending
-from fedrank.ranking.given import GIVEN
+from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
-from fedrank.types import has
+from fedrank.types import has_trait
 
 UNPROTECTED = (
     "No mechanism: updates leave clients as they are, and clicks can be read from an update. Nothing can be claimed "
@@ -67,7 +67,7 @@ NOT_COVERED = (
 class Price:
     """One promise with what it costs."""
 
-    promise: Promise
+    promise: Guarantee
     times: int  # how often the client that pays most has paid
     each: float  # ε of one time
     total: float  # ε of all of them
@@ -96,13 +96,13 @@ def setting_of(experiment: FederatedExperiment, features: int | None = None) -> 
     return promised_in(experiment, experiment.learner.ranker.size(features))
 
 
-def promises_of(experiment: FederatedExperiment, features: int | None = None) -> list[Promise]:
+def promises_of(experiment: FederatedExperiment, features: int | None = None) -> list[Guarantee]:
     """What a concrete experiment promises; nothing without a mechanism."""
     mechanism = experiment.mechanism
     return [] if mechanism is None else mechanism.promises(setting_of(experiment, features))
 
 
-def prices(promises: Sequence[Promise], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
+def prices(promises: Sequence[Guarantee], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
     """What the client that took part most often has paid, against each observer; `lost` rounds were done again."""
     rows = []
     for promise in promises:
@@ -202,7 +202,7 @@ def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TAR
         if row.promise.event is None:
             continue
 
-        def with_noise(noise: float, against: str = row.promise.against) -> Promise:
+        def with_noise(noise: float, against: str = row.promise.against) -> Guarantee:
             changed: PricedMechanism = replace(mechanism, noise=noise)  # type: ignore[type-var]
             return next(each for each in changed.promises(setting) if each.against == against)
 
@@ -216,7 +216,7 @@ class Spent:
     def __init__(
         self,
         experiment: FederatedExperiment,
-        promises: list[Promise],
+        promises: list[Guarantee],
         ledger: Ledger | None,
         journal: Spending | None,
         population: Population | None = None,
@@ -359,7 +359,7 @@ def card(experiment: FederatedExperiment, rows: Sequence[Price], participations:
     not_covered = list(NOT_COVERED)
     if experiment.start not in (None, GIVEN):
         not_covered.append("what the model cost from which the run went on")
-    secret = has(mechanism, "hides cohort") and experiment.clients.participation < 1
+    secret = has_trait(mechanism, "hides cohort") and experiment.clients.participation < 1
     if secret:
         not_covered.append("ledger/ and history/ tell who took part: they stay with the server")
     if hasattr(experiment.aggregator, "queries"):
@@ -422,7 +422,7 @@ def alike_rows(rows: Sequence[Price]) -> dict[str, Price]:
     return found
 
 
-def _same(one: Promise, other: Promise) -> bool:
+def _same(one: Guarantee, other: Guarantee) -> bool:
     return replace(one, against=other.against) == other
 
 

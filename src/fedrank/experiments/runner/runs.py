@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.display import DisplayMixin, as_rows, number
 from fedrank.experiments.runner.cards import read_card
 from fedrank.experiments.runner.folder import FORMAT, STATES, Card, Facts, Receipt, read_json, round_kept
 from fedrank.experiments.runner.frames import framed
@@ -30,7 +31,6 @@ from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.toml import parse_toml
 from fedrank.files import is_alive, is_locked, locked, opened, read_bytes, read_text, told
-from fedrank.glance import Glance, as_rows, number
 from fedrank.names import nearest
 from fedrank.privacy.ledger import CHANGED, PARTICIPANTS
 from fedrank.privacy.population import FORGOTTEN, LEDGER
@@ -52,12 +52,12 @@ END = 8192  # bytes that hold the last rows of a table
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Run(Glance, Facts):
+class Run(DisplayMixin, Facts):
     """One variant of an experiment on one fold with one seed, as found on disk."""
 
     path: Path
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         facts = {"status": self.status, "rounds": f"{self.round:,} of {self.asked:,}", "reason": self.reason}
         if self.status == "finished":
             with suppress(OSError, ValueError):  # a damaged one is told by `checked`

@@ -17,19 +17,19 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fedrank.experiments.runner.ahead import check_ahead
+from fedrank.display import DisplayMixin
 from fedrank.experiments.runner.data import drop_kept_data
-from fedrank.experiments.runner.elsewhere import send
 from fedrank.experiments.runner.folder import round_kept
 from fedrank.experiments.runner.perform import perform
+from fedrank.experiments.runner.preflight import check_before
 from fedrank.experiments.runner.provenance import Sums, changed_files, data_sums
+from fedrank.experiments.runner.remote_executor import send
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.writer import News, Task
 from fedrank.experiments.spec.experiment import Experiment, to_toml
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import read_text, told, write_whole
-from fedrank.glance import Glance
 from fedrank.progress import Progress, here
 from fedrank.ranking.cuda.choice import DEVICES, check_device
 
@@ -38,7 +38,7 @@ SECONDS_TO_STOP = 30.0  # until a worker that was asked to stop is ended
 
 
 @dataclass(repr=False)
-class Results(Glance):
+class Results(DisplayMixin):
     """What became of the runs of an experiment."""
 
     finished: list[Task] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Results(Glance):
     failed: list[tuple[Task, str]] = field(default_factory=list)
     stopped: str = ""  # why runs elsewhere were interrupted, where nobody here asked for it
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         done = {"finished": self.finished, "finished before": self.skipped, "interrupted": self.interrupted}
         return "", {what: f"{len(tasks):,}" for what, tasks in done.items() if tasks} | {
             "failed": f"{len(self.failed):,}, first {self.failed[0][0].label}: {self.failed[0][1]}"
@@ -105,7 +105,7 @@ def run_experiment(
         (results.skipped if is_finished(task, read) else waiting).append(task)
     for experiment in {task.experiment.data: task.experiment for task in waiting}.values():
         experiment.require_data()
-    check_ahead(waiting)
+    check_before(waiting)
     folder = Path(out) / name
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "experiment.toml", grid.toml())

@@ -23,8 +23,8 @@ from fedrank.experiments.runner.writer import NOISE, RunWriter
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.files import write_whole
-from fedrank.privacy.promises import up
-from fedrank.ranking.given import Given
+from fedrank.privacy.guarantees import up
+from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
@@ -95,7 +95,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     writer.finish(
         last,
         queries=(test.query_ids.tolist(), per_query(evaluator, ranking, _RANKER)),
-        nothing=Given("BM25 of title and body", evaluator.per_query_of_scores(own_bm25(silos))),
+        nothing=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(own_bm25(silos))),
         clients=_by_silo(experiment.measures, ranking, lists, evaluator),
         card=card,
     )

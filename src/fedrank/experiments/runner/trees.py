@@ -26,7 +26,7 @@ from fedrank.experiments.spec.experiment import of_sizes
 from fedrank.experiments.spec.sections import DataSpec
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import write_whole
-from fedrank.ranking.given import Given, given_order
+from fedrank.ranking.baseline_ranking import BaselineRanking, baseline_order
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.trees.arrays import Trees
 from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, Past, Step, best_size
@@ -52,7 +52,7 @@ def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
         _perform_forest(experiment, writer, fold, evaluator, nothing)
 
 
-def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, Given]:
+def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, BaselineRanking]:
     """Say what the run is about; its data, the queries by which models are judged, and how users have them now."""
     asked = data_of(experiment)
     fold, engine = load_fold(asked, writer.task.fold), _engine()
@@ -64,7 +64,7 @@ def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, E
         behind_final=1,
     )
     evaluator = Evaluator(judged(fold, asked), experiment.measures)
-    return fold, evaluator, given_order(evaluator, asked.given)
+    return fold, evaluator, baseline_order(evaluator, asked.given)
 
 
 def data_of(experiment: TreesExperiment) -> DataSpec:
@@ -73,7 +73,7 @@ def data_of(experiment: TreesExperiment) -> DataSpec:
 
 
 def _perform_forest(
-    experiment: TreesExperiment, writer: RunWriter, fold: Fold, evaluator: Evaluator, nothing: Given
+    experiment: TreesExperiment, writer: RunWriter, fold: Fold, evaluator: Evaluator, nothing: BaselineRanking
 ) -> None:
     seed, threads, last = writer.task.seed, writer.threads, experiment.booster.trees
     booster, tuned = experiment.booster, None

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.experiments.runner.booking import Booked, population_of
 from fedrank.experiments.runner.cards import issuer, sha256, versions
 from fedrank.experiments.runner.data import clients_of, judged, load_fold
 from fedrank.experiments.runner.federated import per_query, start_weights
@@ -27,6 +26,7 @@ from fedrank.experiments.runner.folder import Card, Facts, Paid, Receipt
 from fedrank.experiments.runner.privacy import all_runs_on, card, summary
 from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.traces import ancestors_of, history_of, purge_traces, what_remains
+from fedrank.experiments.runner.unlearning_charges import UnlearningCharges, population_of
 from fedrank.experiments.runner.writer import RunWriter, Task, Totals
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
@@ -37,10 +37,10 @@ from fedrank.federated.round import first_weights, personal_models
 from fedrank.federated.server import State
 from fedrank.privacy.population import SIMULATED, now
 from fedrank.progress import Progress, by_rounds, quiet
-from fedrank.ranking.given import given_order
+from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import Model, load_weights, save_model
-from fedrank.types import Crowd, Weights, has
+from fedrank.types import SimulatedClients, Weights, has_trait
 from fedrank.unlearning.cost import Forgetting, forget
 from fedrank.unlearning.methods import Case, Unlearner
 from fedrank.unlearning.verify import distance_to_retrained, quality_for_the_leaving, quality_of, receipt, retrain
@@ -161,7 +161,7 @@ class _Request:
         paper = Receipt.read(folder)
         return None if paper is None or (verify and not paper.is_verified) else Forgotten(self.run, folder, paper, True)
 
-    def first(self, crowd: Crowd, seed: int) -> Weights:
+    def first(self, crowd: SimulatedClients, seed: int) -> Weights:
         """The model before round 1. Only those who stay may have a part in it: a warm-up is done by one of them."""
         weights = start_weights(self.spec, crowd, seed)
         return first_weights(self.spec.learner.ranker, crowd, seed) if weights is None else weights
@@ -201,12 +201,12 @@ class _Request:
         case = replace(case, first=self.first(case.remaining, run.seed))
         name = describe(self.unlearner)["name"]
         case.somebody(name)
-        if case.history is None and has(self.unlearner, "history"):
+        if case.history is None and has_trait(self.unlearner, "history"):
             raise ValueError(
                 f"{name} needs what clients sent, and this run recorded nothing; run it again with record_every = 10, "
                 'or use a method that needs no history: "retrain", "fine-tune", "gradient-ascent"'
             )
-        if personal and not has(self.unlearner, "exact"):
+        if personal and not has_trait(self.unlearner, "exact"):
             raise ValueError(
                 "clients keep weights of their own, and the model that they shared was not stored, so nothing can go "
                 "on from it; use --method retrain"
@@ -255,7 +255,7 @@ def _check_protection(spec: FederatedExperiment) -> None:
             f"clients have {spec.clients.people} people each, and methods that forget replay clients without people in "
             "this version; run the experiment again without those who leave"
         )
-    if not has(spec.mechanism, "adds up"):
+    if not has_trait(spec.mechanism, "adds up"):
         return
     place = describe(spec.mechanism)["place"]["name"]
     if place == "secure-sum":
@@ -276,21 +276,21 @@ def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -
         return _forgotten(request, case, model, booked, verify, threads, progress)
 
 
-def _booked(request: _Request, case: Case) -> AbstractContextManager[Booked | None]:
+def _booked(request: _Request, case: Case) -> AbstractContextManager[UnlearningCharges | None]:
     """The ledger that pays for what named people are asked; None where they are simulated, or nobody is asked."""
-    if request.spec.population == SIMULATED or has(request.unlearner, "asks nobody"):
+    if request.spec.population == SIMULATED or has_trait(request.unlearner, "asks nobody"):
         return nullcontext()
     parents = ancestors_of(request.run.path)
     known = {key: request.asked[key] for key in ("clients", "method")}
     known |= {"parent": sha256(request.run.path / "model.json")}
-    return Booked.open(request.spec, case.remaining, parents, request.task.folder, known)
+    return UnlearningCharges.open(request.spec, case.remaining, parents, request.task.folder, known)
 
 
 def _forgotten(
     request: _Request,
     case: Case,
     model: Model,
-    booked: Booked | None,
+    booked: UnlearningCharges | None,
     verify: bool,
     threads: int,
     progress: Progress,
@@ -318,7 +318,7 @@ def _forgotten(
         writer.finish(
             unlearned.rounds,
             queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, unlearned.weights, ranker)),
-            nothing=given_order(evaluator, spec.data.given),
+            nothing=baseline_order(evaluator, spec.data.given),
             card=_card(request, done, booked),
             **_facts(request, case, done),
         )
@@ -370,7 +370,7 @@ def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
     """What the new run knows of the old one, and of how it was made."""
     run, leaving = request.run, request.leaving
     who = f"client {leaving[0]} was" if len(leaving) == 1 else f"clients {', '.join(map(str, leaving))} were"
-    exact = "" if has(request.unlearner, "exact") else "; only retrain is exact"
+    exact = "" if has_trait(request.unlearner, "exact") else "; only retrain is exact"
     conventions = {key: text for key, text in run.conventions.items() if key not in ("online", "reward")}
     return {
         "asked": done.unlearned.rounds,
@@ -386,7 +386,7 @@ def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
     }
 
 
-def _card(request: _Request, done: Forgetting, booked: Booked | None) -> Card:
+def _card(request: _Request, done: Forgetting, booked: UnlearningCharges | None) -> Card:
     """The privacy card of the new model: the parent's, as far as it still holds, and what unlearning added."""
     had, made = request.run.card, card(replace(request.spec, record_every=0), [], 0, 0)
     if booked is not None:

@@ -33,7 +33,7 @@ from fedrank.experiments.runner.provenance import known
 from fedrank.experiments.spec.experiment import Experiment, to_toml
 from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_whole
 from fedrank.privacy.population import FOLDER, now
-from fedrank.ranking.given import Given
+from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import MODELS, measure
 from fedrank.types import Weights
 
@@ -353,7 +353,7 @@ class RunWriter:
         round: int,
         *,
         queries: tuple[Sequence[str], NDArray[np.float64]],  # ids, and [measures, queries]
-        nothing: Given,  # what users have without the model, on the same queries
+        nothing: BaselineRanking,  # what users have without the model, on the same queries
         clients: Mapping[str, Sequence[Any]] | None = None,  # columns of clients.csv
         card: Card | None = None,
         **facts: Any,

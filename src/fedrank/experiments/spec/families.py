@@ -19,11 +19,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fedrank.attacks.poison import ATTACKS
 from fedrank.experiments.spec.toml import TomlTable, shown
 from fedrank.experiments.spec.values import checked, noting
-from fedrank.federated.aggregate import AGGREGATORS
-from fedrank.federated.arrival import ARRIVALS, ArrivalRule
+from fedrank.federated.aggregators import AGGREGATORS
+from fedrank.federated.asynchronous import ARRIVALS, ArrivalRule
 from fedrank.federated.local import LOCAL_STEPS
 from fedrank.federated.partition import PARTITIONS, Partition
-from fedrank.federated.steps import SERVER_STEPS
+from fedrank.federated.server_optimizers import SERVER_STEPS
 from fedrank.names import nearest
 from fedrank.privacy.mechanisms import MECHANISMS, PLACES, Place, PricedMechanism
 from fedrank.ranking.learners import LEARNERS
@@ -81,7 +81,7 @@ class SpecSection:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class ExternalMethod:
     """A method of somebody whose code is not imported, or that needs one: all that a report needs is its table."""
 
     table: TomlTable
@@ -102,15 +102,15 @@ def build(protocol: Any, given: Any, place: str, here: bool = True) -> Any:
     if not isinstance(table.get("name"), str):
         raise ValueError(_no_name(family, table, place))
     if not here and ":" in table["name"]:
-        return Elsewhere(dict(table))
+        return ExternalMethod(dict(table))
     kind = _class_for(protocol, table["name"], place)
     problems: list[str] = []
     settings = {key: value for key, value in table.items() if key != "name"}
     values = read_fields(kind, settings, place, problems, of=table["name"], here=here)
     if problems:
         raise ValueError("\n".join(problems))
-    if any(isinstance(value, Elsewhere) for value in values.values()):
-        return Elsewhere(dict(table), tuple(code_from_outside(values, place)))
+    if any(isinstance(value, ExternalMethod) for value in values.values()):
+        return ExternalMethod(dict(table), tuple(code_from_outside(values, place)))
     try:
         return kind(**values)
     except ValueError as problem:
@@ -183,14 +183,14 @@ def _read_section(
 
 def describe(method: Any) -> TomlTable:
     """The table that builds this method again: its name and all its settings."""
-    if isinstance(method, Elsewhere):
+    if isinstance(method, ExternalMethod):
         return dict(method.table)
     return {"name": name_of(method)} | settings_of(method)
 
 
 def code_from_outside(one: Any, place: str = "") -> Iterator[str]:
     """Methods that an experiment names and that were not imported, each with its place."""
-    if isinstance(one, Elsewhere):
+    if isinstance(one, ExternalMethod):
         yield from one.needs or [f"{place}.name: {one.table['name']!r}"]
     elif isinstance(one, dict):
         for key, value in one.items():

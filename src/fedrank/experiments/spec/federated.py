@@ -13,45 +13,45 @@ from typing import Annotated, Any, Literal
 
 from fedrank.data.catalog import CATALOG
 from fedrank.experiments.spec.experiment import Experiment
-from fedrank.experiments.spec.families import Elsewhere, SpecSection, code_from_outside, describe, hints_of
+from fedrank.experiments.spec.families import ExternalMethod, SpecSection, code_from_outside, describe, hints_of
 from fedrank.experiments.spec.sections import ELSEWHERE as ELSEWHERE
 from fedrank.experiments.spec.sections import DataSpec, PrivacySpec
 from fedrank.experiments.spec.toml import TomlTable, shown
 from fedrank.experiments.spec.values import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
-from fedrank.federated.aggregate import Mean
-from fedrank.federated.arrival import ArrivalRule, FedAsync
+from fedrank.federated.aggregators import Mean
+from fedrank.federated.asynchronous import ArrivalRule, FedAsync
+from fedrank.federated.compatibility import people_clashes
 from fedrank.federated.federation import Federation, unweighted
-from fedrank.federated.fitting import people_clashes
 from fedrank.federated.partition import Iid, Intents, Partition, Shared, Users
-from fedrank.federated.steps import Add
+from fedrank.federated.server_optimizers import Add
 from fedrank.names import nearest
-from fedrank.privacy.mechanisms import OnClient, PricedMechanism, SecureSum
+from fedrank.privacy.guarantees import Setting
+from fedrank.privacy.mechanisms import OnClient, PricedMechanism, SecureAggregation
 from fedrank.privacy.population import SIMULATED
-from fedrank.privacy.promises import Setting
-from fedrank.ranking.given import GIVEN
+from fedrank.ranking.baseline_ranking import GIVEN
+from fedrank.ranking.click_models import USERS, ClickModel
 from fedrank.ranking.measures import measure
 from fedrank.ranking.rankers import RANKERS, Linear
-from fedrank.ranking.users import USERS, User
-from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerStep, has
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerStep, has_trait
 
 Count = Annotated[int, at_least(0), at_most(LARGEST)]
 MOST_CLIENTS = 10_000_000  # a million of them take about 1 GB
 
 
-def _user(given: str | TomlTable) -> str | User:
+def _user(given: str | TomlTable) -> str | ClickModel:
     if isinstance(given, str):
         if given not in USERS:
             raise ValueError(f"clients.user: no {given!r}{nearest(given, USERS)}")
         return given
-    known = {each.name for each in dataclasses.fields(User)}
+    known = {each.name for each in dataclasses.fields(ClickModel)}
     if not {"click", "stop"} <= set(given) <= known:
         raise ValueError(
             f"clients.user: {shown(given)} is no user; write {{ click = [...], stop = [...] }}, a probability for each "
             "grade, and perhaps attention_decay = 1.0"
         )
-    values = {key: checked(hints_of(User)[key], value, f"clients.user.{key}") for key, value in given.items()}
+    values = {key: checked(hints_of(ClickModel)[key], value, f"clients.user.{key}") for key, value in given.items()}
     try:
-        return User(**values)
+        return ClickModel(**values)
     except ValueError as problem:
         raise ValueError(f"clients.user: {problem}") from None
 
@@ -91,7 +91,7 @@ class ClientsSpec(SpecSection):
     )
 
     @cached_property
-    def users(self) -> list[str | User]:
+    def users(self) -> list[str | ClickModel]:
         return [_user(one) for one in _listed(self.user)]
 
     @property
@@ -157,11 +157,11 @@ class FederatedExperiment(Experiment):
         """
         mechanism: Any = values.get("mechanism")
         settings = tables.get("mechanism")
-        if has(mechanism, "people") and "clients" in values and "people" not in (settings or {}):
+        if has_trait(mechanism, "people") and "clients" in values and "people" not in (settings or {}):
             values["mechanism"] = dataclasses.replace(mechanism, people=values["clients"].people)
         if values.get("kind") == "async" and "arrival" not in tables:
             values["arrival"] = FedAsync()
-        if has(values.get("local"), "alike"):
+        if has_trait(values.get("local"), "alike"):
             values["aggregator"] = unweighted(values.get("aggregator", Mean()))
         attack, given = values.get("attack"), tables.get("attack")
         if attack is None or "learner" not in values:
@@ -169,8 +169,8 @@ class FederatedExperiment(Experiment):
         beside = {"aggregator": values.get("aggregator", Mean()), "ranker": getattr(values["learner"], "ranker", None)}
         settings = {each.name for each in dataclasses.fields(attack)} - set(given if isinstance(given, dict) else ())
         known = {name: other for name, other in beside.items() if name in settings}
-        if any(isinstance(other, Elsewhere) for other in known.values()):
-            values["attack"] = Elsewhere(describe(attack), tuple(code_from_outside(known, "attack")))
+        if any(isinstance(other, ExternalMethod) for other in known.values()):
+            values["attack"] = ExternalMethod(describe(attack), tuple(code_from_outside(known, "attack")))
             return
         with noting(problems, "attack"):
             values["attack"] = dataclasses.replace(attack, **known)
@@ -205,9 +205,9 @@ def _contradictions(spec: Any) -> list[str]:
             found.append(
                 'clients.user_per: "interaction" would let honest clients click as malicious ones; use "client"'
             )
-        if spec.record_every and isinstance(getattr(spec.mechanism, "place", None), SecureSum):
+        if spec.record_every and isinstance(getattr(spec.mechanism, "place", None), SecureAggregation):
             found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
-        if spec.record_every and has(spec.aggregator, "apart"):
+        if spec.record_every and has_trait(spec.aggregator, "apart"):
             found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
         by_intent = [text for text in spec.measures if measure(text).by]
         if by_intent and (spec.data.name not in CATALOG or not CATALOG[spec.data.name].intents):
@@ -221,7 +221,7 @@ def _contradictions(spec: Any) -> list[str]:
             found.append('arrival: would do nothing in a federation in step; set kind = "async", or leave it out')
         if type(spec.learner.ranker) not in RANKERS.values():
             found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
-        if has(spec.learner, "rewards"):
+        if has_trait(spec.learner, "rewards"):
             if min(spec.clients.searches) < 2:
                 searches = shown(spec.clients.interactions)
                 found.append(f"clients.interactions: {searches} is too few for evolution; use 2 or more")
@@ -236,11 +236,11 @@ def _people_problems(spec: Any) -> list[str]:
     """What only clients that are organisations can do, and what they cannot."""
     people, mechanism = spec.clients.people, spec.mechanism
     if people == 1:
-        if not has(mechanism, "people"):
+        if not has_trait(mechanism, "people"):
             return []
         return ['mechanism.unit: "person" is for clients with several people, and here each is one; set clients.people']
     found = people_clashes(spec.learner, spec.local, spec.attack, mechanism)
-    if has(mechanism, "people") and mechanism.people < people:
+    if has_trait(mechanism, "people") and mechanism.people < people:
         found.append(
             f"mechanism.people: {mechanism.people} is less than clients.people = {people}, and noise is made for no "
             "more; leave it out"
@@ -263,14 +263,14 @@ def _log_problems(spec: Any) -> list[str]:
             'clients.partition: "users" needs to know who asked what; set data.log to the folder of a log, or '
             "data.collection and data.parts"
         )
-    if spec.data.propensities is not None and not has(spec.learner, "logged"):
+    if spec.data.propensities is not None and not has_trait(spec.learner, "logged"):
         found.append(
             "data.propensities: correct clicks of a log, which this learner does not weigh; use the learner "
             '"logged-clicks", or leave them out'
         )
-    if getattr(spec.learner, "lists", "drawn") == "logged" or has(spec.learner, "logged"):
+    if getattr(spec.learner, "lists", "drawn") == "logged" or has_trait(spec.learner, "logged"):
         place, otherwise = (
-            ("learner: it", "pdgd") if has(spec.learner, "logged") else ('learner.lists: "logged"', '"drawn"')
+            ("learner: it", "pdgd") if has_trait(spec.learner, "logged") else ('learner.lists: "logged"', '"drawn"')
         )
         if not _has_log(spec):
             found.append(f"{place} learns from what a search log says was shown; set data.log")
@@ -300,9 +300,9 @@ def _arrival_problems(spec: Any) -> list[str]:
     if spec.aggregator != Mean() or spec.server != Add():
         name = "aggregator" if spec.aggregator != Mean() else "server"
         found.append(f"{name}: arrival takes its place when kind is async; leave it out")
-    if has(spec.learner, "rewards"):
+    if has_trait(spec.learner, "rewards"):
         found.append('learner: evolution needs rounds of many clients; use pdgd with kind = "async"')
-    if has(spec.local, "common") or has(spec.local, "shared part"):
+    if has_trait(spec.local, "common") or has_trait(spec.local, "shared part"):
         found.append(
             "local: clients that arrive one by one keep no controls or weights of their own; leave it out, or use "
             '"fedprox"'
@@ -316,7 +316,7 @@ def _arrival_problems(spec: Any) -> list[str]:
     if spec.mechanism is None or spec.arrival is None:
         return found
     place = getattr(spec.mechanism, "place", None)
-    gathered = isinstance(place, SecureSum) and spec.arrival.gathers
+    gathered = isinstance(place, SecureAggregation) and spec.arrival.gathers
     published = getattr(spec.mechanism, "shares", None) is not None  # which promises nothing
     if not (isinstance(place, OnClient) or gathered or published):
         found.append(

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Generic
 
+from fedrank.display import DisplayMixin, listed
 from fedrank.experiments.spec.experiment import E, Experiment, SpecError, of_sizes, to_tables
 from fedrank.experiments.spec.families import SpecSection, code_from_outside, read_fields
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.experiments.spec.toml import TomlTable, flat, put, shown, write_toml, write_value
 from fedrank.experiments.spec.values import more_than, noting, twice
-from fedrank.glance import Glance, listed
 from fedrank.names import nearest
 from fedrank.ranking.measures import measure
 
@@ -87,7 +87,7 @@ ABOUT = tuple(About.__dataclass_fields__)
 
 
 @dataclass(frozen=True, repr=False)
-class Grid(Glance, Generic[E]):
+class Grid(DisplayMixin, Generic[E]):
     """A question: one experiment, or several that differ in some settings, and what a paper says about them."""
 
     tables: TomlTable  # as it was asked
@@ -100,7 +100,7 @@ class Grid(Glance, Generic[E]):
         """The grid of one experiment."""
         return cls(to_tables(experiment), experiment, (Variant("only", {}, experiment),))
 
-    def _glance(self) -> tuple[str, dict[str, str]]:
+    def _display(self) -> tuple[str, dict[str, str]]:
         repeats = self.repeats()
         return self.title, {
             "kind": self.kind,

@@ -12,8 +12,8 @@ from functools import cache
 from fedrank.experiments.spec.families import FAMILIES, default_of, hints_of, is_required, name_of
 from fedrank.experiments.spec.toml import shown
 from fedrank.names import nearest
+from fedrank.ranking.click_models import USER_MEANINGS
 from fedrank.ranking.measures import MEASURES
-from fedrank.ranking.users import USER_MEANINGS
 
 LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
 

@@ -25,7 +25,7 @@ from fedrank.experiments.spec.grid import (
 from fedrank.experiments.spec.toml import TomlTable, flat, parse_override, parse_toml, put, readable, shown
 from fedrank.files import read_text
 from fedrank.names import nearest
-from fedrank.ranking.given import GIVEN
+from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.propensity import OWN, SHARED
 
 QUICK_FORM = "quick form"  # how the title of a small form ends

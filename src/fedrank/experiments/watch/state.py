@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.experiments.report.readings import running_mean, thinned
+from fedrank.experiments.report.run_values import running_mean, thinned
 from fedrank.experiments.report.tables import heading
 from fedrank.experiments.runner.folder import STATES
 from fedrank.experiments.runner.runs import Run, Runs, load_runs

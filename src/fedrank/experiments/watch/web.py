@@ -17,8 +17,8 @@ from fedrank.experiments.runner.runs import Runs
 from fedrank.experiments.watch.state import Watched, WatchedExperiment, charts, log_of
 from fedrank.extras import missing
 from fedrank.files import told
-from fedrank.web.door import ENTER, Door
-from fedrank.web.guard import Guard, entered, in_thread
+from fedrank.web.access import ENTER, Access
+from fedrank.web.middleware import Guard, entered, in_thread
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,10 +43,10 @@ class WatchPage(NamedTuple):
     """What every page needs."""
 
     watched: Watched
-    door: Door
+    door: Access
 
 
-def make_app(watched: Watched, door: Door) -> ASGIApp:
+def make_app(watched: Watched, door: Access) -> ASGIApp:
     """The whole page as an application that a server runs."""
     try:
         from starlette.applications import Starlette

@@ -7,27 +7,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.kernels.devices import DeviceError, GraphicsCard, Machine
+from fedrank.kernels.devices import CudaDevice, Device, DeviceError
 from fedrank.names import nearest
-from fedrank.ranking.cuda.evolution import CrewsPlay, EvolutionThere
-from fedrank.ranking.cuda.neural import NeuralThere
-from fedrank.ranking.cuda.pdgd import PdgdThere
+from fedrank.ranking.cuda.evolution import CrewsPlay, EvolutionOnDevice
+from fedrank.ranking.cuda.neural import NeuralOnDevice
+from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance
-from fedrank.types import Bend, Clip, Crowd, Learned, Learner, Observed, Weights
+from fedrank.types import Clip, Learned, Learner, LocalCorrection, Observed, SimulatedClients, Weights
 
 DEVICES = ("cpu", "cuda", "cuda-float16", "auto")
 ENOUGH = 20_000  # interactions of a round: with fewer, a card waits for its orders longer than one core learns
 ENOUGH_NEURAL = 1_000  # with neural rankers, with which one core learns ten times as long
 
-_cards: list[GraphicsCard] = []  # one for this process, once somebody asked
+_cards: list[CudaDevice] = []  # one for this process, once somebody asked
 
 
-class Twin(NamedTuple):
+class DeviceLearner(NamedTuple):
     """A learner and a crowd on a card: what it learns has the bits that the learner itself would give."""
 
-    there: PdgdThere
+    there: PdgdOnDevice
 
     @property
     def bytes_each(self) -> int | None:
@@ -35,9 +35,11 @@ class Twin(NamedTuple):
         message = getattr(self.there.learner, "message", None)
         return None if message is None else int(message.itemsize)
 
-    def __call__(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
+    def __call__(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
+    ) -> Learned:
         """What these rows of the crowd learn; all of them without `present`."""
-        return self.there.learned(start, chance, present, bend)
+        return self.there.learned(start, chance, present, correction)
 
     def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
         """Their updates, which stay there, and what was seen."""
@@ -56,7 +58,7 @@ class Twin(NamedTuple):
         return self.there.clipped(start, chance, present, clip)
 
 
-def why_not(learner: Learner, crowd: Crowd) -> str:
+def why_not(learner: Learner, crowd: SimulatedClients) -> str:
     """Why this learner cannot learn on a card; empty if it can."""
     if not isinstance(learner, Pdgd | Evolution):
         return f"{type(learner).__name__} has no twin on a graphics card; Pdgd and Evolution have"
@@ -77,7 +79,7 @@ def check_device(device: str) -> None:
         card()
 
 
-def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | None:
+def choose(device: str | Device, learner: Learner, crowd: SimulatedClients) -> Device | None:
     """The machine on which these clients learn; None: the processor.
 
     "cuda" insists on a card, and so does "cuda-float16", with features in two bytes there. "auto" takes one if it is
@@ -101,28 +103,28 @@ def choose(device: str | Machine, learner: Learner, crowd: Crowd) -> Machine | N
     return card() if isinstance(device, str) else device
 
 
-def find_twin(device: str | Machine, learner: Learner, crowd: Crowd) -> Twin | None:
+def find_device_learner(device: str | Device, learner: Learner, crowd: SimulatedClients) -> DeviceLearner | None:
     """The twin to learn with; None: on the processor."""
     machine = choose(device, learner, crowd)
-    return None if machine is None else Twin(there(machine, learner, crowd, features_of(device)))
+    return None if machine is None else DeviceLearner(there(machine, learner, crowd, features_of(device)))
 
 
-def there(machine: Machine, learner: Learner, crowd: Crowd, features: str = "float32") -> PdgdThere:
+def there(machine: Device, learner: Learner, crowd: SimulatedClients, features: str = "float32") -> PdgdOnDevice:
     """A learner that has a twin, with its crowd, in a machine's memory."""
     if isinstance(learner, Evolution):
-        return (CrewsPlay if learner.ranker.hidden else EvolutionThere)(machine, learner, crowd)
+        return (CrewsPlay if learner.ranker.hidden else EvolutionOnDevice)(machine, learner, crowd)
     if learner.ranker.hidden:
-        return NeuralThere(machine, learner, crowd)
-    return PdgdThere(machine, learner, crowd, features)
+        return NeuralOnDevice(machine, learner, crowd)
+    return PdgdOnDevice(machine, learner, crowd, features)
 
 
-def features_of(device: str | Machine) -> str:
+def features_of(device: str | Device) -> str:
     """As what features lie there: rounded to two bytes only where somebody said so."""
     return "float16" if device == "cuda-float16" else "float32"
 
 
-def card() -> GraphicsCard:
+def card() -> CudaDevice:
     """This process's card, found once."""
     if not _cards:
-        _cards.append(GraphicsCard())
+        _cards.append(CudaDevice())
     return _cards[0]

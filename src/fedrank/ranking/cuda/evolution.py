@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.kernels.devices import Machine
+from fedrank.kernels.devices import Device
 from fedrank.ranking.cuda.neural import Crews, crew_desk, crew_room, widened
-from fedrank.ranking.cuda.pdgd import SHORT, SHOWN, TASK, PdgdThere
+from fedrank.ranking.cuda.pdgd import SHORT, SHOWN, TASK, PdgdOnDevice
 from fedrank.ranking.evolution import MESSAGE, Evolution, keys_of
 from fedrank.seeds import Chance
-from fedrank.types import Bend, Crowd, Learned, Observed, Weights
+from fedrank.types import Learned, LocalCorrection, Observed, SimulatedClients, Weights
 
 # As `struct EvolutionTask` in kernels/evolution.cu has it.
 EVOLUTION_TASK = np.dtype(
@@ -32,10 +32,10 @@ def linear_room(features: int, longest: int) -> int:
     return sum(-(-part // 16) * 16 for part in parts)
 
 
-class EvolutionThere(PdgdThere):
+class EvolutionOnDevice(PdgdOnDevice):
     """A learner with its clients and their data in a machine's memory; held there as those of PDGD are."""
 
-    def __init__(self, machine: Machine, learner: Evolution, crowd: Crowd) -> None:
+    def __init__(self, machine: Device, learner: Evolution, crowd: SimulatedClients) -> None:
         learner.check(crowd)
         super().__init__(machine, learner, crowd)
         self.task = widened(self.task, EVOLUTION_TASK)
@@ -49,7 +49,7 @@ class EvolutionThere(PdgdThere):
     def _settings(self) -> dict[str, float]:
         return {}
 
-    def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
+    def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
         machine = self.machine
         if self._told is None or len(self._told[0]) < count:
             self._told = (
@@ -62,8 +62,10 @@ class EvolutionThere(PdgdThere):
         self.task["key"], self.task["noise_key"], self.task["answer_key"] = keys_of(chance)
         self._loop = "evolution_clients_short" if self.crowd.data.longest <= SHORT else "evolution_clients"
 
-    def learned(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
-        updates, _ = self.learn(start, chance, present, bend)
+    def learned(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
+    ) -> Learned:
+        updates, _ = self.learn(start, chance, present, correction)
         count = len(updates)
         assert self._told is not None
         _, seeds, means = (self.machine.get(each[:count]) for each in self._told)
@@ -76,12 +78,12 @@ class EvolutionThere(PdgdThere):
         return Observed(self.machine.get(self._online[:count]), self.machine.get(self._told[0][:count]))
 
 
-class CrewsPlay(EvolutionThere):
+class CrewsPlay(EvolutionOnDevice):
     """The same with a neural ranker."""
 
     tight = False
 
-    def __init__(self, machine: Machine, learner: Evolution, crowd: Crowd) -> None:
+    def __init__(self, machine: Device, learner: Evolution, crowd: SimulatedClients) -> None:
         super().__init__(machine, learner, crowd)
         desk = crew_desk(self.width, learner.ranker.hidden, int(crowd.data.longest), clipped=False)
         self._crews = Crews(machine, self.room, desk)

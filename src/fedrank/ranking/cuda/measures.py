@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.kernels.devices import Machine
+from fedrank.kernels.devices import Device
 from fedrank.ranking.cuda.pdgd import LANES, SHOWN
 from fedrank.ranking.measures import Evaluator, Values
 from fedrank.ranking.rankers import Linear
@@ -36,13 +36,15 @@ def why_not(evaluator: Evaluator, ranker: Ranker) -> str:
     return ""
 
 
-def evaluator_there(machine: Machine, evaluator: Evaluator, ranker: Ranker) -> Evaluator | EvaluatorThere:
+def evaluator_on_device(machine: Device, evaluator: Evaluator, ranker: Ranker) -> Evaluator | EvaluatorOnDevice:
     """The evaluator itself, where it has no twin, or no room there."""
     data = evaluator.data
     scores = min(DOCUMENTS, data.documents) + int(data.longest)
     needed = data.features.nbytes + 8 * MODELS * (scores + len(evaluator.parsed) * data.queries)
     return (
-        evaluator if why_not(evaluator, ranker) or needed > machine.free() // 2 else EvaluatorThere(machine, evaluator)
+        evaluator
+        if why_not(evaluator, ranker) or needed > machine.free() // 2
+        else EvaluatorOnDevice(machine, evaluator)
     )
 
 
@@ -54,10 +56,10 @@ def leaves_of(count: int, first: int = 0) -> list[int]:
     return leaves_of(half, first) + leaves_of(count - half, first + half)
 
 
-class EvaluatorThere:
+class EvaluatorOnDevice:
     """An evaluator with its data in a machine's memory, where they are put once."""
 
-    def __init__(self, machine: Machine, evaluator: Evaluator) -> None:
+    def __init__(self, machine: Device, evaluator: Evaluator) -> None:
         self.machine, self.evaluator = machine, evaluator
         data, settings = evaluator.data, evaluator.compiled_settings()
         self._offsets: NDArray[np.int64] = settings.offsets

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.kernels.devices import Machine
-from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdThere
+from fedrank.kernels.devices import Device
+from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
 from fedrank.seeds import Chance
-from fedrank.types import Bend, Crowd
+from fedrank.types import LocalCorrection, SimulatedClients
 
 CREW = 128  # threads, as kernels/crew.cu has it
 TILE = 16  # hidden units, as kernels/rankers.cu has it
@@ -49,7 +49,7 @@ def crew_desk(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
 class Crews:
     """Crews at work: their memory, and how a loop for them is begun."""
 
-    def __init__(self, machine: Machine, room: int, desk: int) -> None:
+    def __init__(self, machine: Device, room: int, desk: int) -> None:
         self.machine, self.room, self.desk = machine, room, desk
         self.most = machine.at_once * CREWS
         self.wide = machine.at_once > 1 and room > machine.fast_memory  # a processor has but one kind of memory
@@ -67,12 +67,12 @@ class Crews:
         self.machine.each_part(loop, task, min(clients, self.most), CREW, 0 if self.wide else self.room)
 
 
-class NeuralThere(PdgdThere):
+class NeuralOnDevice(PdgdOnDevice):
     """A learner of a neural ranker, with its clients and their data in a machine's memory."""
 
     tight = False
 
-    def __init__(self, machine: Machine, learner: Any, crowd: Crowd) -> None:
+    def __init__(self, machine: Device, learner: Any, crowd: SimulatedClients) -> None:
         super().__init__(machine, learner, crowd)
         hidden = learner.ranker.hidden
         desk = crew_desk(self.width, hidden, int(crowd.data.longest), learner.clip_gradients > 0)
@@ -84,9 +84,9 @@ class NeuralThere(PdgdThere):
     def _room(self) -> int:
         return crew_room(self.features, self.learner.ranker.hidden, int(self.crowd.data.longest))
 
-    def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
-        self.task["pull"] = self.learner.rate * bend.pull
-        straight = self.bare and not bend.pull and bend.drifts is None and not self.learner.batch
+    def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
+        self.task["pull"] = self.learner.rate * correction.pull
+        straight = self.bare and not correction.pull and correction.drifts is None and not self.learner.batch
         self._loop = "neural_clients_plain" if straight and self.learner.rate <= LARGEST_RATE else "neural_clients"
 
     def _learn(self, first: int, last: int) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.kernels.devices import DeviceError, Machine
+from fedrank.kernels.devices import Device, DeviceError
 from fedrank.names import nearest
 from fedrank.ranking.loops import as_sent
 from fedrank.seeds import Chance
-from fedrank.types import STRAIGHT, Bend, Clip, Crowd, Learned, Observed, Weights
+from fedrank.types import NO_CORRECTION, Clip, Learned, LocalCorrection, Observed, SimulatedClients, Weights
 
 SHOWN = 10  # as kernels/show.py has it, which is compiled and not wanted before somebody learns
 LANES = 32
@@ -108,7 +108,7 @@ def room_of(features: int, longest: int, clipped: bool) -> int:
     return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
 
 
-def check_room(machine: Machine, crowd: Crowd, features: str) -> None:
+def check_room(machine: Device, crowd: SimulatedClients, features: str) -> None:
     """Refuse data that do not fit, before anything is copied."""
     values, clients = crowd.data.features.size, len(crowd)
     rest = 40 * clients + 4 * len(crowd.queries) + crowd.grades.nbytes + crowd.ideal.nbytes + 8 * crowd.data.queries * 2
@@ -125,12 +125,12 @@ def check_room(machine: Machine, crowd: Crowd, features: str) -> None:
     )
 
 
-class PdgdThere:
+class PdgdOnDevice:
     """A learner with its clients and their data in a machine's memory, where they are put once."""
 
     tight: ClassVar[bool] = True  # features as linear loops read them; neural ones read whole groups
 
-    def __init__(self, machine: Machine, learner: Any, crowd: Crowd, features: str = "float32") -> None:
+    def __init__(self, machine: Device, learner: Any, crowd: SimulatedClients, features: str = "float32") -> None:
         self.machine, self.learner, self.crowd, self.kind = machine, learner, crowd, features
         data, put = crowd.data, machine.put
         check_room(machine, crowd, features)
@@ -191,16 +191,22 @@ class PdgdThere:
         learner = self.learner
         return not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
 
-    def learned(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> Learned:
+    def learned(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
+    ) -> Learned:
         """The same as from the learner itself, in this processor's memory."""
-        updates, online = self.learn(start, chance, present, bend)
+        updates, online = self.learn(start, chance, present, correction)
         return Learned(self.machine.get(updates), Observed(self.machine.get(online)))
 
     def learn(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None = None, bend: Bend = STRAIGHT
+        self,
+        start: Weights,
+        chance: Chance,
+        present: NDArray[np.int64] | None = None,
+        correction: LocalCorrection = NO_CORRECTION,
     ) -> tuple[Any, Any]:
         """(updates, online) of those who take part, in the machine's memory: the next call uses it again."""
-        count = self._ready(start, chance, present, bend)
+        count = self._ready(start, chance, present, correction)
         self._learn(0, count)
         return self._updates[:count], self._online[:count]
 
@@ -216,7 +222,7 @@ class PdgdThere:
 
         A part is so many rows.
         """
-        count = self._ready(start, chance, present, STRAIGHT)
+        count = self._ready(start, chance, present, NO_CORRECTION)
         weights = self._held["interactions"]
         if present is not None:
             weights = self.machine.put(self.crowd.interactions[present].astype(np.int64))
@@ -233,7 +239,7 @@ class PdgdThere:
                 partial(self._add_up, weights if weighted else None, first, last, begin, begin // rows)
                 for first, last, begin in pieces
             ],
-            together=type(self) is PdgdThere,
+            together=type(self) is PdgdOnDevice,
         )
         return self.machine.get(self._totals), self._observed(count)
 
@@ -242,7 +248,7 @@ class PdgdThere:
     ) -> tuple[NDArray[np.int64], Observed]:
         """The sum of updates on a grid, each shortened and weighed by `clip`, and what was seen: updates stay there."""
         machine = self.machine
-        count = self._ready(start, chance, present, STRAIGHT)
+        count = self._ready(start, chance, present, NO_CORRECTION)
         self._learn(0, count)
         weights, totals = machine.put(clip.weights), machine.put(np.zeros(self.width, np.int64))
         task = np.zeros((), CLIPPED_SUM)
@@ -256,7 +262,9 @@ class PdgdThere:
     def _observed(self, count: int) -> Observed:
         return Observed(self.machine.get(self._online[:count]))
 
-    def _ready(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, bend: Bend) -> int:
+    def _ready(
+        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
+    ) -> int:
         """Bring what a round needs into place; returns how many take part."""
         machine, task = self.machine, self.task
         count = len(self.crowd) if present is None else len(present)
@@ -265,21 +273,21 @@ class PdgdThere:
             self._online = machine.empty((count,), np.float64)
         starts = machine.put(as_sent(start))
         there = None if present is None else machine.put(present.astype(np.int64))
-        drifts = None if bend.drifts is None else machine.put(bend.drifts.astype(np.float64))
+        drifts = None if correction.drifts is None else machine.put(correction.drifts.astype(np.float64))
         self._round = (starts, there, drifts)  # kept until the next one
         task["starts"], task["many_starts"] = machine.address(starts), len(starts) > 1
         task["present"] = 0 if there is None else machine.address(there)
         task["drifts"] = 0 if drifts is None else machine.address(drifts)
         task["updates"], task["online"] = machine.address(self._updates), machine.address(self._online)
         task["key"] = chance.key("learn")
-        self._begin(chance, bend, count)
+        self._begin(chance, correction, count)
         return count
 
-    def _begin(self, chance: Chance, bend: Bend, count: int) -> None:
+    def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
         """Choose the loop, and fill in what changes from round to round."""
-        self.task["pull"] = self.learner.rate * bend.pull
+        self.task["pull"] = self.learner.rate * correction.pull
         self._loop = self.loop("clients")
-        if self.bare and not bend.pull and bend.drifts is None:
+        if self.bare and not correction.pull and correction.drifts is None:
             self._loop += "_short" if self.crowd.data.longest <= SHORT else "_plain"
 
     def loop(self, name: str) -> str:

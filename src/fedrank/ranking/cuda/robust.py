@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.kernels.devices import Machine
+from fedrank.kernels.devices import Device
 from fedrank.ranking.cuda.pdgd import LANES, ROW_SUM, ROWS_AT_ONCE
 from fedrank.ranking.cuda.rounds import TEAM
 
@@ -19,15 +19,15 @@ ROBUST = np.dtype(
 _SUMS = 8 * LANES * TEAM  # bytes, for what threads add up
 
 
-def most_clients(machine: Machine, bytes_each: int) -> int:
+def most_clients(machine: Device, bytes_each: int) -> int:
     """How many values a team can put in order, each of so many bytes."""
     return 1 << ((machine.fast_memory - _SUMS) // bytes_each).bit_length() - 1
 
 
-class RobustThere:
+class RobustOnDevice:
     """Updates [clients, parameters] in a machine's memory, and what rules make of them."""
 
-    def __init__(self, machine: Machine, updates: Any) -> None:
+    def __init__(self, machine: Device, updates: Any) -> None:
         self.machine, self.updates = machine, updates
         self.clients, self.parameters = updates.shape
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdThere
+from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
 from fedrank.types import Weights
 
 TEAM = 8  # warps that work on one client, as kernels/warp.cu has it
@@ -28,7 +28,7 @@ ROUNDS = np.dtype(
 )
 
 
-class MoveThere(NamedTuple):
+class MoveOnDevice(NamedTuple):
     """A server step as loops take it."""
 
     kind: int  # ADD, MOMENTUM or ADAM
@@ -65,10 +65,10 @@ def team_room_of(features: int, longest: int, remembered: int) -> int:
     return sum(-(-part // 16) * 16 for part in (*parts, 2 * longest))
 
 
-class RoundsThere:
+class RoundsOnDevice:
     """Rounds of a learner and a crowd in a machine's memory; the rule is the mean."""
 
-    def __init__(self, there: PdgdThere, step: MoveThere, weighted: bool) -> None:
+    def __init__(self, there: PdgdOnDevice, step: MoveOnDevice, weighted: bool) -> None:
         self.there, self.step = there, step
         self._task = np.zeros((), ROUNDS)
         self._task["task"] = there.task

@@ -1,0 +1,750 @@
+"""Membership: does what leaves a client give away that it sent something? Attacks on the mechanisms themselves.
+
+A canary is a client whose update is the worst that could be sent. An attacker sees what an observer would see, with the
+canary or without it, and has to tell which. How often it errs, both ways, must not lie below the trade-off curve that
+the mechanism claims. Attack and threshold are chosen on runs of their own, and judged on others. Who finds nothing has
+shown something only if the same attack catches a control, the mechanism with a quarter of its noise removed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.federated.aggregators import Mean
+from fedrank.federated.federation import Federation
+from fedrank.federated.round import federated_round
+from fedrank.federated.server import State
+from fedrank.privacy.accounting import (
+    ConcentratedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    PureEvent,
+    trade_off,
+)
+from fedrank.privacy.guarantees import Guarantee, Setting
+from fedrank.privacy.mechanisms import (
+    AtServer,
+    EsRandomisedResponse,
+    FpdgdPaper,
+    Gaussian,
+    Laplace,
+    OnClient,
+    PricedMechanism,
+    SecureAggregation,
+)
+from fedrank.ranking.evolution import Evolution
+from fedrank.ranking.learners import Pdgd
+from fedrank.seeds import Chance, rng_for
+from fedrank.types import AddingMechanism, Change, Messages, SimulatedClients, Source, has_trait
+
+Vector = NDArray[np.float64]
+Curve = Callable[[Vector], Vector]  # false positive rates -> the smallest false negative rates that are claimed
+Seen = dict[str, Vector]  # statistic -> [repeats]: large where the canary seems to be inside
+Watch = Callable[[int, bool, int], Seen]  # (pair, canary inside?, repeats) -> what the attacker makes of it
+Tell = Callable[[float], None]  # share of the work that is done, from 0 to 1
+
+LEVEL = 1e-4  # probability that an audit without fault calls anything violated, over all its tests
+CONTROL = 0.75  # share of the noise that is left in a control
+REPEATS = 100_000  # of a mechanism, with the canary and without it each
+RUNS = 10_000  # of the round function, half of them with the canary
+ROUNDS = 2  # of each such run
+PARAMETERS = 4  # of the updates on which a mechanism is attacked
+MOST_ROUNDS = 4_000_000  # drawn for one count, where single rounds tell too little and several are watched
+LONGEST = 1024  # rounds that are watched together, at most
+LONG = 8.0  # an update is so many times longer than allowed: a mechanism that does not shorten it is caught
+MANY = 1000  # times as many searches as count fully: a mechanism that lets them count is caught
+FEW = 4  # clients in the sums that are attacked
+NOISE_WITH_POWER = (1.0, 0.7, 0.5, 0.4)  # for attacks on whole rounds, where that of a spec would hide any fault
+_BLOCK = 1 << 20  # numbers drawn at once
+_SHARE = 4  # one of so many repeats serves to choose the attack
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How often an attack erred, on runs that had no part in choosing it."""
+
+    attack: str  # which canary, and which statistic
+    threshold: float  # the statistic from which on the canary is said to be inside
+    outside: int  # runs without the canary
+    false_positives: int
+    inside: int  # runs with it
+    false_negatives: int
+    level: float  # probability that either upper bound is wrong
+    allowed: float  # smallest false negative rate that the claim allows at the upper bound of the false positive rate
+
+    @property
+    def alpha(self) -> float:
+        """Upper bound on the rate of false positives."""
+        return upper_bound(self.false_positives, self.outside, self.level / 2)
+
+    @property
+    def beta(self) -> float:
+        """Upper bound on the rate of false negatives."""
+        return upper_bound(self.false_negatives, self.inside, self.level / 2)
+
+    @property
+    def violated(self) -> bool:
+        """Whether even the upper bounds of both errors lie below what the claim allows."""
+        return self.allowed > self.beta
+
+    def epsilon(self, delta: float) -> float:
+        """The ε below which no claim with this δ can be true, after what was seen."""
+        return _epsilon_of(self.alpha, self.beta, delta)
+
+    def largest(self, delta: float) -> float:
+        """The ε that would have been shown if the attack had never erred."""
+        return _epsilon_of(
+            upper_bound(0, self.outside, self.level / 2), upper_bound(0, self.inside, self.level / 2), delta
+        )
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What came out of looking for canaries."""
+
+    what: str  # what was attacked
+    against: str  # who the attacker is
+    rounds: int  # watched together in each run
+    delta: float
+    claimed: float  # ε at delta, after all these rounds
+    trial: Trial
+    control: Trial
+    note: str = ""  # what differs from the spec, if anything
+
+    @property
+    def verdict(self) -> str:
+        """VIOLATED stands by itself; to have found nothing counts only where the control was caught."""
+        if self.trial.violated:
+            return "VIOLATED"
+        return "NOT SHOWN" if self.control.violated else "NO POWER"
+
+    @property
+    def shown(self) -> float:
+        return self.trial.epsilon(self.delta)
+
+    @property
+    def largest(self) -> float:
+        """The largest ε that this audit could have shown."""
+        return self.trial.largest(self.delta)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two updates of one client that the claim covers, and what must be left of them."""
+
+    name: str
+    outside: Vector  # [parameters]
+    inside: Vector
+    left_outside: Vector  # what an honest mechanism leaves of it, apart from noise
+    left_inside: Vector
+
+
+def upper_bound(errors: int, runs: int, level: float) -> float:
+    """Clopper-Pearson: the largest rate at which so few errors still have probability `level`."""
+    return float(_upper_bounds(np.array([errors]), runs, level)[0])
+
+
+def weaker(mechanism: PricedMechanism) -> PricedMechanism:
+    """The control: the same with a quarter of its noise removed."""
+    if isinstance(mechanism, FpdgdPaper):
+        return replace(mechanism, epsilon=mechanism.epsilon / CONTROL)
+    return replace(mechanism, noise=CONTROL * mechanism.noise)  # type: ignore[type-var,attr-defined,no-any-return]
+
+
+def audit_mechanism(
+    mechanism: Gaussian | Laplace,
+    setting: Setting,
+    source: Source,
+    *,
+    delta: float = 1e-5,
+    level: float = LEVEL / 2,
+    repeats: int = REPEATS,
+    tell: Tell = lambda share: None,
+    priced: Gaussian | Laplace | None = None,
+) -> Membership:
+    """Look for canaries in what a mechanism releases. `level` is that of a test; there are two, one of the control.
+
+    `priced` is the mechanism whose claim is tested, if that is another: so tests see what becomes of a false claim.
+    """
+    small, honest = _small(mechanism, setting, FEW)
+    claimer, _ = _small(priced or mechanism, setting, FEW)
+    promise = _claimed(claimer.promises(honest))
+    rounds, counted = _plan(promise, _claimed(weaker(claimer).promises(honest)), repeats, level)
+    pairs = canaries(claimer, promise, honest)
+    meter = _Meter(tell, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
+
+    def attack(attacked: Gaussian | Laplace) -> Trial:
+        watch = _watch_mechanism(attacked, claimer, honest, pairs, rounds, source, meter)
+        return look_for(watch, [pair.name for pair in pairs], _curve(promise, rounds), counted, level)
+
+    trial, control = attack(small), attack(cast("Gaussian | Laplace", weaker(small)))
+    what = "messages" if isinstance(small.place, OnClient) else "sums of updates"
+    return Membership(what, promise.against, rounds, delta, promise.epsilon(rounds, delta), trial, control)
+
+
+def audit_paper(
+    mechanism: FpdgdPaper,
+    cohort: float,
+    source: Source,
+    *,
+    delta: float = 1e-5,
+    level: float = LEVEL / 2,
+    repeats: int = REPEATS,
+    tell: Tell = lambda share: None,
+) -> Membership:
+    """Look for canaries in one message of fpdgd-paper: is the ε that the paper states true for it?
+
+    A large ε takes more repeats: below e^-ε no rate of errors can be told from 0.
+    """
+    promise = _stated(mechanism)
+    repeats = max(repeats, min(MOST_ROUNDS, int(2 * math.log(4 / level) * math.exp(min(mechanism.epsilon, 50.0)))))
+    block = _BLOCK // PARAMETERS
+    pairs = _weights(mechanism, PARAMETERS)
+    meter = _Meter(tell, 2 * (2 * len(pairs) * (repeats // _SHARE) + 2 * repeats))
+
+    def attack(attacked: FpdgdPaper) -> Trial:
+        def watch(index: int, inside: bool, count: int) -> Seen:
+            pair, parts = pairs[index], []
+            for begin in range(0, count, block):
+                some = min(block, count - begin)
+                rows = np.tile(pair.inside if inside else pair.outside, (some, 1))
+                seen = attacked.protect(_messages(rows, 1), cohort, source).updates.astype(np.float64)
+                parts.append({"nearness": _nearness(seen, pair), "projection": _projection(seen, pair)})
+                meter.add(some)
+            return _joined(parts)
+
+        return look_for(watch, [pair.name for pair in pairs], _curve(promise, 1), repeats, level)
+
+    trial, control = attack(mechanism), attack(cast(FpdgdPaper, weaker(mechanism)))
+    return Membership("messages", "server", 1, delta, mechanism.epsilon, trial, control, "ε as the paper states it")
+
+
+def audit_answers(
+    learner: Evolution,
+    setting: Setting,
+    seed: int,
+    *,
+    delta: float = 1e-5,
+    level: float = LEVEL / 2,
+    repeats: int = REPEATS,
+    tell: Tell = lambda share: None,
+) -> Membership:
+    """Tell a client whose rewards are all 1 from one whose rewards are all 0, by one message of FOLtR-ES each.
+
+    Messages come from the learner itself, on a list that is always, or never, clicked at the top. What a mean reward
+    says is learned from messages of their own. Where so many searches lie behind a message that its ε is beyond what
+    can be measured, messages of two are attacked.
+    """
+    control_learner = replace(learner, truth=1 - CONTROL * (1 - learner.truth))
+
+    def promised(each: Evolution, interactions: int) -> Guarantee:
+        return EsRandomisedResponse().promises(replace(setting, learner=each, interactions=(interactions,)))[0]
+
+    interactions, note = max(setting.interactions), ""
+    if _spare(promised(learner, interactions), promised(control_learner, interactions), 1, repeats, level) <= 0:
+        note = f"with 2 searches behind a message instead of {interactions}, whose ε is too large to be measured"
+        interactions = 2
+    promise = promised(learner, interactions)
+    lists = {inside: _one_list(repeats, interactions, clicked=inside) for inside in (False, True)}
+    meter = _Meter(tell, 2 * (2 * 2 * (repeats // _SHARE) + 2 * repeats))
+    batches = iter(range(1, 1000))
+
+    def attack(attacked: Evolution) -> Trial:
+        def means(inside: bool, count: int) -> Vector:
+            chance = Chance(seed, next(batches))
+            start = attacked.ranker.first(1, rng_for(seed, "first"))
+            sent: Any = attacked(start, lists[inside].rows(slice(count)), chance).sent
+            meter.add(count)
+            return np.column_stack([sent["plus"], sent["minus"]]).astype(np.float64)
+
+        known = repeats // _SHARE
+        tables = _learned(means(False, known), means(True, known))
+
+        def watch(index: int, inside: bool, count: int) -> Seen:
+            return {"likelihood": _looked_up(tables, means(inside, count))}
+
+        return look_for(watch, ["all rewards 1 or all 0"], _curve(promise, 1), repeats, level)
+
+    trial, control = attack(learner), attack(control_learner)
+    return Membership("messages", "server", 1, delta, promise.epsilon(1, delta), trial, control, note)
+
+
+def audit_round(
+    mechanism: Gaussian | Laplace | FpdgdPaper,
+    setting: Setting,
+    clients: SimulatedClients,
+    source: Source,
+    *,
+    delta: float = 1e-5,
+    level: float = LEVEL / 2,
+    runs: int = RUNS,
+    seed: int = 1,
+    tell: Tell = lambda share: None,
+) -> Membership:
+    """Look for a canary among a few real clients, in runs of the real round function.
+
+    What other clients sent is known to the attacker, hence taken as zero. Where the noise of the mechanism would hide
+    any fault from so few runs, the same code is attacked with less noise, at its price.
+    """
+    few, counted = _few(clients, setting), max(runs // 2, 1)
+    small, honest = _small(mechanism, setting, len(few), everybody=True)
+    honest = replace(honest, parameters=setting.parameters)
+    if isinstance(small, FpdgdPaper):
+        rounds, note, promise = 1, "ε as the paper states it", _stated(small)
+        strict, pairs = promise, _weights(small, honest.parameters)
+    else:
+        small, honest, note = _with_power(small, honest, counted, level)
+        rounds, promise = ROUNDS, _claimed(small.promises(honest))
+        strict = _strict(promise)
+        if strict is not promise:
+            note = f"{note + ', ' if note else 'with '}the claim of Gaussian noise, of which discrete shares claim less"
+        pairs = canaries(small, promise, honest)[:1]  # the others were tried on the mechanism, far more often
+    meter = _Meter(tell, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
+
+    def attack(attacked: Gaussian | Laplace | FpdgdPaper) -> Trial:
+        watch = _watch_round(attacked, small, honest, pairs, rounds, few, source, seed, meter)
+        return look_for(watch, [pair.name for pair in pairs], _curve(strict, rounds), counted, level)
+
+    trial, control = attack(small), attack(cast("Gaussian | Laplace | FpdgdPaper", weaker(small)))
+    what = f"{rounds} rounds of {len(few)} clients"
+    return Membership(what, promise.against, rounds, delta, promise.epsilon(rounds, delta), trial, control, note)
+
+
+def canaries(mechanism: Gaussian | Laplace, promise: Guarantee, setting: Setting) -> list[Pair]:
+    """The worst that one client, or one interaction, can do. Updates are longer than allowed: that must not matter."""
+    size, clip, norm = setting.parameters, mechanism.clip, mechanism.norm
+    first, spread = np.eye(size)[0], np.full(size, 1 / math.sqrt(size))
+    other = -1.0 if promise.neighbours == "replace-one" else 0.0
+    if promise.unit == "interaction":
+        learner = cast(Pdgd, setting.learner)
+        longest = learner.rate * learner.clip_gradients  # L2
+        aside = (1 - first) / max(math.sqrt(size - 1), 1.0)
+        rows = [
+            ("one interaction", other * longest * spread, longest * spread),
+            ("one interaction, alone in its coordinate", other * longest * first, longest * first),
+            ("one interaction across zero", -longest / 2 * spread, longest / 2 * spread),
+            (
+                "one interaction next to a long update",
+                clip * first + other * longest * aside,
+                clip * first + longest * aside,
+            ),
+        ]
+    else:
+        rows = [
+            ("one long coordinate", other * LONG * clip * first, LONG * clip * first),
+            ("all coordinates", other * LONG * clip * spread, LONG * clip * spread),
+            ("infinite", 0 * first, np.where(first > 0, np.inf, 0.0)),
+        ]
+    return [Pair(name, out, into, _shorten(out, clip, norm), _shorten(into, clip, norm)) for name, out, into in rows]
+
+
+def look_for(watch: Watch, pairs: Sequence[str], curve: Curve, repeats: int, level: float) -> Trial:
+    """Choose the attack and its threshold on some runs, and count its errors on others."""
+    best: tuple[float, int, str, float] = (-math.inf, 0, "", math.inf)
+    few = max(repeats // _SHARE, 1)
+    for index in range(len(pairs)):
+        without, within = watch(index, False, few), watch(index, True, few)
+        for statistic in without:
+            margin, threshold = _best_threshold(without[statistic], within[statistic], curve, level)
+            if margin > best[0]:
+                best = (margin, index, statistic, threshold)
+    _, index, statistic, threshold = best
+    without, within = watch(index, False, repeats), watch(index, True, repeats)
+    positives = int(np.count_nonzero(without[statistic] >= threshold))
+    negatives = int(np.count_nonzero(within[statistic] < threshold))
+    alpha = upper_bound(positives, repeats, level / 2)
+    allowed = float(curve(np.array([alpha]))[0])
+    return Trial(f"{pairs[index]}, by {statistic}", threshold, repeats, positives, repeats, negatives, level, allowed)
+
+
+def _best_threshold(without: Vector, within: Vector, curve: Curve, level: float) -> tuple[float, float]:
+    """The threshold that promises to show most: how far errors lie below the claim, in widths of their bounds."""
+    count = len(without)
+    both = np.sort(np.concatenate([without, within]))
+    ranks = np.unique(np.rint(np.linspace(0, len(both) - 1, 400)).astype(np.int64))
+    thresholds = np.unique(both[ranks])
+    positives = count - np.searchsorted(np.sort(without), thresholds, side="left")
+    negatives = np.searchsorted(np.sort(within), thresholds, side="left")
+    alphas, betas = (_upper_bounds(errors, count, level / 2) for errors in (positives, negatives))
+    allowed = curve(alphas)
+    widths = curve(positives / count) - allowed + betas - negatives / count
+    margins = (allowed - betas) / np.maximum(widths, 1e-12)
+    at = int(np.argmax(margins))
+    return float(margins[at]), float(thresholds[at])
+
+
+def _upper_bounds(errors: NDArray[Any], runs: int, level: float) -> Vector:
+    from scipy.special import betaincinv
+
+    bounds: Vector = np.ones(len(errors))
+    some = errors < runs
+    bounds[some] = betaincinv(errors[some] + 1.0, runs - errors[some], 1 - level)
+    return bounds
+
+
+def _epsilon_of(alpha: float, beta: float, delta: float) -> float:
+    """Every (ε, δ) that holds has α e^ε + β >= 1 - δ, and the same with α and β exchanged."""
+    found = 0.0
+    for one, other in ((alpha, beta), (beta, alpha)):
+        if 1 - delta - other > one > 0:
+            found = max(found, math.log((1 - delta - other) / one))
+    return found
+
+
+def _curve(promise: Guarantee, rounds: int) -> Curve:
+    """What the promise claims after so many rounds; δ includes how far the sampler may be from its law."""
+    event = promise.event
+    assert event is not None
+
+    def curve(alphas: Vector) -> Vector:
+        return np.maximum(trade_off(event, rounds, alphas) - rounds * promise.slack, 0.0)
+
+    return curve
+
+
+def _claimed(promises: Sequence[Guarantee]) -> Guarantee:
+    """The strongest observer against whom anything is claimed."""
+    for promise in promises:
+        if promise.event is not None:
+            return promise
+    raise ValueError(f"nothing is claimed against anybody, so there is nothing to break: {promises[0].because}")
+
+
+def _small(mechanism: Any, setting: Setting, few: int, everybody: bool = False) -> tuple[Any, Setting]:
+    """The mechanism among few clients with few parameters, as an attacker would wish to have it.
+
+    Under a secure sum the fewest honest clients are present, and the noise of all others is known. `everybody`: all of
+    the few are honest, for where nobody can be left out.
+    """
+    place = getattr(mechanism, "place", None)
+    sampled = isinstance(place, AtServer)
+    if isinstance(place, SecureAggregation):
+        place = replace(place, sum="ideal")
+        if everybody:
+            place = replace(place, honest=1.0, colluding=0.0)
+        mechanism = replace(mechanism, place=place)
+    if has_trait(mechanism, "people"):  # what others of an organisation sent is known, too: one person is left of each
+        mechanism = replace(mechanism, people=1)
+    count = few if everybody else setting.clients if sampled else min(few, setting.clients)
+    participation = setting.participation if sampled else 1.0
+    return mechanism, replace(setting, clients=count, parameters=PARAMETERS, participation=participation)
+
+
+def _tight(event: Event) -> Event:
+    """What really happens where a claim has room: shares add up to Gaussian, or Laplace, noise."""
+    match event:
+        case ConcentratedEvent(rho):
+            return GaussianEvent(1 / math.sqrt(2 * rho))
+        case PureEvent(pure):
+            return LaplaceEvent(1 / pure)
+    return event
+
+
+def _plan(promise: Guarantee, control: Guarantee, repeats: int, level: float) -> tuple[int, int]:
+    """How many rounds to watch together so that the control should be caught, and how many repeats that allows."""
+    most = max(MOST_ROUNDS * repeats // REPEATS, repeats)
+    tried = []
+    rounds = 1
+    while rounds <= LONGEST:
+        counted = min(repeats, most // rounds)
+        spare = _spare(promise, control, rounds, counted, level)
+        if spare > 0:
+            return rounds, counted
+        tried.append((spare, -rounds, counted))
+        rounds *= 4
+    _, rounds, counted = max(tried)
+    return -rounds, counted
+
+
+def _spare(promise: Guarantee, control: Guarantee, rounds: int, counted: int, level: float) -> float:
+    """By how much the control should be seen to break the promise; negative where it would not be.
+
+    Half of the repeats should do, so that bad luck does not matter. Under sampling a sixth: the curve is that of the
+    better of two tests, who is there and who is not, and one of them is tried.
+    """
+    from scipy.special import ndtr
+
+    assert control.event is not None
+    enough = max(counted // (6 if getattr(control.event, "sampling", 1.0) < 1 else 2), 1)
+    alphas = ndtr(np.linspace(-4.5, 4.5, 91))
+    betas = trade_off(_tight(control.event), rounds, alphas)
+    high, low = (_upper_bounds(np.ceil(rates * enough), enough, level / 2) for rates in (alphas, betas))
+    return float((_curve(promise, rounds)(high) - low).max())
+
+
+def _with_power(
+    mechanism: Gaussian | Laplace, setting: Setting, counted: int, level: float
+) -> tuple[Gaussian | Laplace, Setting, str]:
+    """The mechanism as it is, if so few runs would catch its control; else with less noise, or fewer absences."""
+    unit = 2.0 if isinstance(mechanism.place, OnClient) else 1.0
+    there = replace(setting, participation=max(setting.participation, 0.5))
+    widths = [mechanism.noise] + [unit * each for each in NOISE_WITH_POWER if unit * each < mechanism.noise]
+    tried = []
+    for width in widths:
+        changed = replace(mechanism, noise=width)
+        promise, control = (_claimed(each.promises(there)) for each in (changed, weaker(changed)))
+        tried.append((_spare(_strict(promise), control, ROUNDS, counted, level), changed))
+        if tried[-1][0] > 0:
+            break
+    changed = tried[-1][1] if tried[-1][0] > 0 else max(tried, key=lambda each: each[0])[1]
+    notes = []
+    if changed != mechanism:
+        notes.append(f"noise = {changed.noise:g} instead of {mechanism.noise:g}")
+    if there != setting:
+        notes.append(f"participation = {there.participation:g} instead of {setting.participation:g}")
+    why = ", because so few runs would not see a fault" if notes else ""
+    return changed, there, f"with {' and '.join(notes)}{why}" if notes else ""
+
+
+def _strict(promise: Guarantee) -> Guarantee:
+    """Shares of discrete Gaussian noise add up to almost Gaussian noise, and their claim leaves some room."""
+    event = promise.event
+    return replace(promise, event=_tight(event)) if isinstance(event, ConcentratedEvent) else promise
+
+
+def _stated(mechanism: FpdgdPaper) -> Guarantee:
+    """What the paper says of its mechanism, which it does not distinguish by who sees what."""
+    return Guarantee("server", PureEvent(mechanism.epsilon), "as the paper states")
+
+
+def _watch_mechanism(
+    attacked: Gaussian | Laplace,
+    claimer: Gaussian | Laplace,
+    setting: Setting,
+    pairs: Sequence[Pair],
+    rounds: int,
+    source: Source,
+    meter: _Meter,
+) -> Watch:
+    """Many rounds at once: updates as rows of one call of `protect`, and rounds side by side as columns of one sum.
+
+    A mechanism treats rows alike, and adds noise to every column by itself; that it does so in the real round function
+    is another test.
+    """
+    cohort = setting.cohort(attacked)
+    place = attacked.place
+    present = place.fewest(cohort) if isinstance(place, SecureAggregation) else 1
+    sampled = setting.participation if isinstance(place, AtServer) else 1.0
+    size = setting.parameters
+    block = max(1, _BLOCK // (present * size))
+
+    def released(row: Vector, count: int) -> Vector:
+        rows = np.zeros((present, count, size))
+        rows[0] = np.where(source.bernoulli(sampled, count)[:, None], row, 0.0) if sampled < 1 else row
+        arrived = attacked.protect(_messages(rows.reshape(-1, size), MANY * attacked.cap), cohort, source)
+        if not has_trait(attacked, "adds up"):
+            return arrived.updates.astype(np.float64)
+        side_by_side = replace(arrived, updates=arrived.updates.reshape(present, count * size))
+        change = cast(AddingMechanism, attacked).rule(cohort, source)(side_by_side)
+        return cohort * change.reshape(count, size)
+
+    def watch(index: int, inside: bool, count: int) -> Seen:
+        pair = pairs[index]
+        row = pair.inside if inside else pair.outside
+        parts = []
+        for begin in range(0, count, block):
+            some = min(block, count - begin)
+            seen = [_statistics(released(row, some), pair, claimer, sampled) for _ in range(rounds)]
+            parts.append(_summed(seen))
+            meter.add(some)
+        return _joined(parts)
+
+    return watch
+
+
+def _watch_round(
+    attacked: Gaussian | Laplace | FpdgdPaper,
+    claimer: Gaussian | Laplace | FpdgdPaper,
+    setting: Setting,
+    pairs: Sequence[Pair],
+    rounds: int,
+    clients: SimulatedClients,
+    source: Source,
+    seed: int,
+    meter: _Meter,
+) -> Watch:
+    """Whole runs, one after the other."""
+    alone = not has_trait(attacked, "adds up")  # the server sees the canary's message by itself
+    cohort = 1.0 if alone else setting.cohort(attacked)
+    sampled = setting.participation if has_trait(attacked, "hides cohort") else 1.0
+    federation = Federation(
+        setting.learner,
+        _Message() if alone else Mean(),
+        mechanism=attacked,
+        participation=sampled,
+    )
+
+    def watch(index: int, inside: bool, count: int) -> Seen:
+        pair = pairs[index]
+        canary = _Canary(pair.inside if inside else pair.outside, MANY * getattr(attacked, "cap", 1))
+        attacking = replace(federation, attack=canary)
+        released = np.empty((rounds, count, setting.parameters))
+        begin = State(0, np.zeros(setting.parameters))
+        for run in range(count):
+            state = begin
+            for number in range(rounds):
+                after = federated_round(attacking, state, clients, seed, noise=source).state
+                released[number, run] = cohort * (after.weights - state.weights)
+                state = after
+            meter.add(1)
+        if isinstance(claimer, FpdgdPaper):
+            return _summed(
+                [{"nearness": _nearness(each, pair), "projection": _projection(each, pair)} for each in released]
+            )
+        return _summed([_statistics(each, pair, claimer, sampled) for each in released])
+
+    return watch
+
+
+@dataclass(frozen=True)
+class _Canary:
+    """Those marked as malicious send the same, always, and all others nothing."""
+
+    row: Vector
+    searches: int  # behind it, as they say
+
+    def __call__(self, messages: Messages, malicious: NDArray[np.bool_], rng: np.random.Generator) -> Messages:
+        rows = np.where(malicious[:, None], self.row, 0.0)
+        sizes = np.where(malicious, self.searches, messages.sizes)
+        return replace(messages, updates=rows.astype(np.float32), sizes=sizes)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """In the place of an aggregator: what the server sees of the canary, which is the first client."""
+
+    def __call__(self, messages: Messages) -> Change:
+        message: Change = messages.updates[0].astype(np.float64)
+        return message
+
+
+def _few(clients: SimulatedClients, setting: Setting) -> SimulatedClients:
+    """The first few clients, with few searches, the first of them marked as malicious."""
+    few = clients.rows(slice(min(FEW - 1, len(clients))))
+    searches = 2 if has_trait(setting.learner, "rewards") else 1
+    return replace(
+        few,
+        people=None,
+        malicious=np.arange(len(few)) == 0,
+        interactions=np.full(len(few), searches, dtype=few.interactions.dtype),
+    )
+
+
+def _messages(rows: Vector, searches: int) -> Messages:
+    count, size = rows.shape
+    return Messages(
+        rows.astype(np.float32),
+        np.full(count, searches, dtype=np.int64),
+        np.arange(count),
+        np.zeros(size),
+        1,
+    )
+
+
+def _statistics(seen: Vector, pair: Pair, claimer: Gaussian | Laplace, sampled: float) -> Seen:
+    """[repeats]: how much likelier what was seen is with the canary than without, by the law that is claimed.
+
+    The projection stands by, because a likelihood believes in the claim.
+    """
+    scale = claimer.noise * claimer.clip
+    seen = np.nan_to_num(seen, nan=1e30, posinf=1e30, neginf=-1e30)
+    if isinstance(claimer, Gaussian):
+        shift = pair.left_inside - pair.left_outside
+        ratio = (seen - (pair.left_inside + pair.left_outside) / 2) @ shift / scale**2
+    else:
+        ratio = (np.abs(seen - pair.left_outside) - np.abs(seen - pair.left_inside)).sum(axis=1) / scale
+    if sampled < 1:
+        ratio = np.logaddexp(math.log1p(-sampled), math.log(sampled) + ratio)
+    return {"likelihood": ratio, "projection": _projection(seen, pair)}
+
+
+def _projection(seen: Vector, pair: Pair) -> Vector:
+    shift = pair.left_inside - pair.left_outside
+    along: Vector = seen @ (shift if shift.any() else np.eye(len(shift))[0])
+    return along
+
+
+def _nearness(seen: Vector, pair: Pair) -> Vector:
+    """Noise that is mostly almost zero: to which of the two updates is a message nearer, coordinate by coordinate?"""
+    away, close = np.abs(seen - pair.left_outside), np.abs(seen - pair.left_inside)
+    nearer: Vector = (np.log(away + 1e-9) - np.log(close + 1e-9)).sum(axis=1)
+    return nearer
+
+
+def _joined(parts: Sequence[Seen]) -> Seen:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _summed(rounds: Sequence[Seen]) -> Seen:
+    return {name: np.sum([each[name] for each in rounds], axis=0) for name in rounds[0]}
+
+
+def _weights(mechanism: FpdgdPaper, size: int) -> list[Pair]:
+    """Models at the length to which fpdgd-paper clips them."""
+    first, spread = np.eye(size)[0], np.full(size, 1 / math.sqrt(size))
+    length = mechanism.clip_weights
+    rows = [
+        ("all weights", -length * spread, length * spread),
+        ("one weight", -length * first, length * first),
+    ]
+    return [Pair(name, out, into, out, into) for name, out, into in rows]
+
+
+def _shorten(row: Vector, clip: float, norm: int) -> Vector:
+    """What clipping must leave; on purpose not the code that is audited."""
+    length = float(np.linalg.norm(row, norm))
+    if not math.isfinite(length):
+        return np.zeros(len(row))
+    return row * min(1.0, clip / length) if length else row
+
+
+def _one_list(count: int, interactions: int, clicked: bool) -> SimulatedClients:
+    """Clients who are shown one document, which everybody clicks, or nobody."""
+    from fedrank.data.ranking import RankingData
+    from fedrank.federated.clients import make_clients
+    from fedrank.ranking.click_models import ClickModel
+
+    data = RankingData(
+        np.ones((1, 1), np.float32), np.ones(1, np.int8), np.array([0, 1]), np.array(["1"]), name="one", top_grade=1
+    )
+    always = float(clicked)
+    return make_clients(
+        data, count, user=ClickModel(click=(always, always), stop=(1.0, 1.0)), interactions=interactions
+    )
+
+
+def _learned(without: Vector, within: Vector) -> list[tuple[Vector, Vector]]:
+    """For the two means of a message: values that were seen, and how much likelier each is with the canary."""
+    tables = []
+    for column in (0, 1):
+        values, out = np.unique(np.round(np.concatenate([without, within])[:, column], 5), return_inverse=True)
+        counts = [np.bincount(part, minlength=len(values)) for part in np.split(out, [len(without)])]
+        tables.append((values, np.log(counts[1] + 0.5) - np.log(counts[0] + 0.5)))
+    return tables
+
+
+def _looked_up(tables: Sequence[tuple[Vector, Vector]], means: Vector) -> Vector:
+    total = np.zeros(len(means))
+    for column, (values, ratios) in enumerate(tables):
+        rounded = np.round(means[:, column], 5)
+        at = np.minimum(np.searchsorted(values, rounded), len(values) - 1)
+        total += np.where(values[at] == rounded, ratios[at], 0.0)
+    return total
+
+
+class _Meter:
+    """Counts work that is done."""
+
+    def __init__(self, tell: Tell, total: int) -> None:
+        self._tell, self._total, self._done = tell, max(total, 1), 0
+
+    def add(self, some: int) -> None:
+        self._done += some
+        self._tell(min(1.0, self._done / self._total))

@@ -1,0 +1,356 @@
+"""What a site has, as the one row of a table of clients that it is to itself.
+
+Nothing here asks how data should look: a site's own settings say what there is, and a plan says what it must fit. Where
+the two differ both values are named, since people of two organisations must agree on one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.feature_sets import fixed_ranges, log_features
+from fedrank.data.impressions import RecordedFolder
+from fedrank.data.letor import read_comments, read_letor
+from fedrank.data.live_features import LIVE_1
+from fedrank.data.log_fold import log_part
+from fedrank.data.logs import load_log
+from fedrank.data.ranking import RankingData
+from fedrank.deploy.outbox import OUTBOX, used_searches
+from fedrank.deploy.plan import names_digest
+from fedrank.deploy.settings import searches_of
+from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData
+from fedrank.experiments.runner.position_bias import corrected_clients
+from fedrank.federated.clients import make_clients
+from fedrank.ranking.learners import Pdgd
+from fedrank.ranking.propensity import OWN
+from fedrank.types import SimulatedClients, has_trait
+
+if TYPE_CHECKING:
+    from fedrank.deploy.plan import Plan
+    from fedrank.deploy.settings import SiteData, SiteSettings
+
+SCALES = (1, 2, 4)  # highest grades of the scales that users are known for
+_ROWS = 1 << 16  # of an array that are read at a time
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What may be said of a site's data before anything is learnt; other sites must have the same kind."""
+
+    features: int
+    names_digest: str  # of the features; "": they have none
+    normalised: str
+    digest: str  # of all data: changed data are noticed
+    queries: int  # to learn from
+    people: int  # 0: nobody says whose the queries are
+
+
+@dataclass(frozen=True, eq=False)
+class SiteSplit:
+    """A site's own data: queries to learn from, and those by which quality is measured."""
+
+    train: RankingData
+    test: RankingData | None
+    whose: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries of train]: a person
+
+    @property
+    def people(self) -> int:
+        return int(self.whose.max()) + 1 if len(self.whose) else 0
+
+    def facts(self) -> DataFacts:
+        train = self.train
+        names = names_digest(train.feature_names)
+        return DataFacts(train.features.shape[1], names, train.normalised, _digest(self), train.queries, self.people)
+
+
+# Searches come and go while a run goes on: what must not change is what their features mean.
+_FACTS_OF_RECORDED = DataFacts(
+    features=len(LIVE_1.names),
+    names_digest=names_digest(LIVE_1.names),
+    normalised="none",
+    digest=hashlib.sha256(f"recorded {LIVE_1.version}".encode()).hexdigest(),
+    queries=0,
+    people=1,
+)
+
+
+@dataclass(frozen=True)
+class RecordedFacts:
+    """How many searches of a person are recorded, all of them closed, and how many no run has learnt from."""
+
+    recorded: int
+    unused: int
+
+    def __str__(self) -> str:
+        return f"{self.recorded:,} recorded searches of one person, all closed, {self.unused:,} of them not used yet"
+
+
+def recorded_facts(folder: Path, impressions: str) -> RecordedFacts:
+    """Those of a site's folder."""
+    there = RecordedFolder(impressions).numbers()
+    return RecordedFacts(len(there), len(set(there) - used_searches(folder / OUTBOX)))
+
+
+def load_share(data: SiteData) -> SiteSplit:
+    """All that a site has to learn from, and to measure by."""
+    if data.letor is not None:
+        whole, whose = _from_letor(data)
+    elif data.log is not None:
+        return _from_log(data)
+    else:
+        raise ValueError("data: there is nothing to learn from; set letor or log in site.toml")
+    kept = _kept(whole.queries, data)
+    if kept == whole.queries:
+        return SiteSplit(whole, None, whose)
+    rows = np.arange(whole.queries)
+    return SiteSplit(whole.select(rows[:kept]), whole.select(rows[kept:]), _renumbered(whose[:kept]))
+
+
+def describe(data: SiteData) -> DataFacts:
+    """What may be said of a site's data."""
+    if data.impressions is not None:
+        return _FACTS_OF_RECORDED
+    return load_share(data).facts()
+
+
+def open_data_source(folder: Path, settings: SiteSettings, plan: Plan) -> ClientSiteData:
+    """What a site holds for a plan. Data are not even opened for one that its policy does not allow.
+
+    Its ledger has one row: whenever the site takes part all its people do, and whoever comes later has paid no more.
+    So charges stay right when people come and go.
+    """
+    if found := settings.policy.objections(plan):
+        raise ValueError("\n".join(found))
+    share = load_share(settings.data)
+    crowd = simulated_clients_of(share, plan, settings.id)
+    data = plan.experiment.data
+    if data.propensities == OWN:
+        assert settings.data.log is not None, "differences has seen to it"
+        crowd = corrected_clients(crowd, load_log(settings.data.log), data.bias)
+    return ClientSiteData(
+        crowd, 1, np.zeros(len(crowd if crowd.people is None else crowd.people), dtype=np.int64), share.test
+    )
+
+
+def open_recorded(folder: Path, settings: SiteSettings, plan: Plan) -> RecordedSiteData:
+    """The recorded searches of a site for a plan."""
+    if found := settings.objections(plan):
+        raise ValueError("\n".join(found))
+    learner = plan.experiment.learner
+    assert isinstance(learner, Pdgd)
+    assert settings.data.impressions is not None
+    searches = RecordedFolder(settings.data.impressions)
+    return RecordedSiteData(searches, searches_of(plan, settings.id), learner, used_searches(folder / OUTBOX))
+
+
+def simulated_clients_of(share: SiteSplit, plan: Plan, id: int) -> SimulatedClients:
+    """A table of one client, this site, with its people where the plan protects each of them.
+
+    Data that do not fit the plan are refused.
+    """
+    experiment = plan.experiment
+    if found := differences(share, plan):
+        raise ValueError("\n".join(found))
+    clients = experiment.clients
+    crowd = make_clients(
+        share.train, 1, user=clients.users[id % len(clients.users)], interactions=searches_of(plan, id)
+    )
+    crowd = replace(crowd, ids=np.array([id], dtype=np.int64))
+    return _with_people(crowd, share, plan, id) if _protects_people(plan) else crowd
+
+
+def differences(share: SiteSplit, plan: Plan) -> list[str]:
+    """Where a site's data do not fit a plan, each with both values."""
+    train = share.train
+    found = _other_features(train.features.shape[1], names_digest(train.feature_names), train.normalised, plan)
+    learner = getattr(plan.question, "learner", None)  # forests have none
+    if isinstance(learner, Pdgd) and learner.lists == "logged" and not len(train.who):
+        found.append(
+            'learner.lists: the plan has "logged", and this site has no log of what was shown; set data.log, or plan '
+            'with "drawn"'
+        )
+    if has_trait(learner, "logged") and not len(train.who):
+        found.append(
+            "learner: the plan learns from lists that were shown, and this site has no log of them; set data.log, or "
+            "plan with pdgd"
+        )
+    elif has_trait(learner, "logged") and plan.experiment.data.propensities == OWN and not len(train.place):
+        found.append(
+            "data.propensities: the plan corrects clicks for their places, and lists of this site's log were made up, "
+            "so that they have none; build it from a log of shown lists"
+        )
+    if learner is not None and _protects_people(plan):
+        found += _other_people(share.people, plan)
+    return found
+
+
+def _protects_people(plan: Plan) -> bool:
+    """Whether each person of a site is protected, and not the site as a whole."""
+    return plan.experiment.clients.people > 1 or has_trait(plan.experiment.mechanism, "people")
+
+
+def _other_people(people: int, plan: Plan) -> list[str]:
+    most = plan.experiment.clients.people
+    if not people:
+        return [
+            f"data.person: the plan has clients.people = {most}, and nobody says whose the queries here are; name the "
+            "key of the comments, or of a log its users, in site.toml"
+        ]
+    bound = min(most, getattr(plan.experiment.mechanism, "people", most))
+    if people <= bound:
+        return []
+    return [
+        f"people: this site has {people:,}, and the plan is made for {bound:,} at most (clients.people); plan with "
+        "more, which is a public number"
+    ]
+
+
+def differences_of_recorded(plan: Plan) -> list[str]:
+    """The same of recorded searches, which all have the same features."""
+    facts = _FACTS_OF_RECORDED
+    return _other_features(facts.features, facts.names_digest, facts.normalised, plan)
+
+
+def _other_features(width: int, names: str, normalised: str, plan: Plan) -> list[str]:
+    found = []
+    if width != plan.features:
+        found.append(
+            f"features: this site has {width}, the plan {plan.features}; agree on one set of features, in one order"
+        )
+    elif names != plan.feature_names:
+        remedy = "compare the lists, since weights of one feature would be learnt from another"
+        if not names or not plan.feature_names:
+            who = (
+                "set data.names in site.toml" if not names else "leave out data.names, or let the coordinator name them"
+            )
+            remedy = f"{who}, so that all mean the same features"
+        found.append(
+            f"feature names: those of this site have the digest {names or 'none'}, those of the plan "
+            f"{plan.feature_names or 'none'}; {remedy}"
+        )
+    if normalised != plan.normalised:
+        found.append(
+            f'normalisation: this site has "{normalised}", the plan "{plan.normalised}"; set data.normalise in '
+            "site.toml, or plan with another"
+        )
+    return found
+
+
+def _with_people(crowd: SimulatedClients, share: SiteSplit, plan: Plan, id: int) -> SimulatedClients:
+    most, people = plan.experiment.clients.people, share.people
+    pools = [np.flatnonzero(share.whose == person).astype(np.int32) for person in range(people)]
+    each = replace(
+        crowd.rows(np.zeros(people, dtype=np.int64)),
+        ids=id * most + np.arange(people, dtype=np.int64),
+        pool=np.arange(people, dtype=np.int32),
+        queries=np.concatenate(pools),
+        pools=np.cumsum([0, *map(len, pools)]).astype(np.int64),
+        client=np.full(people, id, dtype=np.int64),
+    )
+    return replace(crowd, interactions=crowd.interactions * people, people=each)
+
+
+def _from_letor(data: SiteData) -> tuple[RankingData, NDArray[np.int64]]:
+    assert data.letor is not None
+    whole = read_letor(data.letor, features=data.features, normalise=data.normalised)
+    names: tuple[str, ...] = ()
+    if data.names is not None:
+        names = tuple(Path(data.names).read_text(encoding="utf-8").splitlines())
+        if len(names) != whole.features.shape[1]:
+            raise ValueError(
+                f"data.names: {data.names} has {len(names)} lines, and {data.letor} has {whole.features.shape[1]} "
+                "features; give each one name"
+            )
+    # A small share may lack the highest grade of its scale.
+    usual = next((top for top in SCALES if top >= whole.top_grade), whole.top_grade)
+    top = usual if data.top_grade is None else data.top_grade
+    if top < whole.top_grade:
+        raise ValueError(
+            f"data.top_grade: {top} is lower than a grade in {data.letor}, {whole.top_grade}; give the highest of the "
+            "scale"
+        )
+    whole = replace(whole, feature_names=names, top_grade=top, given=data.given or whole.given)
+    if data.person is None:
+        return whole, np.empty(0, np.int64)
+    return whole, _people_in_comments(data.letor, data.person, whole)
+
+
+def _from_log(data: SiteData) -> SiteSplit:
+    assert data.log is not None
+    log = load_log(data.log)
+    kept = _kept(len(log), data)
+    # Ranges that are fixed tell nothing of anybody; all others would have to be exchanged.
+    fixed = fixed_ranges(log_features(log)) if data.normalise is None else None
+    how = data.normalised if fixed is None else "global"
+    parts = [
+        replace(log_part(log, rows, how, fixed), given=data.given or log.given)
+        for rows in (np.arange(kept), np.arange(kept, len(log)))
+        if len(rows)
+    ]
+    whose = _renumbered(parts[0].who.astype(np.int64)) if data.person is not None else np.empty(0, np.int64)
+    return SiteSplit(parts[0], parts[1] if len(parts) > 1 else None, whose)
+
+
+def _kept(queries: int, data: SiteData) -> int:
+    """How many queries are for learning."""
+    if data.test_share is None:
+        return queries
+    kept = queries - math.floor(queries * data.test_share)
+    if not 0 < kept < queries:
+        raise ValueError(
+            f"data.test_share: {data.test_share:g} divides {queries} queries into {kept} to learn from and "
+            f"{queries - kept} to measure by; use another share, or leave it out"
+        )
+    return kept
+
+
+def _people_in_comments(path: str | Path, key: str, data: RankingData) -> NDArray[np.int64]:
+    """[queries]: whose each is, by a key in the comments of its documents."""
+    pattern = re.compile(rf"(?:^|[\s,;]){re.escape(key)}\s*[=:]\s*([^\s,;]+)")
+    found = [match[1] if (match := pattern.search(comment)) else "" for comment in read_comments(path)]
+    whose = []
+    for query, name in enumerate(data.query_ids):
+        people = sorted(set(found[data.offsets[query] : data.offsets[query + 1]]))
+        if people == [""] or len(people) > 1:
+            what = (
+                "nobody's" if people == [""] else f"said to be of {', '.join(person or 'nobody' for person in people)}"
+            )
+            raise ValueError(
+                f"data.person: query {name} of {path} is {what}; write `# {key} = ...` behind each of its documents, "
+                "the same for all of them"
+            )
+        whose.append(people[0])
+    return np.unique(whose, return_inverse=True)[1].astype(np.int64).ravel()
+
+
+def _renumbered(whose: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same people, numbered from 0 without gaps."""
+    return np.unique(whose, return_inverse=True)[1].astype(np.int64).ravel() if len(whose) else whose
+
+
+def _digest(share: SiteSplit) -> str:
+    made = hashlib.sha256()
+    for part in (share.train, share.test):
+        if part is not None:
+            arrays: list[NDArray[np.generic]] = [part.features, part.grades, part.offsets, part.query_ids]
+            arrays += [part.who, part.when, *([part.place] if len(part.place) else [])]
+            for array in arrays:
+                made.update(f"{array.dtype.str} {array.shape}\n".encode())
+                for block in _blocks(array):
+                    made.update(block)
+    made.update(share.whose.tobytes())
+    return made.hexdigest()
+
+
+def _blocks(array: NDArray[np.generic]) -> Iterator[bytes]:
+    for first in range(0, len(array), _ROWS):
+        yield np.ascontiguousarray(array[first : first + _ROWS]).tobytes()

@@ -1,0 +1,122 @@
+"""What a site holds for a run: the data of its own client, or in a trial those of all clients that it simulates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.impressions import RecordedFolder, RecordedImpressions, RecordError
+from fedrank.data.live_features import LIVE_1
+from fedrank.data.ranking import RankingData
+from fedrank.deploy.plan import Plan, names_digest
+from fedrank.deploy.settings import SiteSettings
+from fedrank.experiments.runner.data import clients_of, load_fold
+from fedrank.ranking.learners import Pdgd
+from fedrank.types import SimulatedClients
+from fedrank.wire import Refused
+
+
+@dataclass(frozen=True)
+class ClientSiteData:
+    """A site's clients, with the rows of its ledger that belong to them."""
+
+    crowd: SimulatedClients
+    people: int  # rows of the ledger
+    ledger_rows: NDArray[np.int64]  # [clients, or people of clients]
+    test: RankingData | None = None  # own queries by which a model is judged
+
+    def client(self, id: int) -> SimulatedClients:
+        """One of them, alone."""
+        return self.crowd.rows(np.flatnonzero(self.crowd.ids == id))
+
+    def rows(self, ids: list[int]) -> NDArray[np.int64]:
+        """Rows of the ledger of these clients, or of all people that they have."""
+        whose = self.crowd.ids if self.crowd.people is None else self.crowd.people.client
+        return np.unique(self.ledger_rows[np.isin(whose, ids)])
+
+
+@dataclass(frozen=True)
+class RecordedSiteData:
+    """The recorded searches of one person, who is the site: each is learnt from once, over all runs."""
+
+    folder: RecordedFolder
+    searches: int  # of a round
+    learner: Pdgd
+    used: set[int]  # grows with every round
+
+    people = 1
+    ledger_rows = np.zeros(1, dtype=np.int64)
+    test = None
+
+    def rows(self, ids: list[int]) -> NDArray[np.int64]:
+        return self.ledger_rows
+
+    def next(self, before: Sequence[int] = ()) -> tuple[int, ...]:
+        """Numbers of the searches of a round; of a further attempt those of the one `before`, where they are there."""
+        there = self.folder.numbers()
+        again, fresh = set(before).intersection(there), [number for number in there if number not in self.used]
+        taken = [*sorted(again), *fresh][: self.searches]
+        if len(taken) < self.searches:
+            raise NotYet(f"waits: {len(taken)} of {self.searches} searches", self.searches)
+        return tuple(taken)
+
+    def impressions(self, numbers: Sequence[int]) -> RecordedImpressions:
+        """What was recorded under these numbers."""
+        lists, learner = [], self.learner
+        for number in numbers:
+            one = self.folder.get(number)
+            if one.version != LIVE_1.version or one.impression.features.shape[1] != len(LIVE_1.names):
+                raise RecordError(
+                    f"list {number} of {self.folder.folder} has {one.impression.features.shape[1]} features "
+                    f"{one.version!r}, and the model those of {LIVE_1.version!r}; remove it"
+                )
+            if (one.temperature, one.keep) != (learner.temperature, learner.keep):
+                raise Refused(
+                    f"lists here were drawn with temperature {one.temperature:g} and keep {one.keep:g}, and the plan "
+                    f"learns as if with {learner.temperature:g} and {learner.keep:g}, which would be biased; plan with "
+                    "those"
+                )
+            lists.append(one)
+        return RecordedImpressions(tuple(lists))
+
+
+class NotYet(Refused):
+    """A round that a person has not searched enough for. How much they searched is told to nobody."""
+
+    def __init__(self, said: str, searches: int) -> None:
+        super().__init__(said)
+        self.leaving = f"waits: fewer than {searches} searches since the last round"
+
+
+def facts_of(settings: SiteSettings, plan: Plan) -> tuple[dict[str, Any], bytes]:
+    """What must be the same at all sites, and the digest of this site's own data; none where people are simulated."""
+    if plan.simulated:
+        data = load_fold(plan.experiment.data, plan.fold).train
+        names, features, normalised = data.feature_names, data.features.shape[1], data.normalised
+        return {"features": features, "feature_names": names_digest(names), "normalised": normalised}, b""
+    from fedrank.deploy.data_sources import describe
+
+    found = describe(settings.data)
+    facts = {"features": found.features, "feature_names": found.names_digest, "normalised": found.normalised}
+    return facts, bytes.fromhex(found.digest)
+
+
+def open_site_data(folder: Path, settings: SiteSettings, plan: Plan) -> ClientSiteData | RecordedSiteData:
+    """The clients of a site; in a trial from the spec, which was written on this machine."""
+    if plan.simulated:
+        everybody = clients_of(plan.experiment, plan.fold, plan.seed)
+        own = np.isin(everybody.ids, plan.party(settings.name).clients)
+        crowd = everybody.rows(np.flatnonzero(own))
+        count = len(crowd if crowd.people is None else crowd.people)
+        return ClientSiteData(crowd, count, np.arange(count))
+    from fedrank.deploy.data_sources import open_data_source, open_recorded
+
+    if settings.data.impressions is not None:
+        return open_recorded(folder, settings, plan)
+
+    return open_data_source(folder, settings, plan)

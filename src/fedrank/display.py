@@ -1,0 +1,67 @@
+"""Records at a glance: one line at a prompt, a small table in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+CELL = "text-align: left; vertical-align: top"
+
+
+class DisplayMixin:
+    """A record that says what it is in `_display`; its arrays would fill the screen."""
+
+    def _display(self) -> tuple[str, Mapping[str, str]]:
+        """What it is called, and what to know about it; facts that are empty are left out."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return one_line(type(self).__name__, *self._display())
+
+    def _repr_html_(self) -> str:
+        return as_pairs(type(self).__name__, *self._display())
+
+
+def one_line(kind: str, name: str, facts: Mapping[str, str]) -> str:
+    """
+    >>> one_line("Fold", "mq2007, fold 1", {"features": "46", "notes": ""})
+    '<Fold mq2007, fold 1; features: 46>'
+    """
+    return f"<{'; '.join([f'{kind} {name}'.rstrip(), *(f'{key}: {text}' for key, text in facts.items() if text)])}>"
+
+
+def as_pairs(kind: str, name: str, facts: Mapping[str, str]) -> str:
+    """The same as HTML, a row for each fact."""
+    rows = (f'<tr><th style="{CELL}">{escape(key)}</th>{_cell(text)}</tr>' for key, text in facts.items() if text)
+    return f"<div><b>{escape(kind)}</b> {escape(name)}<table>{''.join(rows)}</table></div>"
+
+
+def as_rows(caption: str, rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:
+    """Records as an HTML table; of many only the first, and how many more there are."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in names)
+    body = "".join(f"<tr>{''.join(_cell(row.get(name, '')) for name in names)}</tr>" for row in rows[:most])
+    more = f"<div>… and {len(rows) - most:,} more</div>" if len(rows) > most else ""
+    return f"<div>{escape(caption)}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
+
+
+def number(count: int, one: str, many: str = "") -> str:
+    """
+    >>> number(1, "query", "queries"), number(1200, "client")
+    ('1 query', '1,200 clients')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """
+    >>> listed("abcde", most=3)
+    'a, b, c and 2 more'
+    """
+    some = list(names)
+    return ", ".join(some[:most]) + (f" and {len(some) - most:,} more" if len(some) > most else "")
+
+
+def _cell(value: Any) -> str:
+    return f'<td style="{CELL}">{escape(f"{value:.4f}" if isinstance(value, float) else str(value))}</td>'

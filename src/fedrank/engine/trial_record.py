@@ -1,0 +1,181 @@
+"""The record of a trial, `trial.json`: which models, by their digests, under which rules, since when, and by whom."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedrank.engine.trial_decision import TrialRules
+from fedrank.files import parse_json, private_folder, read_bytes, writing
+from fedrank.ranking.gate import Gate
+from fedrank.trees.model_files import load_model
+
+FORMAT, VERSION = "fedrank-trial", 1
+PLAN, CURRENT, LABELS = "trial.json", "current.json", "labels.json"
+ENGINE = "engine"  # stands for the order that the engine has without any model of ours
+ENGINES = ("opensearch", "solr", "own")
+LARGEST = 1 << 20  # bytes of a plan
+ORIGINAL = "_OriginalRanking_"  # what Solr calls its own order
+
+
+@dataclass(frozen=True)
+class TrialModel:
+    """One of the two that are compared."""
+
+    name: str  # in the engine
+    path: str  # of its file; empty: the engine's own order
+    digest: str  # of that file; empty: the engine's own order
+
+    @property
+    def is_engine(self) -> bool:
+        return not self.digest
+
+    def __str__(self) -> str:
+        return "the engine's own order" if self.is_engine else f"{self.name} ({self.path})"
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """What was agreed on before the first search; nothing of it changes afterwards."""
+
+    id: str
+    to: str  # which engine mixes the lists
+    old: TrialModel
+    new: TrialModel
+    rules: TrialRules
+    planned: str  # when
+    who: str
+    because: str
+    key: str  # of the coin, and of what stands in for client ids; it stays on the server
+    places: int = 10
+    current: str = ""  # the file that says which model is in use, seen from the trial's folder
+    engine: dict[str, str] = field(default_factory=dict)  # url, index and the like
+
+    def team(self, label: str, labels: Mapping[str, str]) -> str | None:
+        """Whose a label is that an engine gave to a place: "old", "new", "both"; None: nobody's of this trial."""
+        if label in ("old", "new", "both"):
+            return label if self.to == "own" or label != "both" else None
+        known = {self.old.name: "old", self.new.name: "new", **labels}
+        return known.get(label)
+
+
+def model_on_trial(path: str | Path, to: str) -> TrialModel:
+    """A model by the digest of its file; "engine" stands for the engine's own order."""
+    if str(path) == ENGINE:
+        return TrialModel(ORIGINAL if to == "solr" else ENGINE, "", "")
+    path = Path(path)
+    load_model(path)  # what is no model is refused in its own words
+    file = path / "model.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{path} holds several files; name the model itself, such as {path}/fold-1-seed-1/model.json")
+    digest = digest_of(file)
+    return TrialModel(f"fedrank-{digest[:10]}", str(file), digest)
+
+
+def digest_of(file: str | Path) -> str:
+    return hashlib.sha256(read_bytes(file)).hexdigest()
+
+
+def check_unchanged(model: TrialModel) -> None:
+    """Refuse a model whose file is not the one any more that the trial is about."""
+    if not model.is_engine and (found := digest_of(model.path)) != model.digest:
+        raise ValueError(
+            f"{model.path} is not the model that was on trial: its digest is {found[:9]}, and was {model.digest[:9]}. "
+            "Nothing was changed; put the old file back, or plan a trial of the new one"
+        )
+
+
+def somebody() -> str:
+    """Who runs this, as the system knows them."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return "somebody"
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def new_key() -> str:
+    return secrets.token_hex(16)
+
+
+def check_free(folder: str | Path) -> None:
+    """Refuse a folder that has the record of a trial already."""
+    if (path := Path(folder) / PLAN).exists():
+        raise FileExistsError(f"{path} is the record of another trial, which stays; choose another --out")
+
+
+def write_plan(plan: TrialPlan, folder: str | Path) -> Path:
+    """Write the record into a folder that only its owner can read; one that is there already is never replaced."""
+    path = private_folder(folder) / PLAN
+    content = json.dumps({"format": FORMAT, "version": VERSION, **asdict(plan)}, indent=1) + "\n"
+    check_free(folder)
+    with writing(path, private=True, replace=False) as file:
+        file.write(content.encode())
+    return path
+
+
+def read_plan(folder: str | Path) -> TrialPlan:
+    """Read `trial.json`, which may have been handed over by somebody else."""
+    path = Path(folder) / PLAN
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} is no trial: it has no {PLAN}; begin one with fedrank trial plan")
+    try:
+        content = parse_json(read_bytes(path, LARGEST))
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError("it is not the record of a trial")
+        if content.get("version") != VERSION:
+            raise ValueError(f"it has version {content.get('version')!r}; update fedrank")
+        return _plan(content)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
+        lacks = f"it lacks {problem}" if isinstance(problem, KeyError) else problem
+        raise ValueError(f"{path} cannot be read: {lacks}") from None
+
+
+def _plan(content: dict[str, Any]) -> TrialPlan:
+    rules = content["rules"]
+    whole = {name: _number(rules["gate"][name]) for name in ("level", "stake", "harm", "harm_stake")}
+    gate = Gate(**whole, most=_whole(rules["gate"]["most"]))
+    texts = {name: _text(content[name]) for name in ("id", "to", "planned", "who", "because", "key", "current")}
+    if texts["to"] not in ENGINES:
+        raise ValueError(f"to = {texts['to']!r} is not one of {', '.join(ENGINES)}")
+    return TrialPlan(
+        **texts,
+        old=_model(content["old"]),
+        new=_model(content["new"]),
+        rules=TrialRules(gate, _whole(rules["per_client"]), _whole(rules["liars"]), _number(rules["wait"])),
+        places=_whole(content["places"]),
+        engine={_text(name): _text(value) for name, value in content["engine"].items()},
+    )
+
+
+def _model(content: dict[str, Any]) -> TrialModel:
+    return TrialModel(*(_text(content[name]) for name in ("name", "path", "digest")))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} stands where a text was expected")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} stands where a number was expected")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError(f"{value!r} stands where a whole number was expected")
+    return value

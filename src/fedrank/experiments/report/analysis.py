@@ -1,0 +1,585 @@
+"""What the finished runs of one experiment say: comparisons, claims and warnings, without any layout."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.experiments.report.claims import Stated, Verdict, judge_all
+from fedrank.experiments.report.contrast import Contrast, contrast
+from fedrank.experiments.report.published_values import PublishedComparison, reproduced
+from fedrank.experiments.report.run_values import Repeat, RunValues, Threat, VariantRuns, read_run
+from fedrank.experiments.report.statistics import LEVEL, holm
+from fedrank.experiments.runner.folder import LAST
+from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs
+from fedrank.experiments.spec.grid import NOTHING, About, Claim, Grid, Published, read_tables
+from fedrank.experiments.spec.kinds import KINDS
+from fedrank.experiments.spec.toml import parse_toml, readable
+from fedrank.files import read_text, told
+from fedrank.names import nearest
+from fedrank.ranking.measures import average
+from fedrank.types import has_trait
+
+HEADINGS = {
+    "online": "online nDCG@10",
+    "online_sum": "online, discounted sum",
+    "interactions": "interactions",
+    "bytes_up": "sent by clients",
+    "bytes_down": "sent to clients",
+    "seconds": "time",
+    "cpu_seconds": "processor time",
+}
+MOST_NAMED = 4  # variants of one warning
+FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One variant against the baseline, or against doing nothing, in one column."""
+
+    contrast: Contrast
+    p: float  # corrected for all comparisons of the column (Holm)
+    comparisons: int  # that were tested
+
+    @property
+    def verdict(self) -> str:
+        """Better or worse if significant, else empty."""
+        if not self.p < LEVEL:
+            return ""
+        return "better" if self.contrast.difference > 0 else "worse"
+
+
+def _corrected(contrasts: Mapping[str, Contrast]) -> dict[str, Comparison]:
+    """Comparisons of one column, corrected for how many were tested."""
+    corrected = holm([found.p for found in contrasts.values()])
+    tested = sum(found.tested for found in contrasts.values())
+    return {name: Comparison(found, p, tested) for (name, found), p in zip(contrasts.items(), corrected, strict=True)}
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """What users have without learning, next to the variants that were tested on the same queries."""
+
+    order: str  # by which documents come to them
+    values: VariantRuns  # as if it were a variant
+    comparisons: dict[str, dict[str, Comparison]]  # column -> variant name -> comparison, over queries
+
+    def below(self, column: str) -> list[str]:
+        """Variants that are significantly worse than doing nothing."""
+        return [name for name, found in self.comparisons.get(column, {}).items() if found.verdict == "worse"]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Everything a report says about one experiment."""
+
+    name: str
+    title: str
+    folder: Path
+    grid: Grid[Any] | None  # what was asked; None where that cannot be read
+    text: str  # what was asked, as TOML
+    measures: tuple[str, ...]
+    variants: tuple[VariantRuns, ...]
+    baseline: VariantRuns | None
+    baseline_why: str
+    comparisons: dict[str, dict[str, Comparison]]  # column -> variant name -> comparison
+    published: tuple[PublishedComparison, ...]
+    claims: tuple[Verdict, ...]
+    runs: Runs  # all of them, finished or not
+    expected: int | None  # repeats asked of every variant
+    notes: tuple[str, ...]
+    nothing: tuple[
+        BaselineResult, ...
+    ] = ()  # one, or several where variants differ in their data; none in older folders
+    parts: tuple[Analysis, ...] = ()  # the experiments that are compared here; none where it is one
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is compared; a sum over rounds only where all variants had as many."""
+        if not self.served:
+            return self.measures
+        sums = () if self.parts and len({run.asked for run in self.runs.finished}) > 1 else ("online_sum",)
+        return (*self.measures, "online", *sums)
+
+    @property
+    def served(self) -> bool:
+        """Whether users were shown lists while the models learned."""
+        readings = (reading for variant in self.variants for reading in variant.repeats.values())
+        return any(not math.isnan(reading.values.get("online", math.nan)) for reading in readings)
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether anything could be tested: one repeat cannot."""
+        return any(not math.isnan(one.p) for found in self.comparisons.values() for one in found.values())
+
+    @property
+    def kind(self) -> str:
+        """Empty where it is not known."""
+        if self.parts:
+            return self.parts[0].kind
+        return "" if self.grid is None else self.grid.kind
+
+    @property
+    def axis(self) -> str:
+        """What grows from left to right in a learning curve."""
+        return KINDS[self.kind or "federated"].axis
+
+    @property
+    def about(self) -> About:
+        """What was said about all variants together."""
+        return About() if self.grid is None else self.grid.about
+
+    @property
+    def main(self) -> str:
+        """The column that decides which variant is best: the first measure."""
+        return self.columns[0]
+
+    @property
+    def best(self) -> VariantRuns:
+        return max(self.variants, key=lambda variant: _or_least(variant.summary(self.main).mean))
+
+    @property
+    def rows(self) -> tuple[VariantRuns, ...]:
+        """What a table of final values has a row for: every variant, and doing nothing."""
+        return (*self.variants, *(each.values for each in self.nothing))
+
+    def nothing_for(self, variant: VariantRuns) -> BaselineResult | None:
+        """What its users would have without it."""
+        return next((each for each in self.nothing if variant.name in each.comparisons[self.main]), None)
+
+    @property
+    def unfinished(self) -> Runs:
+        return Runs(tuple(run for run in self.runs if run.status != "finished"))
+
+
+def find(runs: Runs, baseline: str | None = None) -> list[Analysis]:
+    """One entry for each experiment with a finished run; ValueError if there is none."""
+    readings: dict[Path, RunValues] = {}
+    each = []
+    threats: dict[str, Threat | None] = {}
+    for run in runs:  # one by one, while its files are still in memory
+        if run.status == "finished":
+            try:
+                readings[run.path] = read_run(run, threats)
+            except KeyError as missing:
+                run = run.broken(f"one of its files lacks {missing}")
+            except (OSError, ValueError, TypeError) as problem:  # damaged, or changed or deleted meanwhile
+                run = run.broken(told(problem))
+        each.append(run)
+    checked = Runs(tuple(each))
+    if not len(checked.finished):
+        if not len(checked):
+            raise ValueError("no runs to report on; give the folder that `fedrank run` wrote to")
+        first = next(run for run in checked if run.status != "finished")
+        raise ValueError(
+            f"none of {len(checked)} runs is finished, so there is nothing to report; the first is {first.status}: "
+            f"{first.reason} ({first.path})"
+        )
+    groups = [group for group in checked.group("folder").values() if len(group.finished)]
+    if baseline is not None and baseline != NOTHING:
+        _check_baseline(baseline, checked, groups)
+    return [_find(group, readings, baseline) for group in groups]
+
+
+def _check_baseline(baseline: str, runs: Runs, groups: Sequence[Runs]) -> None:
+    names = {run.variant for run in runs} | {f"{run.experiment}/{run.variant}" for run in runs}
+    meant = {group[0].folder: label for group in groups for label in _labels(group) if is_of(baseline, group, label)}
+    if len(meant) > 1:
+        known = " or ".join(f"{folder}/{label}" for folder, label in meant.items())
+        raise ValueError(f"{len(meant)} experiments have a variant {baseline!r}; say which one is meant: {known}")
+    if not meant and baseline not in names and not any(baseline in _labels(group) for group in groups):
+        raise ValueError(f"no variant {baseline!r} to compare with{nearest(baseline, names)}")
+
+
+def is_of(wanted: str, runs: Runs, variant: str) -> bool:
+    """Whether EXPERIMENT/VARIANT or FOLDER/VARIANT names this variant; of a folder its end is enough."""
+    if not wanted.endswith(f"/{variant}"):
+        return False
+    place = Path(wanted.removesuffix(f"/{variant}"))
+    folder = runs[0].folder.resolve()
+    return (
+        place == Path(runs[0].experiment)
+        or folder.parts[-len(place.parts) :] == place.parts
+        or place.resolve() == folder
+    )
+
+
+def other_data(finished: Runs) -> list[str]:
+    """What to say where runs of one experiment did not read the same data."""
+    sums: dict[str, set[str]] = {}
+    for run in finished:
+        for file, checksum in run.files.items():
+            sums.setdefault(file, set()).add(checksum)
+    return [
+        f"Runs read {len(versions)} different versions of {file}, so that they cannot be compared; do those again that "
+        "read an old one."
+        for file, versions in sums.items()
+        if len(versions) > 1
+    ]
+
+
+def _find(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | None) -> Analysis:
+    first = runs.finished[0]
+    grid, text, notes = _asked(first)
+    labels = {name: label for label, name in _labels(runs).items()}
+    groups = runs.finished.group("variant")
+    names = [] if grid is None else grid.names  # variants appear in the order in which they were asked for
+    places = {name: place for place, name in enumerate(names)}
+    variants = tuple(
+        VariantRuns(name, labels[name], group[0].settings, {run.repeat: readings[run.path] for run in group})
+        for (name,), group in sorted(groups.items(), key=lambda item: places.get(item[0][0], len(names)))
+    )
+    recorded = dict.fromkeys(name for run in runs.finished for name in readings[run.path].values)
+    measures = tuple(name for name in recorded if name not in ("online", "online_sum"))
+    nothing = nothing_beside(variants, measures)
+    named = None if grid is None else grid.about.baseline
+    own = next((name for name, label in labels.items() if is_of(baseline or "", runs, label)), baseline)
+    chosen, why = _baseline(variants, nothing, own, named, labels)
+    if chosen is None and why:
+        notes.append(why)
+    threats = [variant.threat for variant in variants if variant.threat is not None]
+    if any(threat.attack for threat in threats) and not any(threat.malicious for threat in threats):
+        notes.append("An attack is set, but nobody is malicious, so nobody attacked; set clients.malicious.")
+    problems = [problem for run in runs.finished if (problem := readings[run.path].problem)]
+    if problems:
+        notes.append(f"Who attacked is not known of {len(problems)} runs: their specs cannot be read ({problems[0]}).")
+    notes += other_data(runs.finished)
+    counts = {len(variant.repeats) for variant in variants}
+    if len(counts) > 1:
+        notes.append(
+            "Variants have different numbers of finished repeats, so their means cover different folds and seeds; "
+            "differences from the baseline use only the repeats that both have."
+        )
+    findings = Analysis(
+        name=first.experiment,
+        title=(grid and grid.title) or first.title or first.experiment,
+        folder=first.folder,
+        grid=grid,
+        text=text,
+        measures=measures,
+        variants=variants,
+        baseline=chosen,
+        baseline_why=why,
+        comparisons={},
+        published=(),
+        claims=(),
+        runs=runs,
+        expected=_expected(grid),
+        notes=(),
+        nothing=nothing,
+    )
+    comparisons = {column: compare(findings, column) for column in findings.columns} if chosen else {}
+    notes += untested(findings, comparisons)
+    published = _published(findings, notes)
+    notes += _better_alone(findings)
+    return replace(
+        findings,
+        comparisons=comparisons,
+        published=published,
+        claims=_claims(findings),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _asked(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
+    """What the runs were made for: as it lies next to them, or as one of them says."""
+    for file in (run.folder / "experiment.toml", run.path / "spec.toml"):
+        if file.exists():
+            try:
+                text = read_text(file)
+                return read_tables(parse_toml(text), here=False), text, []
+            except ValueError as problem:
+                why = "; ".join(str(problem).splitlines())
+                return None, "", [f"{file} cannot be read, so what was asked is known from the runs alone: {why}"]
+    return None, "", ["There is no experiment.toml next to the runs: what was asked is known from the runs alone."]
+
+
+def _labels(runs: Runs) -> dict[str, str]:
+    """Short label -> variant name. Settings called "name" need no key: "krum, malicious=1"."""
+    named = {run.variant: run.settings for run in runs}
+    keys = list(dict.fromkeys(key for settings in named.values() for key in settings))
+    ends = [key.rsplit(".", 1)[-1] for key in keys]
+    short = {key: end if ends.count(end) == 1 or end == "name" else key for key, end in zip(keys, ends, strict=True)}
+    labels = {}
+    for name, settings in named.items():
+        if "=" not in name or not settings:
+            labels[name] = name
+            continue
+        labels[name] = ", ".join(
+            readable(value) if short[key] == "name" else f"{short[key]}={readable(value)}"
+            for key, value in settings.items()
+        )
+    if len(set(labels.values())) < len(labels):
+        labels = {name: name for name in labels}
+    return {label: name for name, label in labels.items()}
+
+
+def nothing_beside(variants: Sequence[VariantRuns], measures: Sequence[str]) -> tuple[BaselineResult, ...]:
+    """What users have without learning: one for all variants that were tested on the same queries in the same order."""
+    groups: list[tuple[dict[Repeat, RunValues], list[VariantRuns]]] = []
+    for variant in variants:
+        found = {repeat: _without_model(each) for repeat, each in variant.repeats.items() if each.nothing}
+        if not found:
+            continue
+        for repeats, members in groups:
+            shared = repeats.keys() & found.keys()
+            if shared and all(_same(repeats[repeat], found[repeat]) for repeat in shared):
+                repeats |= found
+                members.append(variant)
+                break
+        else:
+            groups.append((found, [variant]))
+    several = len(groups) > 1
+    made = []
+    for repeats, members in groups:
+        order = ", ".join(sorted({reading.given for reading in repeats.values()}))
+        name, label = (f" (as for {members[0].name})", f" (as for {members[0].label})") if several else ("", "")
+        values = VariantRuns(f"{NOTHING}{name}", f"do nothing{label}", {}, dict(sorted(repeats.items())))
+        columns = [column for column in measures if all(column in reading.values for reading in repeats.values())]
+        made.append(BaselineResult(order, values, {column: _beside(values, members, column) for column in columns}))
+    return tuple(made)
+
+
+def _without_model(reading: RunValues) -> RunValues:
+    """The same run as if nobody had learned."""
+    values = {name: average(per_query).item() for name, per_query in reading.nothing.items()}
+    return RunValues(
+        values,
+        {},
+        1,
+        {},
+        reading.query_ids,
+        reading.nothing,
+        {},
+        None,
+        (),
+        given=reading.given,
+        nothing=reading.nothing,
+    )
+
+
+def _same(one: RunValues, other: RunValues) -> bool:
+    """Whether two runs were tested on the same queries, whose documents were given in the same order."""
+    return np.array_equal(one.query_ids, other.query_ids) and all(
+        np.array_equal(one.queries[name], other.queries[name], equal_nan=True)
+        for name in one.queries.keys() & other.queries.keys()
+    )
+
+
+def _beside(nothing: VariantRuns, variants: Sequence[VariantRuns], column: str) -> dict[str, Comparison]:
+    """Every variant against doing nothing; one model may be judged by its queries, since it is what users would get."""
+    return _corrected({variant.name: contrast(variant, nothing, column, single=True) for variant in variants})
+
+
+def below_nothing(findings: Analysis) -> list[str]:
+    """A warning for models that rank worse than what users have without them."""
+    lines, told = [], set[str]()
+    labels = {variant.name: variant.label for variant in findings.variants}
+    for column in findings.measures:
+        for each in findings.nothing:
+            below = [name for name in each.below(column) if name not in told]
+            told.update(below)
+            if not below:
+                continue
+            found = each.comparisons[column]
+            texts = [
+                f"{labels[name]} by {-found[name].contrast.difference:.4f} (p {'<' if found[name].p < 0.001 else '='} "
+                f"{max(found[name].p, 0.001):.3f} over {found[name].contrast.counted:,} {found[name].contrast.unit})"
+                for name in below[:MOST_NAMED]
+            ]
+            more = f", and {len(below) - MOST_NAMED} more" if len(below) > MOST_NAMED else ""
+            lines.append(
+                f"Worse than doing nothing: in {column}, what users have without learning ({each.order}) is "
+                f"significantly better than {', '.join(texts)}{more}."
+            )
+    return lines
+
+
+def _baseline(
+    variants: Sequence[VariantRuns],
+    nothing: Sequence[BaselineResult],
+    wanted: str | None,
+    named: str | None,
+    labels: Mapping[str, str],
+) -> tuple[VariantRuns | None, str]:
+    choices = [*variants, *(each.values for each in nothing)]
+    if len(variants) < 2 and NOTHING not in (wanted, named):
+        return None, ""
+    for name, why in ((wanted, "as chosen"), (named, "as the experiment says")):
+        if not name:
+            continue
+        for variant in choices:
+            if name in (variant.name, variant.label):
+                return variant, why
+        if name == NOTHING:
+            few = "was not measured by these runs" if not nothing else "differs between the variants"
+            return None, f"What users have without learning {few}, so nothing is compared with it."
+        if name in labels or name in labels.values():
+            return None, f"The baseline {name!r} has no finished run yet, so nothing is compared with it."
+        if name == named:
+            return None, f"The experiment names the baseline {name!r}, but no variant is called that."
+    for variant in variants:
+        if variant.settings.get("method.name") == "retrain":
+            return variant, "retraining is what unlearning should come to"
+    return variants[0], "the first variant, because no baseline was named"
+
+
+def compare(findings: Analysis, column: str) -> dict[str, Comparison]:
+    """Every variant against the baseline in one column."""
+    base = findings.baseline
+    assert base is not None
+    others = [variant for variant in findings.variants if variant is not base and _has(variant, column)]
+    if not others or not _has(base, column):
+        return {}
+    single = findings.kind == "trees"  # forests are grown with little luck, so one of them can stand for itself
+    return _corrected({variant.name: contrast(variant, base, column, single) for variant in others})
+
+
+def untested(findings: Analysis, comparisons: Mapping[str, Mapping[str, Comparison]]) -> list[str]:
+    """What could not be tested, and why."""
+    labels = {variant.name: variant.label for variant in findings.variants}
+    reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for column, found in comparisons.items():
+        for name, comparison in found.items():
+            if comparison.contrast.why:
+                which, columns = reasons.setdefault(comparison.contrast.why, ({}, {}))
+                which[labels[name]] = columns[column] = None
+    return [
+        f"No test of {', '.join(HEADINGS.get(column, column) for column in columns)}: "
+        f"{f'{len(which)} variants' if len(which) > MOST_NAMED else '; '.join(which)} against the baseline, {why}."
+        for why, (which, columns) in reasons.items()
+    ]
+
+
+def _has(variant: VariantRuns, column: str) -> bool:
+    """Whether there is anything to compare: a learner that shows nobody a list has no online quality."""
+    return any(not math.isnan(value) for value in variant.values(column).values())
+
+
+def _better_alone(findings: Analysis) -> list[str]:
+    """Which variants spend privacy on a model that is worse than what clients learn where nothing leaves them."""
+    if findings.grid is None:
+        return []
+    asked = {each.name: each.experiment for each in findings.grid.variants}
+    apart = [
+        each for each in findings.variants if has_trait(getattr(asked.get(each.name), "aggregator", None), "apart")
+    ]
+    protected = [each for each in findings.variants if each.is_protected]
+    column, found = findings.main, []
+    for variant, alone in itertools.product(protected, apart):
+        test = contrast(variant, alone, column)
+        if test.p * len(protected) * len(apart) < LEVEL and test.difference < 0:
+            ours, theirs = variant.summary(column).mean, alone.summary(column).mean
+            found.append(
+                f"{variant.label}: do not federate at this ε. With {column} of {ours:.3f} it ends significantly below "
+                f"{alone.label} ({theirs:.3f}), where nothing leaves a client; it takes more people, or a larger ε."
+            )
+    return found
+
+
+def _published(findings: Analysis, notes: list[str]) -> tuple[PublishedComparison, ...]:
+    values = []
+    for row in findings.about.published:
+        column = column_of(row)
+        variant: VariantRuns | None = findings.baseline or findings.variants[0]
+        if row.variant is not None:
+            variant = next((each for each in findings.variants if row.variant in (each.name, each.label)), None)
+        if variant is None or column not in findings.columns:
+            what = f"variant {row.variant!r}" if variant is None else f"measure {column!r}"
+            notes.append(f"A published value of {row.value:g} has no counterpart: no finished run has the {what}.")
+            continue
+        values.append(reproduced(row, column, variant))
+    return tuple(values)
+
+
+def column_of(row: Published) -> str:
+    """The column that a published value is of. A mean nDCG never exceeds 1: papers print the discounted sum."""
+    return "online_sum" if row.measure == "online" and row.value > 1 else row.measure
+
+
+def _claims(findings: Analysis) -> tuple[Verdict, ...]:
+    named = {variant.name: variant for variant in findings.variants}
+
+    def spoken_of(name: str, other: str) -> VariantRuns | None:
+        if name == NOTHING and name not in named and other in named:
+            beside = findings.nothing_for(named[other])
+            return None if beside is None else beside.values
+        return named.get(name)
+
+    stated = []
+    for claim in findings.about.claims:
+        column = claim.measure or findings.main
+        higher, lower = spoken_of(claim.higher, claim.lower), spoken_of(claim.lower, claim.higher)
+        found = Contrast(why="no repeat of both variants is finished")
+        if higher is not None and lower is not None:
+            found = contrast(higher, lower, column, single=findings.kind == "trees")
+        if reason := next((run.not_testable for run in findings.runs.finished if _speaks_against(run, claim)), None):
+            found = Contrast(why=f"not testable: {reason}")
+        reported = claim.difference or _as_published(findings.about.published, claim.higher, claim.lower, column)
+        stated.append(Stated(claim.says, column, found, claim.within, reported, scale_of(findings, column)))
+    return judge_all(stated)
+
+
+def _speaks_against(run: Run, claim: Claim) -> bool:
+    """Whether a run of one of the variants says of itself that it cannot be judged by."""
+    return run.not_testable is not None and run.variant in (claim.higher, claim.lower)
+
+
+def _as_published(rows: Sequence[Published], higher: str, lower: str, column: str) -> float | None:
+    """The difference of two published values; None where one of them is not there."""
+    values = {row.variant: row.value for row in rows if column_of(row) == column}
+    return values[higher] - values[lower] if {higher, lower} <= values.keys() else None
+
+
+def scale_of(findings: Analysis, column: str) -> float:
+    """The highest value that a column can have."""
+    if column != "online_sum":
+        return 1.0
+    rounds = max((run.asked or run.round for run in findings.runs.finished), default=1)
+    return (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
+
+
+def _expected(grid: Grid[Any] | None) -> int | None:
+    if grid is None or "data.name" in grid.about.vary:
+        return None
+    return len(grid.repeats())
+
+
+def what_final_means(findings: Analysis) -> list[str]:
+    """Sentences that hold for every report, and those on online quality and comparisons where there are any."""
+    behind = {run.behind_final for run in findings.runs.finished}
+    sentences = ["A final value is that of a run's last model." if behind == {1} else _FINAL]
+    if findings.served:
+        sentences += [
+            "Online is the mean online nDCG@10 in the same rounds.",
+            f"The discounted online sum adds {DISCOUNT}^(r - 1) x the online nDCG@10 of round r over all rounds; lists "
+            "without a relevant document count as 0.",
+        ]
+    sentences += [
+        "± is the sample standard deviation over repeats (folds x seeds); intervals of a mean are 95% confidence "
+        "intervals by Student's t over repeats, which share their data: they tell how repeats vary, and no more.",
+    ]
+    tests = [RULE, "Effects are differences in standard deviations of what is counted (Cohen's d)."]
+    return sentences if findings.baseline is None and not findings.claims else sentences + tests
+
+
+RULE = (
+    "Two variants are compared by one rule, in tables as in claims. Where values are known by query: a paired "
+    "bootstrap over the test queries of the last models, then over seeds, around the difference of final values; "
+    "degrees of freedom by Satterthwaite. Where another seed has other test queries: the corrected t-test of Nadeau "
+    "and Bengio (2003) over splits. Where values are known of runs only, such as online quality: a t-test over at "
+    "least three folds, corrected for the queries they share. Seeds are luck, and are never counted as data. p is "
+    "corrected for the number of comparisons (Holm). All of this is about this data set; in general is tested over "
+    "data sets."
+)
+_FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."
+
+
+def _or_least(value: float) -> float:
+    return -math.inf if math.isnan(value) else value

@@ -1,0 +1,96 @@
+"""Published values next to ours: how far apart two means are, in units of what luck does to their difference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedrank.experiments.report.run_values import VariantRuns
+from fedrank.experiments.report.statistics import LEVEL, Summary, t_quantile
+from fedrank.experiments.spec.grid import Published
+
+WITHIN, OUTSIDE, UNSURE = "within", "outside", "cannot say"
+
+
+@dataclass(frozen=True)
+class PublishedComparison:
+    """A value from a paper next to ours."""
+
+    column: str
+    variant: VariantRuns
+    value: float
+    spread: float | None
+    source: str
+    measured: Summary
+    error: float = math.nan  # standard error of the difference of both means
+    freedom: float = math.nan
+    how: str = ""  # where the error comes from
+    wide: bool = False  # whether it also holds what folds differ by, so that nothing can be called met by it
+
+    @property
+    def difference(self) -> float:
+        return self.measured.mean - self.value
+
+    @property
+    def z(self) -> float:
+        """The difference in standard errors; NaN where there is none."""
+        return self.difference / self.error if self.error > 0 else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% confidence interval of ours - theirs."""
+        half = t_quantile(1 - LEVEL / 2, self.freedom) * self.error if self.error > 0 else math.nan
+        return self.difference - half, self.difference + half
+
+    @property
+    def verdict(self) -> str:
+        low, high = self.interval
+        if math.isnan(low):
+            if self.error == 0:
+                return WITHIN if abs(self.difference) <= _rounding(self.value) else OUTSIDE
+            return f"{UNSURE}: one repeat has no spread"
+        if not low <= 0 <= high and abs(self.difference) > _rounding(self.value):
+            return OUTSIDE
+        return f"{UNSURE}: with one seed a fold luck is not known" if self.wide else WITHIN
+
+
+def _rounding(value: float) -> float:
+    """Half a unit of the last digit that was printed."""
+    return 0.5 * 10.0 ** -len(f"{value:.10f}".rstrip("0").partition(".")[2])
+
+
+def reproduced(row: Published, column: str, variant: VariantRuns) -> PublishedComparison:
+    """Put a published value next to the final values of a variant.
+
+    Both were measured on the same queries, so that only luck in training tells them apart. Published by fold: the
+    standard error of the mean paired difference. Otherwise ours is the luck of seeds within folds, and theirs is taken
+    to be as large for every run behind the published mean: as many as it says, or one a fold. One seed a fold shows no
+    luck; then the spread between folds bounds it, which can refute and not confirm.
+    """
+    known = {repeat: value for repeat, value in variant.values(column).items() if not math.isnan(value)}
+    summary = variant.summary(column)
+    by_fold: dict[int, list[float]] = {}
+    for repeat, value in known.items():
+        assert isinstance(repeat, tuple)
+        by_fold.setdefault(repeat[0], []).append(value)
+    base = PublishedComparison(column, variant, row.value, row.spread, row.source, summary)
+    folds, runs = len(by_fold), len(known)
+    if runs < 2:
+        return base
+    if row.folds and folds >= 2 and set(by_fold) <= set(range(1, len(row.folds) + 1)):
+        differences = [float(np.mean(values)) - row.folds[fold - 1] for fold, values in by_fold.items()]
+        error = float(np.std(differences, ddof=1)) / math.sqrt(folds)
+        return replace(base, error=error, freedom=folds - 1, how="paired by folds")
+    theirs = row.repeats or folds
+    freedom = runs - folds
+    if freedom >= 1:
+        within = sum(
+            float(np.var(values, ddof=1)) * (len(values) - 1) for values in by_fold.values() if len(values) > 1
+        )
+        luck = math.sqrt(within / freedom)
+        error = luck * math.sqrt(1 / runs + 1 / theirs)
+        return replace(base, error=error, freedom=freedom, how="luck of seeds within folds")
+    error = summary.sd * math.sqrt(1 / runs + 1 / theirs)
+    return replace(base, error=error, freedom=runs - 1, how="spread between folds", wide=True)

@@ -1,0 +1,189 @@
+"""Before a run: what leaves organisations that keep documents or grow forests, to whom, and what may be claimed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedrank import __version__
+from fedrank.experiments.runner.folder import FORMAT, Paid
+from fedrank.experiments.runner.merge import paid_for_trees
+from fedrank.experiments.runner.privacy import TARGETS, Prospect, noise_needed, planned, prospect
+from fedrank.experiments.runner.silo import silo_card
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.grid import Grid
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.privacy.accounting import GaussianEvent
+from fedrank.privacy.guarantees import Guarantee, noise_for
+from fedrank.silo.sketch import SLACK
+from fedrank.silo.training import LocalPlus
+from fedrank.trees.histograms import Histograms, rules_of
+from fedrank.trees.mergers import Alone, Pooled
+from fedrank.trees.together import Bagged, Cyclic
+
+OCCURRENCES = (1, 2, 5, 10)  # of a word in a document: what they cost is told
+FOREST = (
+    "thresholds, which are means of two values of documents; leaf values and counts of documents; the smallest and "
+    "largest value of every feature"
+)
+NO_NOISE = "nothing is noised, so that no ε holds"
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """One thing that leaves those who made it."""
+
+    what: str
+    to: str
+    because: str  # why something, or nothing, can be claimed
+    promise: Paid | None = None  # None: nothing can be claimed
+
+
+def leaving(experiment: SiloExperiment | TreesExperiment) -> list[Disclosure]:
+    """All that leaves; empty where nothing does."""
+    return _from_silos(experiment) if isinstance(experiment, SiloExperiment) else _from_trees(experiment)
+
+
+def _from_silos(experiment: SiloExperiment) -> list[Disclosure]:
+    method, found = experiment.method, []
+    if isinstance(method, LocalPlus):
+        promise = next(iter(silo_card(_without_budget(experiment)).promises), None)
+        if method.counts == "exact":
+            what, because = "documents that queries find, with their lengths and true term counts", NO_NOISE
+        elif method.noise_in == "paper":
+            what = "documents that queries find, with their lengths and term counts in all rows"
+            because = "one draw is added to all rows of a document, so that their differences are exact"
+        elif method.noise_in == "lookup":
+            assert promise is not None
+            what = "documents that queries find, with their lengths and noised term counts"
+            because = f"{promise.because}; every term that is asked, by every silo, costs anew"
+        elif promise is None:
+            what, because = "sketches without noise: who holds the key reads all counts", NO_NOISE
+        else:
+            what = "noised sketches of documents and of document frequencies, as copies or in letters that answer"
+            because = f"{promise.because}; drawn once, so that more questions, and more silos that ask, cost no more"
+        found.append(Disclosure(what, "the other silos", because, promise))
+        words = "every silo holds the key, and tries a dictionary; who gets a copy of a sketch asks nobody"
+        found.append(
+            Disclosure("the words of queries, where letters ask about them", "the silos that are asked", words)
+        )
+        lengths = "they are told as they are"
+        found.append(Disclosure("the existence of documents, and their lengths", "the other silos", lengths))
+    if method.first(1).ndim == 1:
+        found.append(Disclosure("the model as every silo leaves it", "the server and the other silos", NO_NOISE))
+    return found
+
+
+def _without_budget(experiment: SiloExperiment) -> SiloExperiment:
+    return replace(experiment, privacy=replace(experiment.privacy, budget=None))
+
+
+def _from_trees(experiment: TreesExperiment) -> list[Disclosure]:
+    merge = experiment.merge
+    if merge is None:
+        return [Disclosure(f"the forest: {FOREST}", "whoever gets the model", NO_NOISE)]
+    if isinstance(merge, Alone):
+        return []
+    if isinstance(merge, Pooled):
+        data = Disclosure("all queries, documents and grades", "whoever grows the one forest", "data are not protected")
+        return [data, Disclosure(f"the forest: {FOREST}", "all clients", NO_NOISE)]
+    if isinstance(merge, (Bagged, Cyclic)):
+        tree = Disclosure(f"every tree as it is grown: {FOREST}", "all other clients", NO_NOISE)
+        return [tree, Disclosure("nDCG@10 of own validation queries after every round", "all other clients", NO_NOISE)]
+    if isinstance(merge, Histograms) and merge.private != "no":
+        clients = getattr(experiment.split, "clients", 2)  # of a split that does not say it, as few as there can be
+        noise = merge.tree_noise(clients)
+        assert noise is not None
+        releases = experiment.booster.trees * noise.releases
+        edges = int(merge.edge_noise(clients) is not None)
+        paid = paid_for_trees(merge, rules_of(experiment.booster), releases, clients, edges)
+        what = "noised sums of gradients and hessians, which are all that a forest is made of"
+        return [Disclosure(what, "the server, and all clients as a forest", paid.because, paid)]
+    if isinstance(merge, Histograms):
+        to = "the server, summed up over all clients" if merge.secure else "the server"
+        which = f"{2 * merge.vote} elected features" if merge.vote else "feature"
+        counts = Disclosure(f"histograms of gradients, hessians and rows, of every leaf and {which}", to, NO_NOISE)
+        votes = Disclosure(f"the {merge.vote} features of every leaf that gain most on own rows", to, NO_NOISE)
+        quality = Disclosure("nDCG@10 of own validation queries after every tree, in sum", to, NO_NOISE)
+        first = [votes, counts] if merge.vote else [counts]
+        return [*first, quality, Disclosure(f"the forest: {FOREST}", "all clients", NO_NOISE)]
+    return [Disclosure(f"the forest of every client: {FOREST}", "all other clients", NO_NOISE)]
+
+
+def cost_of_words(experiment: SiloExperiment) -> dict[int, float]:
+    """ε of a word by how often it stands in a document; empty where nothing is promised."""
+    method = experiment.method
+    if not isinstance(method, LocalPlus) or method.counts == "exact" or not method.sketcher.noise:
+        return {}
+    return {often: method.sketcher.privacy(experiment.privacy.delta, often) for often in OCCURRENCES}
+
+
+def sketch_noise_needed(experiment: SiloExperiment, targets: Sequence[float] = TARGETS) -> list[float]:
+    """The noise of sketches that keeps each target ε for one occurrence of a word; empty where none is asked for."""
+    method = experiment.method
+    if not cost_of_words(experiment):
+        return []
+    assert isinstance(method, LocalPlus)
+
+    def with_noise(noise: float) -> Guarantee:
+        multiplier = replace(method, noise=noise).sketcher.multiplier
+        assert multiplier is not None
+        return Guarantee("silos", GaussianEvent(multiplier), "noised sketches", "once", slack=SLACK)
+
+    return [noise_for(with_noise, 1, experiment.privacy.delta, target) for target in targets]
+
+
+def budget_line(experiment: SiloExperiment) -> str:
+    """Where a budget lets no run begin."""
+    try:
+        silo_card(experiment)
+    except ValueError as problem:
+        return f"A run will be refused: {problem}."
+    return ""
+
+
+def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS, home: Path = Path("runs")) -> dict[str, Any]:
+    """What every variant would spend, for a file."""
+    return {
+        "format": FORMAT,
+        "fedrank": __version__,
+        "title": grid.title,
+        "kind": grid.kind,
+        "targets": list(targets),
+        "variants": [{"variant": each.name} | _facts(each.experiment, targets, home) for each in grid.variants],
+    }
+
+
+def _facts(experiment: Any, targets: Sequence[float], home: Path) -> dict[str, Any]:
+    if isinstance(experiment, FederatedExperiment):
+        protected = experiment.mechanism is not None
+        people = prospect(experiment, home)
+        return {
+            "promises": [asdict(price.paid) for price in planned(experiment)] if protected else [],
+            "noise_for_targets": {
+                against: [_known(noise) for noise in needed]
+                for against, needed in noise_needed(experiment, targets).items()
+            },
+            "population": None if people is None else _numbers(people),
+        }
+    facts: dict[str, Any] = {"leaves": [asdict(each) for each in leaving(experiment)]}
+    if isinstance(experiment, SiloExperiment):
+        facts["epsilon_by_occurrences"] = {str(often): cost for often, cost in cost_of_words(experiment).items()}
+        facts["noise_for_targets"] = [_known(noise) for noise in sketch_noise_needed(experiment, targets)]
+    return facts
+
+
+def _numbers(people: Prospect) -> dict[str, Any]:
+    """As JSON, which knows no infinity."""
+    costs = {"spent": people.spent, "alone": people.alone, "after": people.after, "left": people.left}
+    return asdict(people) | {
+        name: {against: _known(cost) for against, cost in each.items()} for name, each in costs.items()
+    }
+
+
+def _known(noise: float) -> float | None:
+    return None if math.isinf(noise) else noise

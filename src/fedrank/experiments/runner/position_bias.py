@@ -1,0 +1,132 @@
+"""Clicks of a log, corrected for what places hid: by propensities of all clients together, of each, or of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.logs import SearchLog
+from fedrank.data.ranking import RankingData
+from fedrank.files import parse_json, read_bytes
+from fedrank.ranking.propensity import (
+    IN_THE_CLEAR,
+    MOST_WEIGHT,
+    OWN,
+    SHARED,
+    Bias,
+    NotIdentifiable,
+    Propensities,
+    ShownResults,
+    correct,
+    given_propensities,
+    propensities_of,
+)
+from fedrank.types import SimulatedClients
+
+LARGEST = 1 << 20  # bytes of a file of propensities
+_TOLD = 3  # places below the first that a note tells of
+
+
+def shown_results(log: SearchLog, rows: NDArray[np.integer[Any]] | None = None) -> ShownResults:
+    """What a log shows, or some entries of it; refused where lists were made up around a click."""
+    if log.clicks is None or log.first is None:
+        raise ValueError(
+            f"{log.folder} has lists that were made up around one click each, so that nobody was shown their places; "
+            "build it from a log of shown lists"
+        )
+    some = slice(None) if rows is None else rows
+    return ShownResults.of_lists(log.lists[some], log.clicks[some], log.first[some], log.query[some])
+
+
+def positions_of_log(
+    log: SearchLog, bias: Bias = "position", rows: NDArray[np.integer[Any]] | None = None
+) -> Propensities:
+    """Propensities by place from a log; `NotIdentifiable` where it does not tell them."""
+    return propensities_of(shown_results(log, rows), log.features, bias)
+
+
+def corrected_data(data: RankingData, log: SearchLog, source: str, bias: Bias) -> tuple[RankingData, list[str]]:
+    """Entries of a log with corrected clicks, and what to say about them. `source` is "shared", or a file."""
+    rows = data.query_ids.astype(np.int64)
+    if source != SHARED:
+        shown_results(log, rows[:1])  # there are shown lists
+    by = positions_of_log(log, bias, rows) if source == SHARED else read_propensities(source)
+    found = correct(data.grades > 0, data.place, by)
+    return replace(data, relevance=found.relevance), [
+        f"clicks are corrected by propensities ({by.how}): {_told(by)}; {found.clipped:.1%} of clicks were cut to "
+        f"weight {MOST_WEIGHT:g}, {found.unknown:.1%} are in places of which nothing is known, and left out",
+        *by.notes,
+        *([IN_THE_CLEAR] if source == SHARED else []),
+        "test queries are judged by clicks as they were logged, which follow the order that was shown; `fedrank "
+        "estimate` says what people would have clicked",
+    ]
+
+
+def corrected_clients(crowd: SimulatedClients, log: SearchLog, bias: Bias) -> SimulatedClients:
+    """Clients whose clicks are corrected by what each of them knows of places; nobody learns from others' clicks."""
+    data, pools = crowd.data, np.unique(crowd.pool)
+    own = [crowd.queries[crowd.pools[pool] : crowd.pools[pool + 1]] for pool in pools]
+    if len(pools) < len(crowd) or len(np.unique(np.concatenate(own))) < sum(map(len, own)):
+        raise ValueError(
+            f'data.propensities: "{OWN}" needs clients that hold no query of another, and several hold the same here; '
+            f'use "{SHARED}", or a partition that deals queries out, such as {{ name = "users" }}'
+        )
+    relevance = np.full(data.documents, np.nan, np.float32)
+    for pool, queries in zip(pools, own, strict=True):
+        try:
+            by = positions_of_log(log, bias, data.query_ids[queries].astype(np.int64))
+        except NotIdentifiable as problem:
+            client = int(crowd.ids[np.flatnonzero(crowd.pool == pool)[0]])
+            raise NotIdentifiable(
+                f'client {client} has {len(queries):,} lists, and {problem.because} (data.propensities = "{OWN}"; with '
+                f'"{SHARED}" all lists count together)',
+                problem.offer,
+            ) from None
+        rows = _documents(data, queries)
+        relevance[rows] = correct(data.grades[rows] > 0, data.place[rows], by).relevance
+    corrected = replace(data, relevance=relevance)
+    people = None if crowd.people is None else replace(crowd.people, data=corrected)
+    return replace(crowd, data=corrected, people=people)
+
+
+def read_propensities(path: str | Path) -> Propensities:
+    """Propensities of a file that `fedrank logs places --out` wrote, or somebody who measured them."""
+    path = Path(path)
+    try:
+        content = parse_json(read_bytes(path, LARGEST).decode())
+        if not isinstance(content, dict) or not isinstance(content.get("slope"), list):
+            raise ValueError('it has no list "slope"')
+        slope = _numbers(content["slope"])
+        extra = _numbers(content.get("extra", [0.0] * len(slope)))
+        if len(extra) != len(slope):
+            raise ValueError(f'"slope" has {len(slope)} places, "extra" {len(extra)}')
+        return given_propensities(slope, extra)
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise ValueError(
+            f"{path} cannot be read as propensities: {problem}; write them with `fedrank logs places`"
+        ) from None
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    wrong = [one for one in values if one is not None and (isinstance(one, bool) or not isinstance(one, (int, float)))]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no number")
+    return [np.nan if one is None else float(one) for one in values]
+
+
+def _documents(data: RankingData, queries: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    lengths = np.diff(data.offsets)[queries]
+    starts = np.cumsum(lengths) - lengths
+    rows: NDArray[np.int64] = np.repeat(data.offsets[queries] - starts, lengths) + np.arange(lengths.sum())
+    return rows
+
+
+def _told(by: Propensities) -> str:
+    known = [place for place in np.flatnonzero(by.known).tolist() if place > 0][:_TOLD]
+    each = (f"{by.slope[k]:.2f} in place {k + 1} ({by.low[k]:.2f} to {by.high[k]:.2f})" for k in known)
+    return f"clicks compared with the first place {', '.join(each)}"

@@ -1,0 +1,134 @@
+"""What can be known before the first run: data that cannot be read, clients that cannot be made, a missing package.
+
+One such cause would fail every run of a variant, some of them hours later.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from fedrank.experiments.runner.data import clients_of, judged, load_fold
+from fedrank.experiments.runner.failures import own_line
+from fedrank.experiments.runner.federated import start_model
+from fedrank.experiments.runner.privacy import promises_of
+from fedrank.experiments.runner.silo import silo_card
+from fedrank.experiments.runner.trees import data_of
+from fedrank.experiments.runner.writer import Task
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.experiments.spec.silo import SiloExperiment
+from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.federated.federation import Federation
+from fedrank.federated.robust import RememberingAggregator
+from fedrank.files import told
+from fedrank.privacy.mechanisms import SecureAggregation
+from fedrank.privacy.secure_aggregation import primitives
+from fedrank.seeds import rng_for
+from fedrank.trees.forest import lightgbm
+from fedrank.trees.tuning import optuna
+from fedrank.types import Messages, has_trait
+
+EXPLAINED = (ValueError, OSError, ImportError)
+MOST_CLIENTS = 2000  # on which a rule is tried; beyond, none complains that there are too few
+
+
+def check_before(tasks: Sequence[Task]) -> None:
+    """Refuse runs that cannot succeed before any of them begins: every cause once, with the variants it concerns.
+
+    Each variant is tried with its first fold and seed; of all folds the data are read. What fails in somebody's own
+    method is left to the run, whose folder keeps the traceback.
+    """
+    found: dict[str, list[str]] = {}
+    first: dict[str, Task] = {}
+    read: set[Any] = set()
+    for task in tasks:
+        begins = first.setdefault(task.variant, task) is task
+        key = (task.experiment.data, task.fold)
+        if not begins and key in read:
+            continue
+        read.add(key)
+        problem = _problem(task, begins)
+        if problem and task.variant not in found.get(problem, ()):
+            found.setdefault(problem, []).append(task.variant)
+    if found:
+        variants = len(first)
+        raise ValueError("\n".join(_said(problem, names, variants) for problem, names in found.items()))
+
+
+def _said(problem: str, names: Sequence[str], variants: int) -> str:
+    if len(names) == variants:
+        return f"{problem}; nothing was run"
+    which = f"variant {names[0]}" if len(names) == 1 else f"{len(names):,} variants, such as {names[0]}"
+    return f"{which}: {problem}; nothing was run"
+
+
+def _problem(task: Task, begins: bool) -> str:
+    """Why this run could not succeed; empty where nothing is known against it."""
+    experiment = task.experiment
+    try:
+        if isinstance(experiment, FederatedExperiment):
+            _check_federated(experiment, task, begins)
+        elif isinstance(experiment, TreesExperiment):
+            _check_trees(experiment, task, begins)
+        elif isinstance(experiment, SiloExperiment) and begins:
+            silo_card(experiment)  # whether what is told can be priced, and the budget allows it
+    except EXPLAINED as problem:
+        return "" if own_line(problem, experiment) else told(problem)
+    except Exception as problem:
+        if own_line(problem, experiment):
+            return ""
+        raise
+    return ""
+
+
+def _check_federated(experiment: FederatedExperiment, task: Task, begins: bool) -> None:
+    if experiment.data.collection is not None:
+        return  # its features are computed, which the first run does
+    judged(load_fold(experiment.data, task.fold), experiment.data)
+    if not begins:
+        return
+    crowd = clients_of(experiment, task.fold, task.seed)
+    features = crowd.data.features.shape[1]
+    ranker, start = experiment.learner.ranker, start_model(experiment, crowd)
+    if start is not None and start.size != ranker.size(features):
+        raise ValueError(
+            f"start = {experiment.start!r} has {start.size} parameters, and {type(ranker).__name__} on {features} "
+            f"features has {ranker.size(features)}; begin with a model of the same features"
+        )
+    _check_rule(experiment.federation(attacked=experiment.clients.malicious > 0), len(crowd))
+    place = getattr(experiment.mechanism, "place", None)
+    if isinstance(place, SecureAggregation) and place.sum == "protocol":
+        primitives()  # whether the package is here that sums are kept secret by
+    for promise in promises_of(experiment, features):
+        promise.epsilon(1, experiment.privacy.delta)  # whether the package is here that can tell
+
+
+def _check_rule(federation: Federation, clients: int) -> None:
+    """Whether a rule of ours has enough clients, by asking it about updates of nothing."""
+    rule, present = federation.aggregator, int(federation.cohort(clients))
+    if not has_trait(rule, "robust") or has_trait(federation.mechanism, "adds up") or present > MOST_CLIENTS:
+        return
+    ids = np.arange(present)
+    nothing = np.zeros((present, 1), dtype=np.float32)
+    messages = Messages(nothing, np.ones(present, dtype=np.int64), ids, np.zeros(1), 1, root=nothing[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # notes of the run say it
+        if has_trait(rule, "remembers"):
+            remembering = cast(RememberingAggregator, rule)
+            remembering(messages, remembering.first(clients, 1))
+        else:
+            rule(messages)
+
+
+def _check_trees(experiment: TreesExperiment, task: Task, begins: bool) -> None:
+    lightgbm()
+    if experiment.tune:
+        optuna()
+    asked = data_of(experiment)
+    fold = load_fold(asked, task.fold)
+    judged(fold, asked)
+    if begins and experiment.split is not None:
+        experiment.split(fold, rng_for(task.seed, "split"))

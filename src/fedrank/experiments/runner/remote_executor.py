@@ -1,0 +1,284 @@
+"""Runs that are done elsewhere: sent to an engine, followed through their folders, sent again where a worker is lost.
+
+The engine is any `concurrent.futures.Executor`. It only carries errands; a run that it loses goes on from its
+checkpoint wherever it is sent next.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fedrank import __version__
+from fedrank.experiments.runner.folder import round_kept
+from fedrank.experiments.runner.provenance import Sums, data_sums
+from fedrank.experiments.runner.remote_task import (
+    REFUSED,
+    SENT,
+    RequestedRun,
+    announce,
+    do_remote_task,
+    remote_task_of,
+    token_in,
+    withdraw,
+)
+from fedrank.experiments.runner.runs import LOCK, Run, load_runs
+from fedrank.experiments.runner.writer import News, Task
+from fedrank.files import is_locked
+
+SECONDS_TO_STOP = 60.0  # until workers that were asked to stop are left alone
+SECONDS_BETWEEN_LOOKS = 1.0  # at the folders of runs
+SECONDS_TO_SEE = 90.0  # until what a worker wrote is visible here: file systems between machines remember what they saw
+PAUSE = 0.1  # seconds
+TRIES = 3  # times that a run is sent without getting any further
+MOST_CAUSES = 10  # of a problem that are looked at
+NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_errand'", "cannot import name 'do_errand'")
+
+
+class SentRuns(NamedTuple):
+    """What is left of runs that were sent."""
+
+    not_begun: list[Task]
+    stopped: str = ""  # why, where nobody here asked for it
+
+
+class Follower(Protocol):
+    """Whoever wants to know what becomes of runs."""
+
+    def news(self, task: Task, news: News) -> None: ...
+
+    def ended(self, task: Task, status: str, reason: str = "") -> None: ...
+
+    def lost(self, task: Task, round: int, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Try:
+    """A run that is with the engine."""
+
+    task: Task
+    attempt: int = 1
+    vain: int = 0  # times that it was sent since it last got further
+    round: int = 0  # up to which it was safe then
+
+
+def send(
+    tasks: Sequence[Task],
+    executor: Executor,
+    most: int,
+    threads: int,
+    stop: Callable[[], bool],
+    follower: Follower,
+) -> SentRuns:
+    """Let an engine do runs of one experiment, at most so many at a time, until all have ended or somebody stops it.
+
+    Whoever deletes the file that says that they are wanted stops it, too, and so does whoever sends them anew.
+    """
+    folder, token = tasks[0].folder.absolute().parents[1], secrets.token_hex(8)
+    sender = _Sender(executor, threads, follower, folder, token, tasks)
+    announce(folder, token)
+    wanted = RequestedRun(folder, token)
+    try:
+        while sender.left and wanted() and not stop():
+            if len(sender.under_way) < most:
+                sender.send()
+            sender.follow(moment=0.0 if sender.waiting and len(sender.under_way) < most else PAUSE)
+        stopped, now = "", token_in(folder)
+        if now != token and not stop():
+            stopped = f"{folder / SENT} was deleted" if now is None else "another command sent it, too"
+        withdraw(folder, token)
+        sender.stop()
+    finally:
+        withdraw(folder, token)
+        for future in sender.under_way:
+            future.cancel()
+    return SentRuns(sender.not_begun, stopped)
+
+
+class _Sender:
+    """What is with the engine, and what is not yet."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        threads: int,
+        follower: Follower,
+        folder: Path,
+        token: str,
+        tasks: Sequence[Task],
+    ) -> None:
+        self.executor, self.threads, self.follower = executor, threads, follower
+        self.folder, self.token = folder, token
+        self.waiting = deque(_Try(task, round=round_kept(task.folder) or 0) for task in tasks)
+        self.under_way: dict[Future[tuple[str, str]], _Try] = {}
+        self._answered: dict[str, tuple[_Try, str, float]] = {}  # label -> run, status, when to wait no longer
+        self.not_begun: list[Task] = []
+        self._stopping = False
+        self._look_next = time.monotonic()
+        self._seen: dict[str, int] = {}  # label -> round that was told
+        self._sums: dict[Any, Sums] = {}
+
+    @property
+    def left(self) -> bool:
+        return bool(self.waiting or self.under_way or self._answered)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether runs end because they shall; a worker may have seen that before we do."""
+        return self._stopping or token_in(self.folder) != self.token
+
+    def send(self) -> None:
+        """Hand over the next run, if there is one."""
+        if not self.waiting:
+            return
+        one = self.waiting.popleft()
+        errand = remote_task_of(one.task, self.token, one.attempt, self.threads, self._files(one.task))
+        try:
+            self.under_way[self.executor.submit(do_remote_task, errand.text())] = one
+        except Exception as problem:  # whatever an engine raises; it will not take the others either
+            reason = f"it could not be sent ({_in_a_line(problem)}); run the command again to resume it"
+            for each in (one, *self.waiting):
+                self.follower.ended(each.task, "failed", reason)
+            self.waiting.clear()
+
+    def follow(self, moment: float = PAUSE) -> None:
+        """Wait so many seconds; take what ended, and look how far the others are."""
+        if self.under_way:
+            wait(self.under_way, timeout=moment, return_when=FIRST_COMPLETED)
+        else:
+            time.sleep(moment)
+        for future in [future for future in self.under_way if future.done()]:
+            self._take(self.under_way.pop(future), future)
+        for label in list(self._answered):
+            self._settle(label)
+        began = time.monotonic()
+        if began >= self._look_next:
+            for one in self.under_way.values():
+                self._look(one.task)
+            took = time.monotonic() - began  # thousands of folders on another machine take theirs
+            self._look_next = began + max(SECONDS_BETWEEN_LOOKS, 10 * took)
+
+    def stop(self) -> None:
+        """Give up what has not begun, and let the rest come to the end of its round."""
+        self._stopping = True
+        self.not_begun += [one.task for one in self.waiting]
+        self.waiting.clear()
+        for future, one in self.under_way.items():
+            if not is_locked(one.task.folder / LOCK):
+                future.cancel()
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        while self.left and time.monotonic() < deadline:
+            self.follow()
+        for future in self.under_way:
+            future.cancel()
+        for one in (*self.under_way.values(), *(answered[0] for answered in self._answered.values())):
+            self.follower.ended(one.task, "interrupted")
+        self.under_way.clear()
+
+    def _files(self, task: Task) -> Sums:
+        key = (task.experiment.data, getattr(task.experiment, "start", None))
+        if key not in self._sums:
+            self._sums[key] = {}
+            with suppress(OSError, ValueError):  # whoever reads them will say so
+                self._sums[key] = data_sums(task.experiment)
+        return self._sums[key]
+
+    def _take(self, one: _Try, future: Future[tuple[str, str]]) -> None:
+        """What an engine says of a run: the worker's answer, or that there is none."""
+        if future.cancelled():
+            if self._is_over:
+                self.not_begun.append(one.task)
+            else:
+                self._lost(one, "its engine gave it up")
+            return
+        problem = future.exception()
+        if problem is not None:
+            lacking = next((line for line in _lines(problem) if any(text in line for text in NOT_THERE)), None)
+            if lacking is None:
+                self._lost(one, _in_a_line(problem))
+            else:
+                needed = f"install fedrank {__version__} on every worker, and where their scheduler runs"
+                reason = f"a worker has no fedrank, or another one ({lacking}); {needed}"
+                self.follower.ended(one.task, "failed", reason)
+            return
+        status, reason = future.result()
+        if status == REFUSED and self._is_over:
+            self.not_begun.append(one.task)
+        elif status == REFUSED:
+            self.follower.ended(one.task, "failed", reason)
+        elif status == "failed" and reason:
+            self.follower.ended(one.task, status, reason)
+        elif status in ("finished", "failed"):
+            self._answered[one.task.label] = one, status, time.monotonic() + SECONDS_TO_SEE
+        else:
+            self._lost(one, reason or "its worker was told to end")
+
+    def _settle(self, label: str) -> None:
+        """Take a run as ended when its folder says so here, too."""
+        one, status, deadline = self._answered[label]
+        run = _run_in(one.task)
+        if run is not None and run.status == status:
+            self.follower.ended(one.task, status)
+        elif time.monotonic() > deadline:
+            reason = (
+                f"its worker says that it {status}, and {one.task.folder} does not show that; is the folder shared?"
+            )
+            self.follower.ended(one.task, "failed", reason)
+        else:
+            return
+        del self._answered[label]
+
+    def _lost(self, one: _Try, reason: str) -> None:
+        """Send a run again, from where it was safe; one that gets nowhere fails."""
+        if self._is_over:
+            self.follower.ended(one.task, "interrupted")
+            return
+        safe = round_kept(one.task.folder) or 0
+        vain = 1 if safe > one.round else one.vain + 1
+        if vain >= TRIES:
+            why = f"its worker was lost {vain} times without getting further ({reason}); perhaps memory ran out. Run "
+            self.follower.ended(one.task, "failed", f"{why}the command again to resume it")
+            return
+        self.follower.lost(one.task, safe, reason)
+        self.waiting.appendleft(replace(one, attempt=one.attempt + 1, vain=vain, round=safe))
+
+    def _look(self, task: Task) -> None:
+        run = _run_in(task)
+        if run is None or run.round == self._seen.get(task.label, 0):
+            return
+        self._seen[task.label] = run.round
+        quality, seconds = math.nan, math.nan
+        with suppress(OSError, ValueError):  # not written yet, or being written
+            quality, seconds = run.so_far[1], run.seconds
+        self.follower.news(task, News(run.round, run.asked, quality, 0, seconds, math.nan))
+
+
+def _run_in(task: Task) -> Run | None:
+    with suppress(OSError):
+        if task.folder.is_dir():
+            return next(iter(load_runs(task.folder)), None)
+    return None
+
+
+def _lines(problem: BaseException) -> Iterator[str]:
+    """A problem with all that led to it, line by line: engines wrap what happened on their workers."""
+    one: BaseException | None = problem
+    for _ in range(MOST_CAUSES):
+        if one is None:
+            return
+        yield from (line.strip() for line in str(one).splitlines() if line.strip())
+        one = one.__cause__ or one.__context__
+
+
+def _in_a_line(problem: BaseException) -> str:
+    """The first line of what an engine says."""
+    first = next(_lines(problem), "") if str(problem).strip() else ""
+    return f"{type(problem).__name__}: {first}" if first else type(problem).__name__

@@ -1,0 +1,178 @@
+"""What unlearning asks of named people: charged to them before they are asked, like a run, or refused as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.experiments.runner.folder import Paid
+from fedrank.experiments.runner.privacy import Price, setting_of
+from fedrank.experiments.runner.recorded_charges import below, check_recorded
+from fedrank.experiments.spec.experiment import to_toml
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.privacy.ledger import KeptRound, Ledger
+from fedrank.privacy.population import (
+    FOLDER,
+    LEDGER,
+    PEOPLE,
+    Account,
+    BudgetSpentError,
+    LedgerTerms,
+    Population,
+    delete_ledger,
+    ledgers_below,
+    open_ledger,
+    spent_together,
+)
+from fedrank.privacy.spending import SharedSpending
+from fedrank.types import Change, SimulatedClients
+
+
+def population_of(spec: FederatedExperiment, trained: Path) -> tuple[Population, Path]:
+    """The people of a trained run, and the folder beside whose runs their ledgers lie."""
+    home = next((above for above in trained.parents if (above / FOLDER / spec.population / PEOPLE).exists()), None)
+    if home is None:
+        raise ValueError(
+            f"its clients are population {spec.population!r}, and no folder above {trained} has {FOLDER}/"
+            f"{spec.population}, so that nobody knows what they have spent; put it back beside the runs"
+        )
+    privacy = spec.privacy
+    assert privacy.budget is not None
+    folder = home / FOLDER / spec.population
+    return Population.open(folder, spec.clients.count, privacy.delta, privacy.budget), home
+
+
+class UnlearningCharges:
+    """The ledger of one request to forget, and of the runs that it goes back to."""
+
+    def __init__(self, ledger: Ledger, terms: LedgerTerms, population: Population, places: Sequence[Path]) -> None:
+        self.population = population
+        self._ledger, self._terms, self._places = ledger, terms, places
+        self._asked = 0  # rounds
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        spec: FederatedExperiment,
+        staying: SimulatedClients,
+        parents: Sequence[Path],
+        folder: Path,
+        request: dict[str, Any],
+    ) -> Iterator[UnlearningCharges]:
+        """`parents`: the run that is to forget, and so on to the one that was trained; `folder`: the new run.
+
+        `request` is what it is known by: a repeated one goes on with what was kept of it, which costs nobody anything.
+        """
+        assert spec.mechanism is not None
+        population, home = population_of(spec, parents[-1])
+        setting = replace(setting_of(spec, staying.data.features.shape[1]), clients=len(staying))
+        known = hashlib.sha256((to_toml(spec) + json.dumps(request, sort_keys=True)).encode()).hexdigest()
+        terms = LedgerTerms(population.people, population.delta, tuple(spec.mechanism.promises(setting)), known)
+        places = [population.folder / below(home, path) for path in (folder.resolve(), *parents)]
+        place = places[0] / LEDGER
+        new = not place.exists()
+        try:
+            with ExitStack() as opened:
+                with population.deciding():
+                    check_recorded(home, population.name)
+                    ledger = opened.enter_context(open_ledger(place, terms))
+                try:
+                    booked = cls(ledger, terms, population, places)
+                    yield booked
+                    ledger.forget(booked._asked)
+                except (Exception, KeyboardInterrupt):
+                    ledger.give_back()
+                    raise
+        except BudgetSpentError:
+            raise ValueError(
+                f"population {population.name!r} was charged by others meanwhile, so that its limit no longer pays for "
+                "the rest; no run was written, and what was asked until then stays charged and is kept for another try"
+            ) from None
+        finally:
+            if new:
+                _remove_unused(place, population)
+
+    def book(self, staying: SimulatedClients) -> Callable[[Sequence[int]], _Journal]:
+        """What a `Case` needs; `staying` are those who are asked, whose ids are the rows of the population."""
+
+        def booking(rounds: Sequence[int]) -> _Journal:
+            self._asked = len(rounds)
+            spending = SharedSpending(self._ledger, self._terms, len(rounds), self.population, self._places[0] / LEDGER)
+            return _Journal(spending, rounds, staying.ids)
+
+        return booking
+
+    @property
+    def rounds(self) -> int:
+        """That were charged, also by the runs before."""
+        return sum(account.rounds for account in self._accounts())
+
+    @property
+    def participations(self) -> int:
+        """Of whoever took part most often."""
+        return int(np.max(sum(account.participations for account in self._accounts())))
+
+    def paid(self) -> tuple[Paid, ...]:
+        """What this request and the runs before have cost together, composed and then priced."""
+        accounts, delta = self._accounts(), self._terms.delta
+        # Nobody knows what the training cost if its ledger was forgotten.
+        spent = spent_together(accounts, delta) if ledgers_below(self._places[-1]) else {}
+        rows = []
+        for promise in self._terms.promises:
+            same = [(each, one) for each in accounts for one in each.terms.promises if one.against == promise.against]
+            times = int(np.max(sum(each.times(one) for each, one in same)))
+            total = spent.get(promise.against, np.inf)
+            rows.append(Price(promise, times, promise.epsilon(1, delta), total, delta).paid)
+        return tuple(rows)
+
+    def _accounts(self) -> list[Account]:
+        found = [Account.read(ledger) for place in self._places for ledger in ledgers_below(place)]
+        return [account for account in found if account is not None]
+
+
+class _Journal:
+    """Rounds of those who stay, in the ledger of everybody: numbered from 1, and people by their rows."""
+
+    def __init__(self, spending: SharedSpending, rounds: Sequence[int], ids: NDArray[np.int64]) -> None:
+        self._spending, self._rounds, self._ids = spending, rounds, ids
+        self._number = {round: number for number, round in enumerate(rounds, 1)}
+        self._checked = False
+
+    def kept(self, round: int) -> KeptRound | None:
+        kept = self._spending.kept(self._number[round])
+        return None if kept is None else kept._replace(cohort=np.searchsorted(self._ids, kept.cohort))
+
+    def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+        def people(number: int) -> NDArray[np.int64]:
+            return self._ids[draw(self._rounds[number - 1])]
+
+        number = self._number[round]
+        if not self._checked:  # all that is to come: who cannot pay for the last round is not asked for the first
+            self._spending.check({each: people(each) for each in range(number, len(self._rounds) + 1)})
+            self._checked = True
+        return np.searchsorted(self._ids, self._spending.cohort(number, people))
+
+    def keep(self, round: int, change: Change) -> None:
+        self._spending.keep(self._number[round], change)
+
+
+def _remove_unused(ledger: Path, population: Population) -> None:
+    """A ledger that charged nobody goes again, with the folders that were made for it."""
+    with population.deciding():
+        account = Account.read(ledger)
+        if account is None or account.rounds:
+            return
+        delete_ledger(ledger)
+        for folder in ledger.parents:
+            if folder == population.folder or any(folder.iterdir()):
+                break
+            folder.rmdir()

@@ -1,0 +1,131 @@
+"""Rounds [r, r + n) in one call of a graphics card, where every part of a small round has a twin there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.federated.federation import Federation, cohort_size
+from fedrank.federated.server import State
+from fedrank.federated.server_optimizers import Adam, Add, Momentum
+from fedrank.ranking.cuda.pdgd import PdgdOnDevice
+from fedrank.ranking.cuda.rounds import ADAM, ADD, MOMENTUM, MOST_CLIENTS, MoveOnDevice, RoundsDone, RoundsOnDevice
+from fedrank.seeds import Chance
+from fedrank.types import ServerStep, SimulatedClients
+
+SEARCHES = 25_000  # about as many are done in one call: somebody may want to stop a run
+MOST_ROUNDS = 512  # of one call
+
+
+def step_of(server: ServerStep) -> MoveOnDevice | None:
+    """A server step as loops take it; None for one that they do not know."""
+    if type(server) is Add:
+        return MoveOnDevice(ADD, server.rate)
+    if type(server) is Momentum:
+        return MoveOnDevice(MOMENTUM, server.rate, server.momentum)
+    if type(server) is Adam:
+        return MoveOnDevice(ADAM, server.rate, server.beta1, server.beta2, server.epsilon)
+    return None
+
+
+class _Begun(NamedTuple):
+    """Rounds that a card is at work on."""
+
+    state: State  # before them
+    last: int
+    numbers: range
+    cohorts: list[NDArray[np.int64]]
+    collect: Callable[[], RoundsDone]
+
+
+class MultiRound:
+    """Rounds of a federation whose rule is the mean, many in one call."""
+
+    def __init__(
+        self, rounds: RoundsOnDevice, federation: Federation, crowd: SimulatedClients, seed: int, weighted: bool
+    ) -> None:
+        self.rounds, self.federation, self.crowd, self.seed, self.weighted = rounds, federation, crowd, seed, weighted
+        self.taking_part = cohort_size(len(crowd), federation.participation)
+        searches = int(crowd.interactions.sum()) * self.taking_part // max(len(crowd), 1)
+        self._begun: _Begun | None = None
+        self.most = max(1, min(MOST_ROUNDS, SEARCHES // max(searches, 1)))
+
+    @classmethod
+    def of(
+        cls, there: PdgdOnDevice | None, federation: Federation, crowd: SimulatedClients, seed: int, weighted: bool
+    ) -> MultiRound | None:
+        """None where a part has no twin there, or a round is so large that it fills a card by itself."""
+        step = step_of(federation.server)
+        if (
+            type(there) is not PdgdOnDevice
+            or step is None
+            or cohort_size(len(crowd), federation.participation) > MOST_CLIENTS
+        ):
+            return None
+        rounds = RoundsOnDevice(there, step, weighted)
+        return cls(rounds, federation, crowd, seed, weighted) if rounds.fits else None
+
+    def __call__(
+        self, state: State, last: int, drawn: Callable[[int], NDArray[np.int64]]
+    ) -> list[tuple[State, NDArray[np.int64], NDArray[np.float64]]]:
+        """(state, rows of the clients that took part, their online quality) of the next rounds up to `last`.
+
+        Empty where the next round has to be done by itself: an update in it is not finite. The rounds after these are
+        begun at once, so that the card goes on while somebody looks at these.
+        """
+        begun = self._begun
+        if begun is None or begun.state is not state or begun.last != last:
+            begun = self._begin(state, last, drawn)
+        self._begun = None
+        found = begun.collect()
+        servers = self._servers(state, found.servers)
+        outcomes = [
+            (State(number, model, state.common, server, state.rule), cohort, online)
+            for number, model, server, cohort, online in zip(
+                begun.numbers, found.models, servers, begun.cohorts, found.online, strict=False
+            )
+        ]
+        if len(outcomes) == len(begun.numbers) and outcomes[-1][0].round < last:
+            self._begun = self._begin(outcomes[-1][0], last, drawn)
+        return outcomes
+
+    def _begin(self, state: State, last: int, drawn: Callable[[int], NDArray[np.int64]]) -> _Begun:
+        numbers = range(state.round + 1, min(last, state.round + self.most) + 1)
+        cohorts = [drawn(number) for number in numbers]
+        everybody = self.taking_part == len(self.crowd)
+        sizes = self.crowd.interactions
+        if not self.weighted:
+            counts = np.full(len(numbers), float(self.taking_part))
+        elif everybody:
+            counts = np.full(len(numbers), float(sizes.sum()))
+        else:
+            counts = np.array([float(sizes[cohort].sum()) for cohort in cohorts])
+        keys = np.array([Chance(self.seed, number).key("learn") for number in numbers], dtype=np.uint64)
+        collect = self.rounds.begin(
+            state.weights,
+            state.server,
+            keys,
+            None if everybody else np.stack(cohorts).astype(np.int64),
+            counts,
+            self._bias(state, len(numbers)),
+        )
+        return _Begun(state, last, numbers, cohorts, collect)
+
+    def _bias(self, state: State, rounds: int) -> NDArray[np.float64]:
+        """[rounds, 2]: what Adam divides by, as it computes it."""
+        server = self.federation.server
+        if not isinstance(server, Adam):
+            return np.zeros((0, 2))
+        from fedrank.kernels.elementary import power
+
+        steps = state.server[-1] + np.arange(1, rounds + 1)
+        return np.array([[1 - power(beta, step) for beta in (server.beta1, server.beta2)] for step in steps])
+
+    def _servers(self, state: State, kept: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[rounds, all that the step remembers]."""
+        if not isinstance(self.federation.server, Adam):
+            return kept
+        return np.column_stack([kept, state.server[-1] + np.arange(1, len(kept) + 1)])

@@ -1,0 +1,271 @@
+"""From files to the store: only what changed is read, and a stop at any moment loses nothing but the last batch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedrank.data.live_features import FeatureSet
+from fedrank.progress import Progress
+from fedrank.search.readers import Piece, Unreadable, clean
+from fedrank.search.results import SearchError
+from fedrank.search.sources import FoundFile, Left, is_passed_over, walk
+from fedrank.search.store import NewDocument, Store
+
+BATCH = 1_000  # documents in one transaction
+BATCH_CHARACTERS = 8_000_000
+_SENT = re.compile(r"(?<![a-z])(sent|gesendet\w*|envoy[eé]s|enviados|inviata)(?![a-z])")  # folders of own mails
+UNFINISHED = -1  # the size of a file of which only the first documents are stored
+
+
+@dataclass
+class Collected:
+    """Counts, while files are read."""
+
+    files: int = 0
+    unchanged: int = 0
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder or file that the person gave."""
+
+    id: int
+    path: Path
+    format: str  # "" or "bookmarks"
+
+
+def remember_roots(store: Store, paths: Iterable[str | os.PathLike[str]], format: str = "") -> None:
+    """Note what is to be indexed; a path that is not there is refused before anything is read."""
+    resolved = [Path(os.path.abspath(os.path.expanduser(path))) for path in paths]
+    for path in resolved:
+        if not path.exists():
+            raise SearchError(f"{path} is not there, so nothing was indexed; check its name")
+    folders = [] if format else [root.path for root in roots_of(store) if not root.format and root.path.is_dir()]
+    with store.writing():
+        for path in sorted(resolved):
+            if not any(_is_walked(path, folder) for folder in folders):
+                store.db.execute(
+                    "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)", (os.fsencode(path), format)
+                )
+                folders += [path] * (not format and path.is_dir())
+
+
+def _is_walked(path: Path, folder: Path) -> bool:
+    """Whether a walk of the folder comes by this path."""
+    return path.is_relative_to(folder) and not any(map(is_passed_over, path.relative_to(folder).parts))
+
+
+def roots_of(store: Store) -> list[Root]:
+    rows = store.rows("SELECT id, path, format FROM roots ORDER BY id")
+    return [Root(id, Path(os.fsdecode(path)), format) for id, path, format in rows]
+
+
+@dataclass
+class _Work:
+    """A file that is being read: what of it is not yet stored."""
+
+    root: Root
+    found: FoundFile
+    id: int  # 0: not in the store yet
+    documents: dict[str, NewDocument] = field(default_factory=dict)  # by part
+    parts: set[str] = field(default_factory=set)  # all that were read
+    reasons: Counter[str] = field(default_factory=Counter)
+    finished: bool = False
+
+
+class Collector:
+    """Reads roots into a store. `turn` is held only while the store is used, so that searches go on meanwhile."""
+
+    def __init__(
+        self,
+        store: Store,
+        features: FeatureSet,
+        turn: threading.RLock,
+        progress: Progress,
+        after_batch: Callable[[], None],
+    ) -> None:
+        self.store, self.features, self.turn, self.progress = store, features, turn, progress
+        self.after_batch = after_batch
+        self.counts = Collected()
+        self._works: list[_Work] = []
+        self._waiting = self._characters = 0  # documents in them
+        self._told = 0.0
+        self._some_are_forgotten = store.count("SELECT count(*) FROM left_out") > 0
+        self._avoid = {_place(store.folder): "fedrank's own"}
+
+    def collect(self, roots: Sequence[Root]) -> Collected:
+        for root in roots:  # one that lies below another is not read twice
+            with contextlib.suppress(OSError):
+                self._avoid.setdefault(_place(root.path), "indexed by itself")
+        for root in roots:
+            self._collect_root(root)
+        self._flush()
+        return self.counts
+
+    def _collect_root(self, root: Root) -> None:
+        with self.turn:
+            known = {
+                key: (id, path, size, modified)
+                for id, key, path, size, modified in self.store.rows(
+                    "SELECT id, key, path, size, modified FROM files WHERE root = ?", root.id
+                )
+            }
+        seen: set[bytes] = set()
+        passed: Counter[str] = Counter()
+        try:
+            for found in walk(root.path, self._avoid):
+                if isinstance(found, Left):
+                    passed[found.reason] += 1
+                    continue
+                if self._is_forgotten(root, found.key, ""):  # not even its name is kept
+                    passed["forgotten"] += 1
+                    continue
+                self.counts.files += 1
+                seen.add(found.key)
+                self._tell(root)
+                id, path, size, modified = known.get(found.key, (0, b"", UNFINISHED, 0))
+                if not id or (size, modified) != (found.size, found.modified):
+                    self._read(_Work(root, found, id))
+                    continue
+                self.counts.unchanged += 1
+                if path != found.path:
+                    with self.turn, self.store.writing():
+                        self.store.db.execute("UPDATE files SET path = ? WHERE id = ?", (found.path, id))
+        except OSError as problem:  # of the root itself: its documents stay, since a drive may only be away
+            gone = isinstance(problem, FileNotFoundError)
+            passed["root is not there" if gone else "root cannot be read"] += 1
+            seen |= known.keys()
+        self._flush()
+        with self.turn, self.store.writing():
+            for key in known.keys() - seen:
+                self._remove_file(known[key][0])
+            self.store.db.execute("DELETE FROM passed_over WHERE root = ?", (root.id,))
+            self.store.db.executemany(
+                "INSERT INTO passed_over VALUES (?, ?, ?)", ((root.id, why, times) for why, times in passed.items())
+            )
+
+    def _read(self, work: _Work) -> None:
+        """Read one file; what is read is stored with others, or bit by bit where it is much."""
+        self._works.append(work)
+        for piece in work.found.pieces(work.root.format):
+            if isinstance(piece, Unreadable):
+                work.reasons[str(piece)] += 1
+            elif self._is_forgotten(work.root, work.found.key, piece.part):
+                work.reasons["forgotten"] += 1
+            else:
+                work.parts.add(piece.part)
+                work.documents[piece.part] = self._document(work.root, work.found, piece)
+                self._waiting += 1
+                self._characters += len(piece.text)
+                self._flush_if_full()
+        work.finished = True
+        self._flush_if_full()
+
+    def _flush_if_full(self) -> None:
+        if self._waiting >= BATCH or self._characters >= BATCH_CHARACTERS or len(self._works) >= 2 * BATCH:
+            self._flush()
+
+    def _document(self, root: Root, found: FoundFile, piece: Piece) -> NewDocument:
+        path = os.path.join(os.fsencode(root.path), found.path) if found.path else os.fsencode(root.path)
+        shown = clean(path.decode("utf-8", "replace"))
+        place = f"{piece.where} · {shown}" if piece.kind == "mail" and piece.where else piece.where or shown
+        depth = piece.where.partition("://")[2].count("/") if piece.kind == "page" else found.depth
+        date = piece.date or max(found.modified // 1_000_000_000, 0)
+        digest = hashlib.blake2b(digest_size=16)
+        for value in (self.features.version, piece.kind, piece.title, place, piece.link, str(date), piece.text):
+            digest.update(f"{len(value)} ".encode() + value.encode())
+        sent = piece.kind == "mail" and _SENT.search("/".join(shown.lower().split("/")[-3:])) is not None
+        return NewDocument(
+            piece.part, digest.digest(), piece.kind, piece.title, place, piece.link, date, depth, piece.sender,
+            piece.text, self.features.row(piece.title, piece.text), piece.recipients if sent else (),
+        )  # fmt: skip
+
+    def _flush(self) -> None:
+        if not self._works:
+            return
+        works, self._works = self._works, [work for work in self._works if not work.finished]
+        with self.turn, self.store.writing():
+            known: set[int] = set()
+            for work in works:
+                if work.id:
+                    known.add(work.id)
+                    self.store.db.execute("UPDATE files SET size = ? WHERE id = ?", (UNFINISHED, work.id))
+                else:
+                    work.id = self._new_file(work)
+            documents = [(work.id, document) for work in works for document in work.documents.values()]
+            added, changed = self.store.save(documents, known)
+            for work in works:
+                work.documents = {}
+                if work.finished:
+                    self._finish(work)
+        self.counts.added += added
+        self.counts.changed += changed
+        self._waiting = self._characters = 0
+        self.after_batch()
+
+    def _new_file(self, work: _Work) -> int:
+        cursor = self.store.db.execute(
+            "INSERT INTO files (root, key, path, size, modified) VALUES (?, ?, ?, ?, 0)",
+            (work.root.id, work.found.key, work.found.path, UNFINISHED),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def _finish(self, work: _Work) -> None:
+        """All documents of this file are stored: others that it had are no longer in it."""
+        rows = self.store.rows("SELECT id, part FROM documents WHERE file = ?", work.id)
+        if len(rows) > len(work.parts):
+            self.counts.removed += self.store.remove(id for id, part in rows if part not in work.parts)
+        db = self.store.db
+        db.execute("DELETE FROM skipped WHERE file = ?", (work.id,))
+        db.executemany(
+            "INSERT INTO skipped VALUES (?, ?, ?)", ((work.id, why, times) for why, times in work.reasons.items())
+        )
+        # What could not be opened may be there the next time without any change of it.
+        passing = work.reasons.keys() & {"vanished", "not allowed", "cannot be read"}
+        size, modified = (UNFINISHED, 0) if passing else (work.found.size, work.found.modified)
+        db.execute(
+            "UPDATE files SET path = ?, size = ?, modified = ? WHERE id = ?", (work.found.path, size, modified, work.id)
+        )
+
+    def _remove_file(self, file: int) -> None:
+        self.counts.removed += self.store.remove(
+            id for (id,) in self.store.rows("SELECT id FROM documents WHERE file = ?", file)
+        )
+        self.store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
+        self.store.db.execute("DELETE FROM files WHERE id = ?", (file,))
+
+    def _is_forgotten(self, root: Root, key: bytes, part: str) -> bool:
+        if not self._some_are_forgotten:
+            return False
+        name = forgotten_name(os.fsencode(root.path), key, part)
+        with self.turn:
+            return self.store.one("SELECT 1 FROM left_out WHERE name = ?", name) is not None
+
+    def _tell(self, root: Root) -> None:
+        now = time.monotonic()
+        if now - self._told > 0.2:
+            self._told = now
+            done = self.counts.added + self.counts.changed + self._waiting
+            self.progress(str(root.path), done, float("inf"), f"{self.counts.files:,} files, {done:,} documents read")
+
+
+def _place(path: Path) -> tuple[int, int]:
+    facts = os.stat(path)
+    return facts.st_dev, facts.st_ino
+
+
+def forgotten_name(root: bytes, key: bytes, part: str) -> bytes:
+    """What tells that a document was forgotten and must not come back, without naming it."""
+    return hashlib.blake2b(b"\0".join((root, key, part.encode())), digest_size=16).digest()

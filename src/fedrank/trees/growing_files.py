@@ -1,0 +1,246 @@
+"""One forest grown by several organisations' LETOR files, as if they were far apart; it can be stopped at any tree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.ranking import RankingData
+from fedrank.files import UNFINISHED as PART
+from fedrank.files import parse_json, read_text, write_whole
+from fedrank.privacy.ledger import Ledger
+from fedrank.privacy.population import LEDGER
+from fedrank.ranking.measures import evaluate
+from fedrank.ranking.model import read_for
+from fedrank.trees.binning import FORMAT as EDGE_FORMAT
+from fedrank.trees.binning import Edges, grid_edges
+from fedrank.trees.boosters import Grower, Past, best_size
+from fedrank.trees.forest import Forest, save_forest
+from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer, forest_from
+from fedrank.trees.histograms import AskedHere
+from fedrank.trees.model_files import load_model
+from fedrank.trees.private_edges import EdgeNoise, estimated_edges
+from fedrank.trees.together import useful
+
+UNFINISHED = "growing.json"  # the forest so far
+EDGES = "edges.json"  # bin edges, where noise was spent on them
+FINISHED = "grown.json"  # what a finished forest was grown from
+FORMAT = "fedrank-growing"
+DELTA = 1e-5  # at which estimated edges are priced
+
+
+@dataclass(frozen=True)
+class GrownFile:
+    """A forest on disk that several grew, and what it took."""
+
+    file: Path
+    forest: Forest
+    silos: dict[str, RankingData]  # by file
+    test: dict[str, float]  # nDCG@10 by file
+    grown: int  # trees, before it was cut back to the best size
+    resumed: int  # trees that were there before
+    bytes_up: int  # of all histograms and answers
+    bytes_down: int
+    priced: PricedEdges | None = None  # where noise was spent on bin edges
+    finished_before: bool = False  # nothing was left to do
+
+
+@dataclass(frozen=True)
+class PricedEdges:
+    """What estimating bin edges has cost."""
+
+    unit: str
+    times: int  # more than once where it was killed in between
+    delta: float
+    epsilon: float
+
+
+def grow_files(
+    silos: Sequence[str | Path],
+    out: str | Path,
+    rules: Grower,
+    validation: Sequence[str | Path] = (),  # one for each silo, or none
+    test: Sequence[str | Path] = (),
+    edges: str | Path | None = None,  # a file that everybody agreed on; None: a grid that fits all numbers
+    secure: bool = False,
+    seed: int = 1,
+    tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
+    finish: Callable[[Path, PricedEdges | None], None] = lambda folder, priced: None,  # what else belongs to a forest
+    edge_noise: EdgeNoise | None = None,  # with which edges are estimated
+    vote: int = 0,  # features of a leaf that each votes for; 0: histograms of all are sent
+) -> GrownFile:
+    """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
+    if len(silos) < 2:
+        raise ValueError(f"{len(silos)} silo is nobody to grow together with; name two or more, or use `trees train`")
+    if len(validation) not in (0, len(silos)):
+        raise ValueError(f"{len(validation)} validation files for {len(silos)} silos; give one for each, or none")
+    train = _read(silos)
+    features = train[0].features.shape[1]
+    judged = [useful(read_for(path, features, "none")) for path in validation] or [None] * len(train)
+    tests = {str(path): read_for(path, features, "none") for path in test}
+    folder, files = Path(out), [*silos, *validation]
+    if edges is not None and edge_noise is not None:
+        raise ValueError(f"edges that all agreed on in {edges} need no noise; name a file, or estimate them")
+    noised = None if edge_noise is None else asdict(edge_noise)
+    asked = {**asdict(rules), "seed": seed, "secure": secure, "vote": vote, "edge noise": noised}
+    origin = _name(json.dumps(asked, sort_keys=True).encode(), [*files, *([] if edges is None else [edges])])
+    if (folder / FINISHED).exists():
+        return _finished(folder, origin, dict(zip(map(str, silos), train, strict=True)), tests)
+    _check_folder(folder)
+    priced = None
+    if edge_noise is not None:
+        agreed, priced = _estimated(folder, train, edge_noise, rules.bins, secure, files)
+    else:
+        agreed = grid_edges(features, rules.bins) if edges is None else Edges.load(edges)
+    plan = GrowPlan(rules, agreed, seed, tuple(range(len(train))), secure, vote=vote)
+    name = _name(plan.run, files)
+    past = _past(folder, name)
+    clients = {
+        number: TreeClient(number, plan, own, check)
+        for number, (own, check) in enumerate(zip(train, judged, strict=True))
+    }
+    server = TreeServer(plan, AskedHere(clients))
+    trees, curve = list(past.trees), list(past.validation)
+    folder.mkdir(parents=True, exist_ok=True)
+    for text, quality in server.forest(past):
+        trees.append(text)
+        curve.append(quality)
+        _keep(folder, name, trees, curve)
+        tell(len(trees), quality)
+    best = best_size(curve)
+    forest = forest_from(trees[:best], train[0], plan)
+    save_forest(forest, folder / "model.json")
+    finish(folder, priced)
+    write_whole(
+        folder / FINISHED, json.dumps({"format": FORMAT, "version": 1, "of": origin, "trees": len(trees)}) + "\n"
+    )
+    (folder / UNFINISHED).unlink(missing_ok=True)  # the last step; a killed process does it when it is given again
+    return GrownFile(
+        folder / "model.json",
+        forest,
+        dict(zip(map(str, silos), train, strict=True)),
+        _tested(forest, tests),
+        len(trees),
+        len(past.trees),
+        server.bytes_up,
+        server.bytes_down,
+        priced,
+    )
+
+
+def _tested(forest: Forest, tests: dict[str, RankingData]) -> dict[str, float]:
+    return {name: float(evaluate(["ndcg@10"], forest.score(data), data)[0]) for name, data in tests.items()}
+
+
+def _finished(folder: Path, origin: str, silos: dict[str, RankingData], tests: dict[str, RankingData]) -> GrownFile:
+    """The forest that was grown from the same files by the same rules; another one is refused."""
+    try:
+        found = parse_json(read_text(folder / FINISHED))
+        same, trees = found["of"] == origin, int(found["trees"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"{folder / FINISHED} cannot be read ({problem}); name another folder") from None
+    if not same:
+        raise FileExistsError(
+            f"{folder} holds a forest that was grown with other settings or from other files, and nothing is "
+            "overwritten; name another folder, or delete that one"
+        )
+    forest = load_model(folder / "model.json")
+    if not isinstance(forest, Forest):
+        raise ValueError(f"{folder / 'model.json'} is not the forest that was grown there; name another folder")
+    (folder / UNFINISHED).unlink(missing_ok=True)  # left by a process that was killed just before its end
+    tested = _tested(forest, tests)
+    return GrownFile(folder / "model.json", forest, silos, tested, trees, trees, 0, 0, finished_before=True)
+
+
+def _read(silos: Sequence[str | Path]) -> list[RankingData]:
+    """The silos' rows; a sparse file may leave out its last features."""
+    first = [read_for(path, 1, "none") for path in silos]
+    widest = max(data.features.shape[1] for data in first)
+    return [
+        data if data.features.shape[1] == widest else _widened(path, data, widest)
+        for path, data in zip(silos, first, strict=True)
+    ]
+
+
+def _widened(path: str | Path, data: RankingData, features: int) -> RankingData:
+    try:
+        return read_for(path, features, "none")
+    except ValueError:
+        raise ValueError(
+            f"{path} has {data.features.shape[1]} features and another silo {features}; those who grow together need "
+            "the same features, in the same order"
+        ) from None
+
+
+def _name(settings: bytes, files: Sequence[str | Path]) -> str:
+    """What a forest is grown from: other settings or other rows have another name."""
+    digest = hashlib.blake2b(settings, digest_size=16)
+    for path in files:
+        digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _keep(folder: Path, name: str, trees: Sequence[str], curve: Sequence[float]) -> None:
+    known = [None if quality != quality else quality for quality in curve]  # JSON has no NaN
+    content = {"format": FORMAT, "version": 1, "of": name, "trees": list(trees), "validation": known}
+    write_whole(folder / UNFINISHED, json.dumps(content))
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder in which something else lies than a forest that grows."""
+    # Somebody killed while a file was written leaves a part of it.
+    begun = {LEDGER, EDGES}
+    if (folder / UNFINISHED).exists() or not folder.exists():
+        return
+    if any(path.name not in begun and not path.name.endswith(PART) for path in folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
+
+
+def _estimated(
+    folder: Path, train: Sequence[RankingData], noise: EdgeNoise, bins: int, secure: bool, files: Sequence[str | Path]
+) -> tuple[Edges, PricedEdges]:
+    """Edges on which noise was spent: charged before anything is counted, and kept, so that they are paid for once."""
+    settings = json.dumps({**asdict(noise), "bins": bins, "secure": secure}, sort_keys=True)
+    name, path = _name(settings.encode(), files), folder / EDGES
+    with Ledger.open(folder / LEDGER, len(train)) as ledger:
+        if not path.exists():
+            ledger.reserve({1: np.arange(len(train))})
+            ledger.begun(1)
+            edges = estimated_edges(train, noise, bins, secure)
+            write_whole(path, json.dumps({"format": EDGE_FORMAT, "edges": edges.values, "of": name}) + "\n")
+        times = ledger.rounds()
+    if parse_json(read_text(path)).get("of") != name:
+        raise ValueError(
+            f"the edges in {folder} were estimated with other settings or of other files, and have been paid for; name "
+            "another folder, or use the same"
+        )
+    cost = noise.promise(train[0].features.shape[1]).epsilon(times, DELTA)
+    return Edges.load(path), PricedEdges(noise.unit, times, DELTA, cost)
+
+
+def _past(folder: Path, name: str) -> Past:
+    if not (folder / UNFINISHED).exists():
+        return Past()
+    try:
+        content: Any = parse_json(read_text(folder / UNFINISHED))
+        if content["format"] != FORMAT or content["version"] != 1:
+            raise ValueError(f"its format is {content['format']!r}, version {content['version']}")
+        trees = tuple(map(str, content["trees"]))
+        curve = tuple(float("nan") if quality is None else float(quality) for quality in content["validation"])
+        if len(trees) != len(curve):
+            raise ValueError(f"it has {len(trees)} trees and {len(curve)} qualities")
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(
+            f"{folder / UNFINISHED} holds no forest that could grow on: {problem}; delete the folder"
+        ) from None
+    if content["of"] != name:
+        raise ValueError(
+            f"the forest in {folder} was begun with other settings or other files; name another folder, or use the same"
+        )
+    return Past(trees, curve)

@@ -1,0 +1,170 @@
+"""What `fedrank privacy` says of silos and forests, and what both commands take and write."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from fedrank.cli import main
+from fedrank.cli.shared import progress
+from fedrank.experiments.report.command_output import about_privacy
+from fedrank.experiments.report.markdown import markdown
+from fedrank.experiments.runner.disclosures import as_facts, budget_line, cost_of_words, leaving, sketch_noise_needed
+from fedrank.experiments.spec.grid import Grid, read_tables
+from fedrank.experiments.spec.silo import SiloExperiment
+from tests.experiments.runner.test_audit import FOREST, SILOS, SPLIT
+
+
+def silos(method, **changes):
+    return read_tables(SILOS | {"method": method} | changes).base
+
+
+def said(grid):
+    return markdown(about_privacy(grid, [2.0]))
+
+
+@pytest.mark.parametrize(
+    ("method", "claimed"),
+    [
+        ("local", []),
+        ("global", [None]),
+        ({"name": "local-plus", "noise": 0.0}, [None, None, None]),
+        ({"name": "local-plus", "counts": "exact"}, [None, None, None]),
+        ({"name": "local-plus", "noise_in": "paper"}, [None, None, None]),
+        ({"name": "local-plus", "noise_in": "lookup"}, [0.5, None, None]),
+        ("local-plus", [6.6, None, None]),
+        ("cross-silo", [6.6, None, None, None]),
+    ],
+)
+def test_what_leaves_a_silo_and_what_is_claimed_for_it(method, claimed):
+    promises = [each.promise for each in leaving(silos(method))]
+    assert [None if promise is None else round(promise.epsilon, 1) for promise in promises] == claimed
+
+
+def test_sketches_cost_what_their_sketcher_says_and_noise_keeps_a_target():
+    asked = silos({"name": "cross-silo", "noise": 4.0})
+    assert cost_of_words(asked) == {k: asked.method.sketcher.privacy(1e-5, k) for k in (1, 2, 5, 10)}
+    assert cost_of_words(silos({"name": "cross-silo", "counts": "exact"})) == {}
+    [noise] = sketch_noise_needed(asked, [2.0])
+    assert 1.99 < silos({"name": "cross-silo", "noise": noise}).method.sketcher.privacy(1e-5) <= 2.0
+
+
+def test_a_budget_that_a_sketch_exceeds_is_announced():
+    strict = silos("cross-silo", privacy={"budget": 2.0})
+    assert "A run will be refused" in budget_line(strict)
+    assert "6.6" in budget_line(strict)
+    assert "A run will be refused" in said(Grid.of(strict))
+    assert budget_line(silos("cross-silo", privacy={"budget": 7.0})) == ""
+
+
+@pytest.mark.parametrize(
+    ("merge", "words"),
+    [
+        (None, ["the forest", "whoever gets the model"]),
+        ("alone", ["Nothing leaves anybody"]),
+        ("linear", ["the forest of every client", "all other clients", "means of two values"]),
+        ("stacking", ["the forest of every client", "all other clients"]),
+        ("bagged", ["every tree as it is grown", "nDCG@10 of own validation queries"]),
+        ("cyclic", ["every tree as it is grown"]),
+        ("histograms", ["histograms of gradients, hessians and rows", "nDCG@10 of own validation queries"]),
+        ({"name": "histograms", "secure": True}, ["the server, summed up over all clients"]),
+        ({"name": "histograms", "vote": 3}, ["the 3 features of every leaf", "of every leaf and 6 elected features"]),
+        ("pooled", ["all queries, documents and grades"]),
+    ],
+)
+def test_what_forests_tell_and_to_whom(merge, words):
+    text = said(read_tables(FOREST | ({} if merge is None else {"split": SPLIT, "merge": merge})))
+    assert all(word in text for word in words)
+    assert ("Nothing can be claimed" in text) == (merge != "alone")
+
+
+def test_noised_forests_have_a_price_for_a_query_and_none_for_a_row():
+    merge = {"name": "histograms", "private": "random-splits", "noise": 20.0}
+    text = said(read_tables(FOREST | {"split": SPLIT, "merge": merge}))
+    assert "noised sums of gradients" in text
+    assert "never for one row" in text
+    assert "Nothing can be claimed" not in text
+
+
+def test_a_client_that_learns_alone_is_not_said_to_send_anything():
+    tables = {"rounds": 5, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 4}, "learner": "pdgd"}
+    assert "Nothing leaves a client" in said(read_tables(tables | {"aggregator": "none"}))
+    assert "Nothing leaves" not in said(read_tables(tables))
+
+
+@pytest.mark.long
+def test_numbers_for_a_file_know_no_infinity():
+    mechanism = {"name": "gaussian", "clip": 0.1, "noise": 2.0}
+    tables = {"rounds": 5, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 4}, "learner": "pdgd"}
+    for grid in (read_tables(tables | {"mechanism": mechanism}), read_tables(tables), read_tables(SILOS)):
+        facts = as_facts(grid, [2.0])
+        assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+        [variant] = facts["variants"]
+        assert variant["variant"] == "only"
+    assert variant["epsilon_by_occurrences"]["1"] == pytest.approx(6.59, abs=0.02)
+    assert variant["leaves"][0]["promise"]["paid_per"] == "once"
+
+
+@pytest.fixture
+def fedrank(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    methods = (
+        '[variants.quiet]\nmethod = "local"\n[variants.exact]\nmethod = { name = "local-plus", counts = "exact" }\n'
+    )
+    spec = f'kind = "silo"\nrounds = 1\ndata.name = "synthetic-silos"\nmethod.name = "cross-silo"\n{methods}'
+    (tmp_path / "silos.toml").write_text(spec, encoding="utf-8")
+
+    def call(command, *arguments):
+        monkeypatch.setattr(sys, "argv", ["fedrank", command, "silos.toml", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return call
+
+
+@pytest.mark.parametrize("command", ["privacy", "audit"])
+def test_one_variant_in_two_files(fedrank, tmp_path, command):
+    code, out, _ = fedrank(command, "--variant", "quiet", "--out", "found")
+    assert code == 0
+    assert "each learns alone" in out
+    assert "exact" not in out
+    facts = json.loads((tmp_path / "found" / f"{command}.json").read_text(encoding="utf-8"))
+    assert (facts["kind"], "exact" in json.dumps(facts)) == ("silo", False)
+    assert "each learns alone" in (tmp_path / "found" / f"{command}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["privacy", "audit"])
+def test_what_cannot_be_meant_is_refused_before_anything_is_done(fedrank, command):
+    code, out, err = fedrank(command, "--out", "found.txt")
+    assert code != 0
+    assert "use .json, .md, or a folder" in err
+    assert "leaves" not in out
+    code, _, err = fedrank(command, "--variant", "quite")
+    assert code != 0
+    assert "no variant 'quite'" in err
+    assert "quiet" in err
+
+
+def test_every_kind_of_grid_can_be_narrowed():
+    grid = read_tables(SILOS | {"vary": {"method.noise": [1.0, 2.0]}})
+    assert grid.only([]) is grid
+    narrow = grid.only(["method.noise=2.0"])
+    assert [variant.name for variant in narrow.variants] == ["method.noise=2.0"]
+    assert isinstance(narrow.base, SiloExperiment)
+
+
+def test_the_time_left_is_said_as_soon_as_it_can_be_known(monkeypatch):
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr("fedrank.cli.shared.time.monotonic", lambda: next(clock))
+    console = Console(file=io.StringIO(), width=100)
+    with progress(console) as tell:
+        for share in (0.0, 0.01, 0.25, 1.0):
+            tell("attack", share, 1)
+    assert console.file.getvalue().splitlines() == ["attack: 1%", "attack: 25%, about 2 min 00 s left"]
