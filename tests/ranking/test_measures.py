@@ -18,7 +18,6 @@ from fedrank.ranking.measures import (
     Measure,
     average,
     evaluate,
-    evaluate_weights,
     max_rr,
     measure,
     per_query,
@@ -172,9 +171,9 @@ def test_shapes() -> None:
     assert per_query(ALL, scores[0], data).shape == (len(ALL), 2)
     assert evaluate(ALL, scores, data).shape == (len(ALL), 20)
     assert evaluate(ALL, scores[0], data).shape == (len(ALL),)
-    assert evaluate_weights(ALL, weights, Linear(), data).shape == (len(ALL), 20)
-    assert evaluate_weights(ALL, weights[0], Linear(), data).shape == (len(ALL),)
-    assert evaluate_weights(ALL, weights[:0], Linear(), data).shape == (len(ALL), 0)
+    assert Evaluator(data, ALL)(weights, Linear()).shape == (len(ALL), 20)
+    assert Evaluator(data, ALL)(weights[0], Linear()).shape == (len(ALL),)
+    assert Evaluator(data, ALL)(weights[:0], Linear()).shape == (len(ALL), 0)
 
 
 def test_other_grades() -> None:

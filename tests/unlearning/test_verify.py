@@ -21,11 +21,12 @@ from fedrank.unlearning.history import History, HistoryWriter
 from fedrank.unlearning.methods import Case, FedEraser, FineTune, Retrain
 from fedrank.unlearning.verify import (
     Distance,
+    _overlap,
+    _shown,
     distance_to_retrained,
     rank_correlations,
     receipt,
     retrain,
-    top_overlap,
     weight_distance,
 )
 from tests.made_up import made_up_data
@@ -75,9 +76,9 @@ def test_overlap_by_hand():
     other[0] = 0.5
     offsets = np.array([0, 5, 17])
     short = np.arange(5, dtype=np.float32)  # shown whole by any model: says nothing
-    got = top_overlap(np.concatenate([short, down]), np.concatenate([-short, other]), offsets)
-    assert got == 9 / 10
-    assert math.isnan(top_overlap(short, -short, np.array([0, 5])))
+    shown = [_shown(np.concatenate(pair), offsets) for pair in ([short, down], [-short, other])]
+    assert _overlap(*shown) == 9 / 10
+    assert math.isnan(_overlap(*(_shown(scores, np.array([0, 5])) for scores in (short, -short))))
 
 
 def wide_data():

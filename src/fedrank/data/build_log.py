@@ -501,7 +501,3 @@ def _once(make: Callable[[], Any]) -> Callable[[], Any]:
         return made[0]
 
     return get
-
-
-def _silent(step: str, done: int, of: int) -> None:
-    pass

@@ -188,28 +188,6 @@ def add_histogram(words, chosen, rows, pairs, out):
 
 
 @compiled()
-def unpack_bins(packed, shift, features, bins, out):
-    """A histogram as it is counted, [words, 8 x BINS, 2], as int64 [3, features, bins]: gradient, hessian, rows."""
-    below = (np.int64(1) << shift) - 1
-    for feature in range(features):
-        block, first = packed[feature // 8], (feature % 8) * BINS
-        for b in range(bins):
-            out[0, feature, b] = block[first + b, 0]
-            out[1, feature, b] = block[first + b, 1] >> shift
-            out[2, feature, b] = block[first + b, 1] & below
-
-
-@compiled()
-def pack_bins(histogram, shift, packed):
-    """Add int64 [3, features, bins] to a histogram as it is counted: what `unpack_bins` takes apart."""
-    for feature in range(histogram.shape[1]):
-        block, first = packed[feature // 8], (feature % 8) * BINS
-        for b in range(histogram.shape[2]):
-            block[first + b, 0] += histogram[0, feature, b]
-            block[first + b, 1] += (histogram[1, feature, b] << shift) + histogram[2, feature, b]
-
-
-@compiled()
 def divide_rows(column, rows, limit, spare):
     """Put rows whose bin is at most `limit` before the others, both in their order; returns how many there are."""
     left, right = 0, 0

@@ -816,24 +816,6 @@ def message_bytes(count: int, size: int, bits: int, signed: bool = False) -> int
     return 4 * START + keys + DEALER.size + (count - 1) * BOX.size + size * word + count * PIECE.size + signatures
 
 
-def check_range(count: int, largest: float, step: float, deviation: float, bits: int) -> None:
-    """Refuse settings under which a sum could wrap around.
-
-    `largest` bounds every coordinate of every client, `deviation` is that of all noise in the sum; both in the unit of
-    the values, of which a `step` is one grid step. Coordinates are taken as rounded up to the grid.
-    """
-    _check_bounds(count, largest, deviation, bits)
-    if not 0 < step < math.inf:
-        raise ValueError(f"step = {step} is no grid; use a positive number")
-    reach = _reach(count, largest, step, deviation)
-    if not reach < 2.0 ** (bits - 1):
-        raise ValueError(
-            f"{count} clients with coordinates up to {largest:g} and noise of deviation {deviation:g}, in steps of "
-            f"{step:g}, reach {reach:.4g}, and {bits} bits hold less than {2 ** (bits - 1)}: the sum would wrap around "
-            f"to a wrong number; use more bits (at most 62) or a coarser step"
-        )
-
-
 def finest_step(count: int, largest: float, deviation: float, bits: int) -> float:
     """The smallest power of two that is a safe grid step.
 

@@ -322,13 +322,6 @@ def evaluate(
     return average(per_query(measures, scores, data, grades))
 
 
-def evaluate_weights(
-    measures: Sequence[str | Measure], weights: Weights, ranker: Ranker, data: RankingData, grades: Grades | None = None
-) -> Values:
-    """Averages over queries: [measures] for one weight vector, [measures, models] for weights [models, parameters]."""
-    return Evaluator(data, measures, grades)(weights, ranker)
-
-
 def average(values: Values) -> Values:
     """Mean over the last axis, the queries, without those that were skipped; NaN when all were.
 

@@ -130,11 +130,6 @@ def rank_correlations(scores: Scores, offsets: Offsets) -> NDArray[np.float64]:
     return np.divide(total, counted, out=np.full_like(total, np.nan), where=counted > 0)
 
 
-def top_overlap(one: Scores, other: Scores, offsets: Offsets) -> float:
-    """Share of the ten shown documents that both models show, mean over queries with more than ten; else NaN."""
-    return _overlap(_shown(one, offsets), _shown(other, offsets))
-
-
 class Retrained(NamedTuple):
     """Models that never knew the leaving clients; clients and their queries are the same, chance is another."""
 

@@ -503,6 +503,15 @@ def test_named_variants_that_differ_elsewhere_are_told_apart(tmp_path):
     assert sorted((row[0], row[-1]) for row in rows) == [("fast", "0.5000"), ("slow", "0.1000")]
 
 
+def test_variants_that_nobody_attacked_are_told_apart(tmp_path):
+    write_experiment(tmp_path)
+    attacked(tmp_path, "attacked", 0.2, "mean", CLICKS, 2)
+    for name, rate in (("slow", 0.3), ("fast", 0.5)):
+        attacked(tmp_path, name, rate, "mean", rest=f'learner = {{ name = "pdgd", rate = {rate} }}')
+    _, rows = table_of(tmp_path)
+    assert sorted(row[0] for row in rows) == ["attacked", "fast", "slow"]
+
+
 @pytest.mark.long
 def test_the_page_markdown_and_the_terminal_show_the_table_and_explain_it(tmp_path):
     write_experiment(tmp_path)

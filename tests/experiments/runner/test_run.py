@@ -24,7 +24,7 @@ from fedrank.experiments.runner.schedule import _without_ctrl_c, plan, run_exper
 from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.ranking.measures import evaluate_weights
+from fedrank.ranking.measures import Evaluator
 from fedrank.trees.model_files import load_model
 from tests import needs
 
@@ -69,7 +69,7 @@ def test_a_run_writes_what_it_promises(tmp_path):
     model = load_model(task.folder)
     from fedrank.data.catalog import load
 
-    expected = evaluate_weights(["ndcg@10", "mrr@10"], model.weights, model.ranker, load("synthetic-mq2007").test)
+    expected = Evaluator(load("synthetic-mq2007").test, ["ndcg@10", "mrr@10"])(model.weights, model.ranker)
     assert [float(rows[-1][name]) for name in ("ndcg@10", "mrr@10")] == pytest.approx(expected, abs=1e-9)
     ids, values = run.queries
     assert len(ids) == load("synthetic-mq2007").test.queries

@@ -27,7 +27,7 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.federated.federation import Federation
 from fedrank.federated.round import simulate
 from fedrank.ranking.learners import warm_up
-from fedrank.ranking.measures import evaluate_weights
+from fedrank.ranking.measures import Evaluator
 from fedrank.trees.model_files import load_model
 from fedrank.unlearning.history import History
 from fedrank.unlearning.methods import UNLEARNERS, FedEraser, FedRemove, FineTune, GradientAscent, Retrain
@@ -126,7 +126,7 @@ def test_every_method_leaves_a_run_that_reports_understand(parent, method):
     assert (run.status, run.fold, run.seed) == ("finished", 1, 1)
     # The last row is the model in the folder, measured anew, and what it cost.
     model = load_model(done.folder)
-    expected = evaluate_weights(["ndcg@10"], model.weights, model.ranker, load("synthetic-mq2007").test)[0]
+    expected = Evaluator(load("synthetic-mq2007").test, ["ndcg@10"])(model.weights, model.ranker)[0]
     assert run.rounds["ndcg@10"][-1] == pytest.approx(expected, abs=1e-9)
     assert done.receipt.quality["ndcg@10"]["unlearned"] == pytest.approx(expected, abs=1e-9)
     assert np.nanmean(run.queries[1]["ndcg@10"]) == pytest.approx(expected)

@@ -390,6 +390,7 @@ def robustness_table(findings: Analysis) -> Table | None:
         rule, mean = _called(threat.rule, named), variant.summary(findings.main).mean
         if not threat.malicious:
             quiet[rule, threat.rest] = mean
+            labels.setdefault((threat.rest, rule, "none"), variant.label)
             continue
         place = threat.rest, rule, _called(threat.attack, named | {"knowledge", "scale"})
         cells.setdefault(place, {})[threat.malicious, threat.clients] = mean
