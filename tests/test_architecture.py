@@ -83,9 +83,9 @@ def crossing_names() -> set[str]:
     found = set()
     for source in (path for name in APPLICATIONS for path in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (known := MODULE.fullmatch(node.module or "")):
-                if known[1] not in APPLICATIONS and known[1] not in BOTTOM:
-                    found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            known = MODULE.fullmatch(node.module or "") if isinstance(node, ast.ImportFrom) else None
+            if known and known[1] not in APPLICATIONS and known[1] not in BOTTOM:
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
