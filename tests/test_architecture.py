@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import fedrank
+from fedrank import plugins
 from fedrank.experiments.spec.families import FAMILIES
 
 ROOT = Path(fedrank.__file__).parent
@@ -20,7 +22,8 @@ APPLICATIONS = ["search", "engine", "deploy"]
 EXPERIMENTS = [f"experiments.{name}" for name in ("watch", "report", "runner", "spec")]
 CORE = ["unlearning", "attacks", "trees", "silo", "privacy", "federated", "ranking", "data", "web", "kernels"]
 ORDER = ["cli", *APPLICATIONS, "papers", *EXPERIMENTS, *CORE]
-BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "display", "extras"}
+BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "display", "extras", "plugins"}
+ENTRY_POINTS = (plugins.COMMANDS, plugins.METHODS)  # names of groups, not of modules
 MODULE = re.compile(r"fedrank\.(experiments\.\w+|\w+)(\.\w*)*(:[\w.]+)?")  # as text: a module, or something in one
 
 
@@ -30,6 +33,7 @@ def layer_of(source: Path) -> str:
     return ".".join(parts[:2]) if parts[0] == "experiments" else parts[0]
 
 
+@cache
 def imported_layers(source: Path) -> set[str]:
     """Layers of fedrank that a module needs when it runs; imports for type checkers do not count.
 
@@ -56,7 +60,7 @@ def imported_layers(source: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = [node.value]
-        layers |= {found[1] for name in names if (found := MODULE.fullmatch(name))}
+        layers |= {found[1] for name in names if name not in ENTRY_POINTS and (found := MODULE.fullmatch(name))}
     return layers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 import tomllib
@@ -110,6 +111,16 @@ def installed(built, tmp_path_factory) -> Path:
     python = empty(tmp_path_factory.mktemp("installed") / "empty")
     install(python, built["wheel"])
     return python
+
+
+def test_the_example_plugin_adds_its_command_and_its_method(installed, tmp_path):
+    shutil.copytree(ROOT / "examples" / "plugin", tmp_path / "plugin")
+    install(installed, "--no-deps", tmp_path / "plugin")
+    assert "fedrank_lab:ShrunkMedian" in do(
+        installed, "-m", "fedrank", "methods", "aggregator", "shrunk-median", cwd=tmp_path
+    )
+    assert "largest weights" in do(installed, "-m", "fedrank", "weights", "--help", cwd=tmp_path)
+    do(installed, "-m", "pip", "uninstall", "--yes", "fedrank-lab", cwd=tmp_path)
 
 
 def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedrank.cli.deploy import deploy_app
-from fedrank.cli.engine import engine_app
+from fedrank import plugins
 from fedrank.cli.estimate import estimate
 from fedrank.cli.ledger import ledger_app
 from fedrank.cli.logs import logs_app
-from fedrank.cli.papers import papers_app
 from fedrank.cli.rights import forget_person, impact
-from fedrank.cli.search import search_app
 from fedrank.cli.shared import (
     AnswerFile,
     AsJson,
@@ -46,7 +44,6 @@ from fedrank.cli.shared import (
 )
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
-from fedrank.cli.trial import trial_app
 from fedrank.cli.watch import watch
 from fedrank.files import told, write_whole
 
@@ -72,12 +69,15 @@ app.add_typer(data_app, name="data", rich_help_panel=DATA)
 app.add_typer(logs_app, name="logs", rich_help_panel=DATA)
 app.add_typer(silo_app, name="silo", rich_help_panel=TOGETHER)
 app.add_typer(trees_app, name="trees", rich_help_panel=MODELS)
-app.add_typer(papers_app, name="papers", rich_help_panel=EXPERIMENTS)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=PRIVACY)
-app.add_typer(search_app, name="search", rich_help_panel=SEARCH)
-app.add_typer(deploy_app, name="deploy", rich_help_panel=TOGETHER)
-app.add_typer(engine_app, name="engine", rich_help_panel=SEARCH)
-app.add_typer(trial_app, name="trial", rich_help_panel=SEARCH)
+# fedrank's own applications, as entry points like those of plug-ins, and their headings.
+APPLICATIONS = {
+    EntryPoint("deploy", "fedrank.cli.deploy:deploy_app", plugins.COMMANDS): TOGETHER,
+    EntryPoint("engine", "fedrank.cli.engine:engine_app", plugins.COMMANDS): SEARCH,
+    EntryPoint("papers", "fedrank.cli.papers:papers_app", plugins.COMMANDS): EXPERIMENTS,
+    EntryPoint("search", "fedrank.cli.search:search_app", plugins.COMMANDS): SEARCH,
+    EntryPoint("trial", "fedrank.cli.trial:trial_app", plugins.COMMANDS): SEARCH,
+}
 
 
 @app.command(
@@ -610,6 +610,26 @@ def _root(
 
         typer.echo(f"fedrank {__version__}")
         raise typer.Exit
+
+
+def _add_applications() -> None:
+    """Commands of applications and of other packages; a plug-in that cannot be loaded costs one line."""
+    taken = {group.name for group in app.registered_groups} | {entry.name for entry in APPLICATIONS}
+    taken |= {one.name or one.callback.__name__.replace("_", "-") for one in app.registered_commands if one.callback}
+    for entry, panel in APPLICATIONS.items():
+        app.add_typer(entry.load(), name=entry.name, rich_help_panel=panel)
+    for entry in plugins.commands():
+        try:
+            if entry.name in taken:
+                raise ValueError(f"{entry.name} is a command of fedrank already")
+            app.add_typer(entry.load(), name=entry.name, rich_help_panel="Plug-ins")
+            taken.add(entry.name)
+        except Exception as problem:  # whatever the code of others may raise while it is imported
+            reason = " ".join(str(problem).split())[:200]
+            typer.echo(f"note: the plug-in {entry.name} = {entry.value} is ignored: {reason}", err=True)
+
+
+_add_applications()
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from fedrank import plugins
 from fedrank.attacks.poison import ATTACKS
 from fedrank.experiments.spec.toml import TomlTable, shown
 from fedrank.experiments.spec.values import checked, noting
@@ -101,6 +102,8 @@ def build(protocol: Any, given: Any, place: str, here: bool = True) -> Any:
         raise ValueError(f'{place}: {shown(given)} is not a method; write a table such as {{ name = "{example}" }}')
     if not isinstance(table.get("name"), str):
         raise ValueError(_no_name(family, table, place))
+    if ":" not in table["name"] and table["name"] not in family.methods:  # perhaps that of a plug-in
+        table = {**table, "name": plugins.methods().get(f"{family.name}.{table['name']}", table["name"])}
     if not here and ":" in table["name"]:
         return ExternalMethod(dict(table))
     kind = _class_for(protocol, table["name"], place)
@@ -253,7 +256,8 @@ def _class_for(protocol: Any, name: str, place: str) -> type:
     if name in family.methods:
         return family.methods[name]
     if ":" not in name:
-        raise ValueError(f"{place}.name: no {name!r}{nearest(name, family.methods)}")
+        others = (found.partition(".")[2] for found in plugins.methods() if found.startswith(f"{family.name}."))
+        raise ValueError(f"{place}.name: no {name!r}{nearest(name, [*family.methods, *others])}")
     module, _, attribute = name.partition(":")
     try:
         kind: Any = operator.attrgetter(attribute)(importlib.import_module(module))

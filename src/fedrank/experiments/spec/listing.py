@@ -9,6 +9,7 @@ import textwrap
 from dataclasses import dataclass
 from functools import cache
 
+from fedrank import plugins
 from fedrank.experiments.spec.families import FAMILIES, default_of, hints_of, is_required, name_of
 from fedrank.experiments.spec.toml import shown
 from fedrank.names import nearest
@@ -49,6 +50,9 @@ def methods() -> list[ListedMethod]:
         for family in FAMILIES.values()
         for name, kind in family.methods.items()
     ]
+    for full, home in plugins.methods().items():
+        family, _, name = full.partition(".")
+        rows.append(ListedMethod(family, name, f"of a plug-in, {home}"))
     for kind, names in LISTS.items():
         rows += [ListedMethod(kind, name, meaning) for name, meaning in names.items()]
     return rows
