@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 from fedrank import kernels
 from fedrank.kernels.compile import compiled
@@ -95,3 +97,13 @@ def test_lengths_and_weighted_sums():
     assert kernels.sums.length(rows[2]) == 13
     assert kernels.sums.inner(rows[0], rows[2]) == 63
     assert kernels.sums.weighted_sum(np.array([2, 9, 1]), rows).tolist() == [11, 20]
+
+
+def test_arrays_that_are_not_contiguous_are_refused():
+    """Their elements would be looked for in the wrong places."""
+    if numba.config.DISABLE_JIT:
+        return  # plain Python reads them as they are
+    apart = np.arange(32.0)[::2]
+    with pytest.raises(TypingError, match="is not contiguous"):
+        kernels.sums.length(apart)
+    assert kernels.sums.length(np.ascontiguousarray(apart)) == np.sqrt(float((apart**2).sum()))

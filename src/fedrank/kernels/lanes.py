@@ -18,6 +18,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 LANES = 8
@@ -40,6 +41,8 @@ class _Array:
     """A contiguous array inside a compiled function."""
 
     def __init__(self, context: Any, builder: Any, kind: Any, value: Any):
+        if kind.layout != "C":  # addresses are calculated from shapes alone, and would be wrong
+            raise TypingError(f"{kind} is not contiguous; pass np.ascontiguousarray(...)")
         self.builder, self.real = builder, context.get_value_type(kind.dtype)
         self.vector = ir.VectorType(self.real, LANES)
         made = context.make_array(kind)(context, builder, value)
