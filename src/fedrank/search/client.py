@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.live_features import LIVE_1, FeatureSet, ForwardRow, ForwardRows, QueryTerms, Usage, WordStatistics
-from fedrank.deploy.sent_log import what_was_sent
 from fedrank.extras import missing
 from fedrank.files import Locked, locked
 from fedrank.progress import Progress, quiet
-from fedrank.search import quality, sharing, ubi
+from fedrank.search import sharing, ubi
+from fedrank.search.candidates import raw_features, still_there
 from fedrank.search.encoder import CHARACTERS, Encoder
+from fedrank.search.forgetting import LONGEST_QUERY, forget_document, forget_searches, terms_key
 from fedrank.search.impressions import (
     BOUNCE,
     LEARNER,
@@ -41,7 +42,7 @@ from fedrank.search.impressions import (
     stream_of,
 )
 from fedrank.search.index import Candidacy, Engine
-from fedrank.search.ingest import Collector, forgotten_name, remember_roots, roots_of
+from fedrank.search.ingest import Collector, remember_roots, roots_of
 from fedrank.search.readers import clean
 from fedrank.search.results import (
     Cause,
@@ -56,25 +57,22 @@ from fedrank.search.results import (
     Result,
     SearchError,
     SearchStatus,
-    SentBytes,
     Shown,
     Snippet,
     Sort,
     UbiFiles,
-    Weight,
 )
+from fedrank.search.sent import SentRecord
 from fedrank.search.snippets import snippet_of
-from fedrank.search.store import Store, in_parts, marks
+from fedrank.search.status import skipped_files, status_of
+from fedrank.search.store import Store, marks
 from fedrank.search.trial import Trials
 from fedrank.types import Impression
 
 PLACES = 10  # of a page
-LONGEST_QUERY = 2_000  # characters
 FOLLOW_EVERY = 5_000  # documents after which the engine follows, so that a first long run can be searched early
 UNRECORDED = 1 << 50  # ids from here on are lists that are nowhere but in memory
 MOST_UNRECORDED = 200
-DAY = 86_400.0
-NOTES = ("Nothing is encrypted: whoever can read the folder can read your documents, searches and clicks.",)
 
 
 class SearchClient:
@@ -101,6 +99,7 @@ class SearchClient:
             self.engine = Engine(self.folder)
             self.rows = ImpressionRows(self.store, self.features)
             self.trials = Trials(self.rows)
+            self.sent = SentRecord(self.store, self.folder, clock)
             self._begin()
             with contextlib.suppress(Locked), self._indexing():  # whoever indexes just now does it
                 self._follow()
@@ -222,7 +221,7 @@ class SearchClient:
             progress("index", 1, 1, f"{documents:,} documents")
             return Indexed(
                 counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
-                self._skipped(), time.monotonic() - began,
+                skipped_files(self.store), time.monotonic() - began,
             )  # fmt: skip
 
     def warm(self) -> None:
@@ -277,8 +276,8 @@ class SearchClient:
             self._catch_up()
             terms = self.features.query(query)
             found = self.engine.find(terms, filters, sort == "date")
-            found, rows = self._still_there(found)
-            raw = self._raw(terms, query, found, rows, now)
+            found, rows = still_there(self.store, found)
+            raw = raw_features(self.store, self.features, self._encoder, terms, query, found, rows, now)
             one = self._listed(query, terms, filters, sort, found, raw, now, learning)
             if learning:
                 with self.store.writing():
@@ -305,72 +304,6 @@ class SearchClient:
         if (indexed := self.store.indexed) != self._followed:
             self.engine.reload()
             self._followed = indexed
-
-    def _still_there(self, found: Candidacy) -> tuple[Candidacy, ForwardRows]:
-        """Candidates that the store has, with their forward rows; the engine may be a moment behind."""
-        ids = found.documents.tolist()
-        blobs = dict(self.store.rows(f"SELECT document, words FROM forward WHERE document IN ({marks(ids)})", *ids))
-        there = np.array([id in blobs for id in ids], bool)
-        rows = ForwardRows.of([zlib.decompress(blobs[id]) for id in ids if id in blobs])
-        return Candidacy(found.documents[there], found.scores[there], found.found), rows
-
-    def _raw(
-        self, terms: QueryTerms, query: str, found: Candidacy, rows: ForwardRows, now: float
-    ) -> NDArray[np.float16]:
-        """Features of all candidates as they are recorded."""
-        ids = found.documents.tolist()
-        asked = vectors = None
-        if self._encoder is not None and ids:
-            stored = dict(
-                self.store.rows(
-                    f"SELECT document, vector FROM vectors WHERE encoder = ? AND document IN ({marks(ids)})",
-                    self._encoder.digest,
-                    *ids,
-                )
-            )
-            none = bytes(2 * self._encoder.dimensions)
-            vectors = np.array([np.frombuffer(stored.get(id, none), "<f2") for id in ids], np.float32)
-            asked = self._encoder([query])[0]
-        past = self._past(terms, ids, now)
-        raw = self.features.raw(terms, rows, found.scores, self.store.statistics(), past, asked, vectors)
-        return raw.astype(np.float16)
-
-    def _past(self, terms: QueryTerms, ids: Sequence[int], now: float) -> list[Usage]:
-        """What is known of candidates besides their words."""
-        for_query = dict(
-            self.store.rows(
-                "SELECT document, count(*) FROM clicks JOIN impressions ON id = impression WHERE terms = ? AND NOT "
-                "bounced GROUP BY document",
-                _key(terms),
-            )
-        )
-        clicks = {
-            id: (times, last)
-            for id, times, last in self.store.rows(
-                f"SELECT document, count(*), max(time) FROM clicks WHERE document IN ({marks(ids)}) AND NOT bounced "
-                "GROUP BY document",
-                *ids,
-            )
-        }
-        facts = {
-            id: (kind, date, depth, answered)
-            for id, kind, date, depth, answered in self.store.rows(
-                "SELECT id, kind, date, depth, sender != '' AND EXISTS (SELECT 1 FROM written_to WHERE address = "
-                f"sender) FROM documents WHERE id IN ({marks(ids)})",
-                *ids,
-            )
-        }
-        past = []
-        for id in ids:  # the first click for a query may be an accident, and is not counted
-            kind, date, depth, answered = facts[id]
-            times, last = clicks.get(id, (0, None))
-            past.append(
-                Usage(
-                    max(for_query.get(id, 0) - 1, 0), times, None if last is None else (now - last) / DAY,
-                    (now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered),
-                )
-            )  # fmt: skip
-        return past
 
     def _listed(
         self, query: str, terms: QueryTerms, filters: Filters, sort: Sort, found: Candidacy,
@@ -400,7 +333,7 @@ class SearchClient:
             shown = in_order[:PLACES]
         drawn = (LEARNER.temperature, LEARNER.keep) if kind == "pdgd" else (0.0, 0.0)
         return Recorded(
-            0, now, number, query, _key(terms), json.dumps(asdict(filters)), sort, kind, "shown", model, *drawn,
+            0, now, number, query, terms_key(terms), json.dumps(asdict(filters)), sort, kind, "shown", model, *drawn,
             found.found, found.documents, scores, shown, raw, teams,
             None if on_trial is None or teams is None else on_trial.id,
         )  # fmt: skip
@@ -574,49 +507,9 @@ class SearchClient:
     def status(self) -> SearchStatus:
         """What there is, what was learned, and every byte that ever left."""
         with self._turn:
-            store = self.store
             self._settle(self._clock(), searching=False)
-            model, weights = self.rows.model()
-            origin, start, learned = store.one("SELECT origin, start, learned FROM models WHERE id = ?", model)
-            begun = np.frombuffer(start, "<f8")
-            sent = self._sent()
-            return SearchStatus(
-                folder=str(self.folder),
-                documents=store.count("SELECT count(*) FROM documents"),
-                kinds=dict(store.rows("SELECT kind, count(*) FROM documents GROUP BY kind ORDER BY kind")),
-                skipped=self._skipped(),
-                roots=tuple(clean(str(root.path)) for root in roots_of(store)),
-                disk_bytes=_size_of(self.folder),
-                searches=store.count("SELECT count(*) FROM impressions"),
-                clicks=store.count("SELECT count(*) FROM clicks WHERE NOT bounced"),
-                bounced=store.count("SELECT count(*) FROM clicks WHERE bounced"),
-                impressions=dict(store.rows("SELECT state, count(*) FROM impressions GROUP BY state ORDER BY state")),
-                kinds_of_lists=dict(store.rows("SELECT kind, count(*) FROM impressions GROUP BY kind ORDER BY kind")),
-                learn=self._learns,
-                order=store.setting("order", "drawn"),
-                learned_from=learned,
-                model=f"number {model}, begun with {origin}, and {learned:,} searches that taught it something",
-                feature_set=self.features.version,
-                weights=tuple(
-                    Weight(name, float(begun[f]), float(weights[f])) for f, name in enumerate(self.features.names)
-                ),
-                weeks=quality.weeks(store),
-                replay=quality.replay(self.rows, weights),
-                interleaved=quality.interleaved(store),
-                sent=sent,
-                sent_bytes=sum(one.bytes for one in sent),
-                encoder=self._encoder.digest if self._encoder else "",
-                trial=self.trials.news(),
-                waiting=store.count("SELECT count(*) FROM documents WHERE seq > ?", store.indexed),
-                notes=NOTES + self._about_sharing(),
-            )
-
-    def _skipped(self) -> dict[str, int]:
-        rows = self.store.rows(
-            "SELECT reason, sum(times) FROM (SELECT reason, times FROM skipped UNION ALL SELECT reason, times FROM "
-            "passed_over) GROUP BY reason ORDER BY reason"
-        )
-        return dict(rows)
+            encoder = self._encoder.digest if self._encoder else ""
+            return status_of(self.folder, self.rows, self.trials, self.sent, self._learns, encoder)
 
     def forget(
         self,
@@ -640,55 +533,15 @@ class SearchClient:
             if everything:
                 gone = self._forget_everything()
             elif document is not None:
-                gone = self._forget_document(document)
+                self.document(document)  # or NotFound
+                with self._indexing():
+                    gone = forget_document(self.store, document)
+                    self._follow()
             else:
-                gone = self._forget_searches(query, since)
+                gone = forget_searches(self.store, self.features, query, since)
             self.store.sweep()
             sharing.record(self.rows, self.folder, anew=True)
             return gone
-
-    def _forget_searches(self, query: str | None, since: int | None) -> ForgottenRows:
-        store = self.store
-        if query is not None:
-            text = " ".join(clean(query[:LONGEST_QUERY]).split())
-            key = _key(self.features.query(text))
-            ids = store.rows("SELECT id FROM impressions WHERE query = ? OR (terms = ? AND terms != x'')", text, key)
-        else:
-            ids = store.rows("SELECT id FROM impressions WHERE time >= ?", since)
-        clicks = 0
-        with store.writing():
-            for some in in_parts([id for (id,) in ids]):
-                clicks += store.db.execute(f"DELETE FROM clicks WHERE impression IN ({marks(some)})", some).rowcount
-                store.db.execute(f"DELETE FROM impressions WHERE id IN ({marks(some)})", some)
-            if since is not None:  # also clicks of then in older lists
-                clicks += store.db.execute("DELETE FROM clicks WHERE time >= ?", (since,)).rowcount
-        return ForgottenRows(0, len(ids), clicks)
-
-    def _forget_document(self, document: int) -> ForgottenRows:
-        store = self.store
-        self.document(document)  # or NotFound
-        with self._indexing():
-            file, root, key, part = store.one(
-                "SELECT file, roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON "
-                "roots.id = root WHERE documents.id = ?",
-                document,
-            )
-            blob = int(document).to_bytes(8, "little")
-            with store.writing():
-                store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
-                store.remove([document])
-                if not part:  # the file is the document, and its name tells of it
-                    store.db.execute("DELETE FROM files WHERE id = ?", (file,))
-                    store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
-                clicks = store.db.execute("DELETE FROM clicks WHERE document = ?", (document,)).rowcount
-                for id, candidates in store.rows(
-                    "SELECT id, candidates FROM impressions WHERE instr(candidates, ?)", blob
-                ):
-                    ids = np.frombuffer(candidates, "<i8").copy()
-                    ids[ids == document] = 0
-                    store.db.execute("UPDATE impressions SET candidates = ? WHERE id = ?", (ids.tobytes(), id))
-            self._follow()
-        return ForgottenRows(1, 0, clicks)
 
     def _forget_everything(self) -> ForgottenRows:
         store = self.store
@@ -764,54 +617,23 @@ class SearchClient:
 
     def note_sent(self, receiver: str, what: str, size: int) -> int:
         """Note what is about to leave this device, for ever; returns the number of the note."""
-        with self._turn, self.store.writing():
-            made = self.store.db.execute(
-                "INSERT INTO sent (time, receiver, what, bytes) VALUES (?, ?, ?, ?)",
-                (self._clock(), receiver, what, size),
-            )
-            return int(made.lastrowid or 0)
-
-    def keeps_journal(self, site: Path, receiver: str) -> None:
-        """Remember a folder whose site writes down what leaves from there; it is told for ever as if noted here."""
-        inside = site.relative_to(self.folder) if site.is_relative_to(self.folder) else site  # which may be moved
-        with self._turn, self.store.writing():
-            known = json.loads(self.store.setting("journals", "{}"))
-            self.store.set(journals=json.dumps(known | {str(inside): receiver}))
-
-    def _sent(self) -> tuple[SentBytes, ...]:
-        """Everything that ever left, by whoever wrote it down before it did."""
-        noted = self.store.rows("SELECT time, receiver, what, bytes FROM sent ORDER BY id")
-        found = [SentBytes(int(when), to, what, size) for when, to, what, size in noted]
-        for site, receiver in json.loads(self.store.setting("journals", "{}")).items():
-            if not (self.folder / site).is_dir():
-                found.append(SentBytes(0, receiver, f"nobody knows what any more: {site} is gone", 0))
-            for one in what_was_sent(self.folder / site):
-                often = f" ({one.times:,} times)" if one.times > 1 else ""
-                found.append(SentBytes(int(one.at), receiver, one.what + often, one.bytes))
-        return tuple(sorted(found, key=lambda one: one.time))
+        with self._turn:
+            return self.sent.note(receiver, what, size)
 
     def was_not_sent(self, noted: int) -> None:
         """Take back a note of what was refused before anything left."""
-        with self._turn, self.store.writing():
-            self.store.db.execute("DELETE FROM sent WHERE id = ?", (noted,))
+        with self._turn:
+            self.sent.take_back(noted)
+
+    def keeps_journal(self, site: Path, receiver: str) -> None:
+        """Remember a folder whose site writes down what leaves from there."""
+        with self._turn:
+            self.sent.add_journal(site, receiver)
 
     def note_problem(self, problem: str) -> None:
         """What keeps this device from taking part in its federation, for the status; "": nothing."""
         with self._turn:
-            if self.store.setting("federation_problem", "") != problem:
-                with self.store.writing():
-                    self.store.set(federation_problem=problem)
-
-    def _about_sharing(self) -> tuple[str, ...]:
-        try:
-            joined = sharing.Sharing.read(self.folder)
-        except SearchError as damaged:
-            return (str(damaged),)
-        if joined is None:
-            return ()
-        count, problem = len(sharing.recorded(self.folder).numbers()), self.store.setting("federation_problem", "")
-        said = f"Shared through {joined.shared}, at most ε = {joined.epsilon:g} in all: {count:,} searches are recorded"
-        return (f"{said}. They stay here; what leaves is listed above.", *([problem] if problem else []))
+            self.sent.note_problem(problem)
 
     def order_setting(self, order: Order) -> None:
         """How results are ordered from now on; only "drawn" lists teach."""
@@ -852,16 +674,3 @@ class SearchClient:
 
 def _pages(one: Recorded) -> int:
     return -(-len(one.candidates) // PLACES)
-
-
-def _key(terms: QueryTerms) -> bytes:
-    """The same for two searches for the same words."""
-    return np.sort(terms.stems).astype("<i4").tobytes()
-
-
-def _size_of(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
-    return total
