@@ -114,6 +114,11 @@ class TestAgainstTheOracle:
             expected = oracle.multi_krum(updates.tolist(), m, distance == "squared")
             assert MultiKrum(share, distance)(arrivals(updates)) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
+    @pytest.mark.parametrize("rule", [Krum(), Krum(distance="squared"), MultiKrum()], ids=str)
+    def test_updates_however_small_are_told_apart(self, rule):
+        updates, scale = inputs(11)["mixed"], np.float32(2.0**-60)
+        assert np.array_equal(rule(arrivals(scale * updates)), scale * rule(arrivals(updates)))
+
     @pytest.mark.long
     @pytest.mark.parametrize("kind", ["random", "outliers"])
     def test_krum_of_many(self, kind):
