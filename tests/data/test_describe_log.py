@@ -6,9 +6,11 @@ import io
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedrank.data.describe_log import (
@@ -20,6 +22,7 @@ from fedrank.data.describe_log import (
 )
 from fedrank.data.logs import SearchLog
 from fedrank.data.shown_folder import ShownLists, write_shown
+from fedrank.experiments.report import log_figures
 from fedrank.experiments.report.command_output import about_log
 from fedrank.experiments.report.log_figures import draw_log
 from fedrank.experiments.report.terminal import show
@@ -107,6 +110,19 @@ def test_lists_as_they_were_shown(tmp_path):
         assert text in said
     draw_log(found, tmp_path / "log.svg")
     assert "event without its query" in (tmp_path / "log.svg").read_text()
+
+
+def test_clicks_are_drawn_by_place_where_enough_lists_reach():
+    """Of 400 lists, four have a document at the third place and three at the fourth."""
+    axis = Figure().subplots()
+    log_figures._draw_places(
+        axis,
+        SimpleNamespace(shown_at=np.array([400, 200, 4, 3]), clicked_at=np.array([100, 20, 3, 3]), unclicked=0.695),
+    )
+    [line] = axis.lines
+    assert line.get_xydata().tolist() == [[1, 0.25], [2, 0.1], [3, 0.75]]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("place", "clicks per document shown")
+    assert axis.get_title("left") == "Clicks by place\n70% of the lists have none"
 
 
 @pytest.mark.parametrize(

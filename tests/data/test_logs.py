@@ -289,7 +289,7 @@ def test_writing_to_a_loaded_array_does_not_reach_the_disk(tmp_path):
     assert load_log(tmp_path).features[0, 0] == 0
 
 
-@pytest.mark.parametrize("how", ["cut", "missing", "other type", "other shape", "names"])
+@pytest.mark.parametrize("how", ["cut", "missing", "other type", "other shape", "names", "facts"])
 def test_a_damaged_data_set_is_refused(tmp_path, how):
     path = made_up_set(tmp_path) / "lists.npy"
     if how == "cut":
@@ -300,7 +300,9 @@ def test_a_damaged_data_set_is_refused(tmp_path, how):
         np.save(path, np.zeros((2, 3), dtype=np.int32))
     elif how == "other shape":
         np.save(path, np.zeros((3, 3), dtype=np.int64))
-    else:
+    elif how == "names":
         write_names(tmp_path / "users.txt", ["ann", "bob"])
+    else:
+        (tmp_path / "facts.json").write_text('["format", 1]')
     with pytest.raises(ValueError, match="the folder is damaged: delete it and build it again"):
         load_log(tmp_path)

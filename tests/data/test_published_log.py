@@ -282,6 +282,14 @@ def test_blocks_are_the_file_however_it_is_cut(tmp_path_factory, lengths, block,
     assert stops[-1][0] == path.stat().st_size
 
 
+def test_values_half_way_between_two_numbers_go_to_the_even_one(tmp_path):
+    """Their text is read once more, by Python."""
+    path = tmp_path / "letor.txt"
+    path.write_text("0 qid:4 1:1000000059604644775390625e-24 2:3\n1 qid:4 1:7 2:1000000178813934326171875e-24\n")
+    [found] = read_queries(path, 0, 1, 2)
+    assert found.features[:2].tolist() == [[1, 3], [7, 1 + 2**-22]]  # of 1 + 2^-24 and 1 + 3 x 2^-24
+
+
 def test_files_that_are_something_else(tmp_path):
     metadata, letor = write_files(tmp_path)
     out = tmp_path / "out"

@@ -211,8 +211,9 @@ def test_the_same_lists_and_clicks_whatever_the_order_and_form(tmp_path):
 
 def test_the_same_page_again_is_one_list_and_another_order_is_another(tmp_path):
     again, other = asked(timestamp=TIME + 5), asked(hits=["d3", "d2", "d1"], timestamp=TIME + 50)
-    rows = read(tmp_path, [asked(), again, other], [event("d1", timestamp=TIME + 60), event("d2", timestamp=TIME + 1)])
-    assert lists_of(rows) == [(0, [1, 2, 3], [2]), (0, [3, 2, 1], [1])], "a click is on the latest list before it"
+    clicks = [event(f"d{document}", timestamp=TIME + after) for document, after in ((1, 60), (2, 1), (3, 50))]
+    rows = read(tmp_path, [asked(), again, other], clicks)
+    assert lists_of(rows) == [(0, [1, 2, 3], [2]), (0, [3, 2, 1], [3, 1])], "a click is on the latest list before it"
     assert reasons(rows) == {ubi.RELOADED: (1, (2,))}
 
 
@@ -270,7 +271,7 @@ def test_an_id_that_several_documents_have(tmp_path):
 
 def test_documents_in_a_table_have_other_columns_too(tmp_path):
     docs = tmp_path / "docs.tsv"
-    docs.write_text("id\tsku\ttitle\nd1\ta\tt\nd2\tb\n")
+    docs.write_text("id\ttitle\tsku\nd1\tt\ta\nd2\tt\tb\nd3\tt\n")  # the last row has fewer cells
     (tmp_path / "q.ndjson").write_text(json.dumps(asked(hits=["b", "a"], object_id_field="sku")))
     (tmp_path / "e.ndjson").write_text(json.dumps(event("d1")))
     rows = read_ubi(tmp_path / "q.ndjson", tmp_path / "e.ndjson", read_documents(docs), docs)

@@ -229,8 +229,8 @@ class Journal:
 
 
 RULES = [
-    Sync(), FedAsync(), FedAsync("hinge", 0.5, receive=False), FedBuff(3), FedBuff(2, receive=False),
-    FedBuff(2, wait=True), FedBuff(2, wait=True, receive=False),
+    Sync(), Sync(receive=False), FedAsync(), FedAsync("hinge", 0.5, receive=False), FedBuff(3),
+    FedBuff(2, receive=False), FedBuff(2, wait=True), FedBuff(2, wait=True, receive=False),
 ]  # fmt: skip
 # Two users have an update at least.
 logs = st.lists(st.integers(0, 3), min_size=12, max_size=40).filter(

@@ -10,6 +10,7 @@ from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, Scaffold
 from fedrank.federated.round import federated_round, first_state, simulate
+from fedrank.privacy.clip import contributions
 from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, OnClient, SecureAggregation
@@ -89,6 +90,33 @@ def test_in_parts_noise_at_the_server_is_drawn_once(monkeypatch):
     whole = federated_round(federation, state, some, 1, noise=source())
     monkeypatch.setattr("fedrank.federated.round.CHUNK_BYTES", 4 * 5)
     assert np.array_equal(federated_round(federation, state, some, 1, noise=source()).weights, whole.weights)
+
+
+class Card:
+    """Stands in for a graphics card, on which clients learn and a server shortens and adds up what they send."""
+
+    def __init__(self, learner, crowd):
+        self.learner, self.crowd = learner, crowd
+
+    def clipped(self, start, chance, present, clip):
+        some = self.crowd if present is None else self.crowd.rows(present)
+        learned = self.learner(start, some, chance)
+        steps = contributions(learned.updates, clip.weights, clip.length, clip.norm, clip.step)
+        return steps.sum(axis=0), learned.observed
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.parametrize("rows", [2, 100])
+def test_a_server_that_adds_up_on_a_card_adds_the_same_noise_here(monkeypatch, participation, rows):
+    some = clients(interactions=[2, 5])
+    federation = Federation(mechanism=Gaussian(0.1, 1.0, AtServer(), cap=4), participation=participation)
+    here = list(simulate(federation, some, 3, noise=source()))
+    monkeypatch.setattr("fedrank.federated.round.DEVICE_BYTES", rows * 4 * 5)
+    monkeypatch.setattr("fedrank.federated.round.find_device_learner", lambda _, *made_of: Card(*made_of))
+    there = list(simulate(federation, some, 3, noise=source()))
+    for one, other in zip(here, there, strict=True):
+        assert np.array_equal(one.weights, other.weights)
+        assert (one.online, one.interactions, one.bytes_up) == (other.online, other.interactions, other.bytes_up)
 
 
 def test_the_protocol_never_opens_a_part(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import math
 import tomllib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from fedrank.federated.robust import (
     Trust,
     assumed_attackers,
 )
+from fedrank.federated.robust_on_device import has_twin
 from fedrank.types import Aggregator, Messages, has_trait
 from tests.oracles import robust as oracle
 
@@ -113,6 +115,11 @@ class TestAgainstTheOracle:
         for distance in ("euclidean", "squared"):
             expected = oracle.multi_krum(updates.tolist(), m, distance == "squared")
             assert MultiKrum(share, distance)(arrivals(updates)) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+    @pytest.mark.parametrize("rule", [Krum(), Krum(distance="squared"), MultiKrum()], ids=str)
+    def test_updates_however_small_are_told_apart(self, rule):
+        updates, scale = inputs(11)["mixed"], np.float32(2.0**-60)
+        assert np.array_equal(rule(arrivals(scale * updates)), scale * rule(arrivals(updates)))
 
     @pytest.mark.long
     @pytest.mark.parametrize("kind", ["random", "outliers"])
@@ -468,3 +475,16 @@ class TestReputation:
             _, state = rule(arrivals(np.ones((10, 3))), state)
         assert not state["excluded"].any()
         assert (state["surprises"] == 1).all()
+
+
+def test_only_what_fits_has_a_twin_on_a_card():
+    """Of 160 KiB, less what threads add up, 2^14 distances of 8 bytes fit, and 2^15 values of 4 bytes."""
+    machine = SimpleNamespace(fast_memory=160 << 10)
+    for rule in (Krum(), MultiKrum()):
+        assert has_twin(machine, rule, 16384)
+        assert not has_twin(machine, rule, 16385)
+    for rule in (TrimmedMean(), Median()):
+        assert has_twin(machine, rule, 32768)
+        assert not has_twin(machine, rule, 32769)
+    assert not has_twin(machine, Bulyan(), 10)
+    assert not has_twin(machine, Mean(), 10)

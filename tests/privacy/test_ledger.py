@@ -358,6 +358,17 @@ def test_damaged_changes_are_run_and_charged_again(tmp_path):
     Ledger.open(tmp_path, 3).close()  # in order again, without a warning
 
 
+def test_a_change_that_is_damaged_while_the_ledger_is_open_is_not_used(tmp_path):
+    with Ledger.open(tmp_path, 3) as ledger:
+        ledger.reserve({1: rows(0), 2: rows(1)})
+        ledger.keep(1, np.ones(4))
+        ledger.keep(2, np.ones(4))
+        flip(tmp_path / "changes.log", BEGIN + RECORD)
+        with pytest.raises(LedgerError, match=r"changes\.log: the change of round 1 has been damaged since"):
+            ledger.kept(1)
+        assert ledger.kept(2).change.tolist() == [1, 1, 1, 1]
+
+
 def test_participants_that_lost_a_finished_round_are_noticed(tmp_path):
     with Ledger.open(tmp_path, 3) as ledger:
         ledger.reserve({1: rows(0)})

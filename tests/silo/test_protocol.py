@@ -444,6 +444,9 @@ def test_an_answer_that_would_be_too_long_is_refused_and_not_charged(owner_of, p
     monkeypatch.setattr(protocol, "seal", lambda content, *_: content)
     assert b"an answer of 192 bytes is too long" in answer(asked.letter, owner)
     assert owner.ledger.spent() == 0
+    monkeypatch.setitem(letters.LONGEST, "answer", 2 * 192)
+    assert b"too long" not in answer(asked.letter, owner)
+    assert owner.ledger.spent() > 0
 
 
 def test_a_question_of_nonsense_is_refused_by_letter(owner_of, parties):

@@ -392,9 +392,16 @@ def test_a_series_adds_up_and_its_messages_look_like_chance(count, messages, siz
 
 
 def test_bytes_of_a_tree_are_fewer_than_eight_a_bin():
-    plan = plan_for()
-    server = TreeServer(plan, answering(clients_of(plan)))
+    plan, up, down = plan_for(), [], []
+
+    def count(client, asked, answer):
+        up.append(len(answer))
+        down.append(len(asked))
+        return answer
+
+    server = TreeServer(plan, answering(clients_of(plan), count))
     list(server.forest())
+    assert (server.bytes_up, server.bytes_down) == (sum(up), sum(down))
     bins = EDGES.features * EDGES.bins
     assert server.bytes_up < 4 * 3 * RULES.leaves * (8 * bins + 300)
 

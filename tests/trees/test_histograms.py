@@ -12,6 +12,8 @@ pytest.importorskip("lightgbm")
 pytest.importorskip("cryptography")
 
 from fedrank.data.letor import letor_lines
+from fedrank.experiments.report.command_output import about_grown
+from fedrank.experiments.report.markdown import markdown
 from fedrank.ranking.model import read_for
 from fedrank.trees.binning import bounded_edges, grid_edges
 from fedrank.trees.boosters import Grower, Lambdamart, Past, Selgb
@@ -131,6 +133,8 @@ def test_a_killed_command_goes_on(files):
     made = grow_files(silos, files / "out", RULES)
     assert made.resumed == 3
     assert made.forest.trees == whole.forest.trees
+    said = markdown(about_grown(replace(made, resumed=made.grown - 1, bytes_up=3_000_000)))
+    assert "1.50 MB a tree and client went up" in said  # one tree, two clients
     before = {path.name: path.read_bytes() for path in (files / "out").iterdir()}
     again = grow_files(silos, files / "out", RULES, test=silos[:1], tell=kill)
     assert again.finished_before

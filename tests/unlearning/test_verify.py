@@ -106,9 +106,11 @@ def test_unlearned_among_retrained():
 
 
 def test_distances_by_hand():
-    """On a line: the unlearned model at 4, retrained ones at 1, 2 and 5."""
-    got = distance_to_retrained(np.array([4.0]), np.array([[1.0], [2.0], [5.0]]), Linear(), _line())
+    """On a line: the unlearned model at 4, retrained ones at 1, 2 and 5, and at 10 the one that was to forget."""
+    retrained = np.array([[1.0], [2.0], [5.0]])
+    got = distance_to_retrained(np.array([4.0]), retrained, Linear(), _line(), np.array([10.0]))
     assert got.unlearned.weights == pytest.approx((3 / 1 + 2 / 2 + 1 / 5) / 3)
+    assert got.before.weights == pytest.approx((9 / 1 + 8 / 2 + 5 / 5) / 3)
     pairs = [1 / 2, 1 / 1, 4 / 5, 4 / 1, 3 / 5, 3 / 2]  # in both directions
     assert got.spread.weights == pytest.approx(sum(pairs) / 6)
     own = (3 / 1 + 2 / 2 + 1 / 5) / 3

@@ -636,7 +636,7 @@ def simulate_arrivals(
     # Who keeps a journal may look at a state when the next round is done, so that two take turns. Copying all that
     # clients hold would take longer than the round.
     spare = None if journal is None else _copy(state)
-    changed: slice | NDArray[np.int64] = slice(0)  # rows in which the spare is behind
+    changed = plan.rows[:0]  # rows in which the spare is behind, but for those that a round in step writes anyway
     while state.round < last:
         first = int(plan.edges[state.round])
         # In step, everybody who sends in a round has sent in the one before, so that this is a single round.
@@ -654,7 +654,7 @@ def simulate_arrivals(
             if spare is not None:
                 _catch_up(spare, state, changed)
                 target = replace(spare, round=state.round, weights=state.weights)
-                spare, changed = state, slice(None) if rule.together else plan.rows[own]
+                spare, changed = state, plan.rows[own]
             outcome = _arrive(task, target, learned, some, place, plan, noise, journal)
             state = outcome.state
             yield outcome
@@ -710,7 +710,7 @@ def _copy(state: State) -> State:
     return replace(state, held=state.held.copy(), rule={name: array.copy() for name, array in state.rule.items()})
 
 
-def _catch_up(behind: State, ahead: State, rows: slice | NDArray[np.int64]) -> None:
+def _catch_up(behind: State, ahead: State, rows: NDArray[np.int64]) -> None:
     """Bring the arrays of a state up to those of the next one, which differ in these clients."""
     assert behind.held is not None
     assert ahead.held is not None

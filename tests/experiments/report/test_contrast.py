@@ -59,6 +59,18 @@ def test_counting_seeds_as_data_would_call_most_of_them_significant() -> None:
     assert np.mean(naive) > 0.6
 
 
+def test_the_power_to_show_two_variants_alike() -> None:
+    found = Contrast(0.0, 0.01, 12)
+    limit = stats.t.ppf(0.975, 12)  # an interval ends so many errors from the difference
+    inside = stats.t.cdf(3 - limit, 12) - stats.t.cdf(limit - 3, 12)  # how often it ends before 3 errors, both ways
+    assert 0.3 < inside < 0.7
+    assert found.power_alike(0.03) == pytest.approx(inside, rel=1e-9)
+    assert found.power_alike(0.03, level=0.1) > inside
+    assert found.power_alike(0.02) == 0.0  # the interval is wider than the margin wherever it lies
+    assert Contrast(0.0, 0.0, 12).power_alike(0.001) == 1.0
+    assert Contrast().power_alike(0.03) == 0.0  # nothing could be tested
+
+
 @pytest.mark.long
 def test_the_power_that_is_stated_is_the_power_there_is() -> None:
     rng = np.random.default_rng(3)

@@ -71,6 +71,7 @@ def test_of_a_run_it_claims_what_the_card_claims_and_no_more(spec, tmp_path):
     for point in card.not_covered:
         assert point.split(";")[0] in text
     assert "a run stops at ε = 50" in text
+    assert f"{card.who_sees_what}; no update is kept." in text
 
 
 def test_a_card_of_another_model_claims_nothing(spec, tmp_path):

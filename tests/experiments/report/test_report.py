@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedrank.experiments.report import figures
 from fedrank.experiments.report.analysis import find
-from fedrank.experiments.report.compose import brief
+from fedrank.experiments.report.compose import brief, conventions
 from fedrank.experiments.report.run_values import running_mean
 from fedrank.experiments.report.statistics import holm
 from fedrank.experiments.report.tables import amount, final_table
@@ -233,6 +233,17 @@ def test_text_from_files_stays_text(tmp_path: Path, suffix: str) -> None:
     assert "<b>" not in text
     assert "alert(1)" in text
     assert "_a$b$" in text
+
+
+def test_every_convention_is_said_once_and_where_runs_differ(tmp_path: Path) -> None:
+    gain, first, second = "gain 2^grade - 1", "MRR@10 of any relevant document", "of grade 2 alone"
+    for seed, mrr in ((1, first), (2, first), (3, second)):
+        write_run(tmp_path, seed=seed, conventions={"ndcg@10": gain, "mrr@10": mrr})
+    [findings] = find(load_runs(tmp_path))
+    [said] = conventions(findings).parts
+    differ = " (Not all runs used this convention: their values are not comparable.)"
+    assert said.points[:3] == (f"ndcg@10: {gain}", first + differ, f"mrr@10: {second}{differ}")
+    assert len(set(said.points)) == len(said.points)
 
 
 @pytest.mark.long

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
+import re
 
 from rich.console import Console
 
 from fedrank.experiments.report.html import page
 from fedrank.experiments.report.markdown import markdown
-from fedrank.experiments.report.sections import Cell, Drawing, Listing, Pairs, Points, Section, Span, Table, say
+from fedrank.experiments.report.sections import (
+    Cell,
+    Drawing,
+    Interactive,
+    Listing,
+    Pairs,
+    Points,
+    Section,
+    Span,
+    Table,
+    say,
+)
 from fedrank.experiments.report.terminal import show
 
 LONG = "fedrank report " + "a-long-name/" * 12
@@ -70,6 +84,23 @@ def test_a_page_is_escaped_and_folds_and_draws():
     assert '<span class="best" title="of two">0.5</span>' in text
     assert "<nav>" not in text
     assert '<li><a href="#one">The question</a></li>' in page("Two", [*sections(), *sections()])
+
+
+def test_a_page_runs_the_script_it_comes_with_and_no_other():
+    """By its hash, which a browser compares with what stands in the page."""
+
+    def allowed(text):
+        [policy] = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
+        return [rule for rule in policy.split("; ") if rule.startswith(("default-src", "script-src"))]
+
+    plain = page("A report", sections())
+    assert "<script" not in plain
+    assert allowed(plain) == ["default-src 'none'"]
+    curves = Interactive("curves", lambda: {"title": "</script><script>alert(1)"}, (say("a curve"),))
+    lively = page("A report", [*sections(), Section("Curves", (Section("Inner", (curves,)),))])
+    [script] = re.findall(r"<script>(.*?)</script>", lively, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert allowed(lively) == ["default-src 'none'", f"script-src 'sha256-{digest}'"]
 
 
 def test_markdown_is_escaped_and_has_no_empty_section():

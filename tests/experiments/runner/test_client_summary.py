@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from fedrank.experiments.report import client_figures
 from fedrank.experiments.report.client_figures import draw_clients
 from fedrank.experiments.report.command_output import about_clients
 from fedrank.experiments.report.terminal import show
@@ -141,6 +143,18 @@ def test_picture(who, tmp_path, ending):
         text = path.read_text(encoding="utf-8")
         for said in ("labels", "grade 2", "Difference in grades", "Queries in common", "by chance"):
             assert said in text
+
+
+def test_the_more_relevant_the_darker(who, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(client_figures, "save_picture", lambda figure, path: drawn.append(figure))
+    draw_clients(replace(who, groups=who.groups[:1]), "clients.svg")
+    bars, *_ = drawn[0].subfigs[0].axes
+    handles, labels = bars.get_legend_handles_labels()
+    assert labels == ["grade 0", "grade 1", "grade 2"]
+    light = [sum(bar[0].get_facecolor()[:3]) for bar in handles]
+    assert light == sorted(light, reverse=True)
+    assert len(set(light)) == 3
 
 
 @pytest.mark.long

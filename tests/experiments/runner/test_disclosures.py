@@ -100,13 +100,24 @@ def test_a_client_that_learns_alone_is_not_said_to_send_anything():
 def test_numbers_for_a_file_know_no_infinity():
     mechanism = {"name": "gaussian", "clip": 0.1, "noise": 2.0}
     tables = {"rounds": 5, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 4}, "learner": "pdgd"}
-    for grid in (read_tables(tables | {"mechanism": mechanism}), read_tables(tables), read_tables(SILOS)):
+    for grid in (read_tables(tables | {"mechanism": mechanism}), read_tables(tables)):
         facts = as_facts(grid, [2.0])
         assert json.loads(json.dumps(facts, allow_nan=False)) == facts
         [variant] = facts["variants"]
         assert variant["variant"] == "only"
+
+
+def test_numbers_of_silos_for_a_file():
+    facts = as_facts(read_tables(SILOS), [2.0])
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    [variant] = facts["variants"]
+    assert variant["variant"] == "only"
+    assert list(variant["epsilon_by_occurrences"]) == ["1", "2", "5", "10"]
     assert variant["epsilon_by_occurrences"]["1"] == pytest.approx(6.59, abs=0.02)
     assert variant["leaves"][0]["promise"]["paid_per"] == "once"
+    [noise] = variant["noise_for_targets"]
+    louder = read_tables(SILOS | {"method": {"name": "local-plus", "noise": noise}}).base
+    assert cost_of_words(louder)[1] == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ def test_all_numbers_as_json(files):
     assert found["propensities"]["slope"][0] == 1
     same = estimate_model(files / "model.json", files / "log")
     assert rows["doubly robust"]["model"]["value"] == same.rows[1].model.value
+    assert same.searches == 8000  # it learned from none of them
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedrank.experiments.runner.failures import LAST_LINES, TRACEBACK, causes
+from fedrank.experiments.runner.failures import TRACEBACK, causes
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables
@@ -39,7 +39,7 @@ def test_a_crash_in_an_own_method_leaves_its_traceback(tmp_path, name, said, las
     [cause] = causes([(task, reason)])
     assert cause.lines[-1].startswith(last)
     assert any("own_methods.py" in line for line in cause.lines)
-    assert len(cause.lines) <= LAST_LINES
+    assert len(cause.lines) <= 6
     assert cause.file == task.folder / TRACEBACK
 
 
@@ -73,6 +73,10 @@ def test_one_cause_is_told_once_with_a_count(tmp_path):
     wrong = failed(tmp_path, seeds=[1, 2, 3], aggregator={"name": OWN + "Crashes"})
     [cause] = causes(wrong)
     assert cause.told.startswith("failed 3 runs, the first of them only, fold 1, seed 1: KeyError")
+    deep = "".join(f"line {n}\n    ~~~^^^\n" for n in range(1, 21))
+    other = "\nThe above exception was the direct cause of the following exception:\n\nTraceback\nRoundError\n"
+    (wrong[0][0].folder / TRACEBACK).write_text(deep + other)
+    assert causes(wrong)[0].lines == tuple(f"line {n}" for n in range(15, 21))  # the last six of what came first
     rates = failed(tmp_path / "rates", seeds=[1, 2], learner={"name": "pdgd", "rate": 1e300})
     [cause] = causes(rates)  # whichever round and client it was
     assert cause.told.startswith("failed 2 runs, ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -264,6 +265,7 @@ def test_processes_give_the_same_bytes(tmp_path):
     asked = read_tables(tables(seeds=[1, 2, 3], rounds=20))
     alone = run_experiment(asked, "test", tmp_path / "one")
     together = run_experiment(asked, "test", tmp_path / "two", workers=2)
+    assert multiprocessing.active_children() == []  # they end before the command does
     assert len(alone.finished) == len(together.finished) == 3
     for task in alone.finished:
         other = tmp_path / "two" / task.folder.relative_to(tmp_path / "one")

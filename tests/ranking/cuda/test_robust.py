@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedrank as fr
-from fedrank.federated.robust_on_device import change_on_device, has_twin
+from fedrank.federated.robust_on_device import change_on_device
 from fedrank.federated.round import simulate
 from fedrank.federated.server import RoundError
 from fedrank.kernels.devices import Processor
@@ -79,11 +79,3 @@ def test_too_few_clients_are_refused_in_the_same_words(machine: Processor) -> No
             list(simulate(federation, crowd, 1, device=device))
         said.append(str(problem_found.value))
     assert said[0] == said[1]
-
-
-def test_only_what_fits_has_a_twin(machine: Processor) -> None:
-    assert has_twin(machine, fr.aggregators.Krum(), 16384)
-    assert not has_twin(machine, fr.aggregators.Krum(), 16385)
-    assert has_twin(machine, fr.aggregators.Median(), 32768)
-    assert not has_twin(machine, fr.aggregators.Median(), 32769)
-    assert not has_twin(machine, fr.aggregators.Bulyan(), 10)
