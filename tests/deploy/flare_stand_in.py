@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from fedrank.deploy.flare import HubController, SiteExecutor
-from fedrank.deploy.hub import Silent
+from fedrank.deploy.site_calls import Silent
 from fedrank.experiments.runner.writer import News
 from fedrank.files import locked, write_whole
 

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import hub as hubs
-from fedrank.deploy import protocol
+from fedrank.deploy import protocol, site_calls
 from fedrank.deploy.hub import Differs, Hub
 from fedrank.deploy.plan import PROTOCOL, Plan
 from fedrank.deploy.protocol import ASKED, Answers
@@ -348,7 +347,7 @@ class Lies:
 @pytest.mark.long
 def test_no_lie_of_a_site_changes_anything(tmp_path, monkeypatch):
     """A lie every other round; the model is the one that comes of silence in these rounds."""
-    monkeypatch.setattr(hubs, "PAUSE", 0.01)
+    monkeypatch.setattr(site_calls, "PAUSE", 0.01)
     made = RealTrial(tmp_path, LINEAR, rounds=80)
     earlier: dict = {}
     lies = list(Lies(made, earlier).all().items())
@@ -408,7 +407,7 @@ def test_a_site_longer_than_the_clip_is_refused_where_the_server_adds_the_noise(
     assert (made.task.folder / "sites.csv").read_text().count("no honest one is longer") == 2
 
 
-def canned(answers) -> hubs.Send:
+def canned(answers) -> site_calls.Send:
     def send(name, content, wait):
         found: Future[bytes] = Future()
         found.set_result(answers(name, content))
@@ -438,7 +437,7 @@ def test_facts_that_are_none_are_refused(trial, facts, word):
 
 
 def test_who_is_slow_is_named_while_the_hub_still_waits(trial, monkeypatch):
-    monkeypatch.setattr(hubs, "SLOW", 0.01)
+    monkeypatch.setattr(site_calls, "SLOW", 0.01)
     told = {}
     hub = Hub(
         trial.plan,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import hub
+from fedrank.deploy import site_calls
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.site import Site
@@ -98,7 +98,7 @@ class Fate:
 
 @pytest.fixture
 def fate(monkeypatch):
-    monkeypatch.setattr(hub, "PAUSE", 0.01)
+    monkeypatch.setattr(site_calls, "PAUSE", 0.01)
     return Fate(monkeypatch)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import consent, hub, protocol
+from fedrank.deploy import consent, protocol, site_calls
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
 from fedrank.experiments.report.write import write_report
@@ -216,7 +216,7 @@ def test_a_history_is_recorded_where_policies_allow_it(tmp_path):
 
 
 def test_a_history_is_refused_where_a_policy_does_not_allow_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "PAUSE", 0.05)
+    monkeypatch.setattr(site_calls, "PAUSE", 0.05)
     trial = RealTrial(tmp_path, top="record_every = 2", policy={"clinic-a": {"history": "false"}}, fewest=3)
     seen = []
     assert trial.run(lambda name, request, answer: _note(seen, answer()), lambda: len(seen) > 6) == "interrupted"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import consent, hub, protocol
+from fedrank.deploy import consent, protocol, site_calls
 from fedrank.deploy import site as sites
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
@@ -22,7 +22,7 @@ PHASES = protocol.PHASES
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch):
-    monkeypatch.setattr(hub, "PAUSE", 0.01)
+    monkeypatch.setattr(site_calls, "PAUSE", 0.01)
 
 
 def vanishing(phase: str, who: set[str], answered: bool):

@@ -30,10 +30,10 @@ from fedrank.deploy.folder_members import (
     read_home,
     read_invitation,
 )
-from fedrank.deploy.hub import Silent
 from fedrank.deploy.identity import IdentityKey, fingerprint, new_identity, read_identity
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.signed_files import FileAddress, Ignoring, write_signed
+from fedrank.deploy.site_calls import Silent
 from fedrank.privacy.population import Population
 from fedrank.wire import Label, Part
 from tests.deploy.trial import Trial, check_equal, spec_of, write_data

@@ -146,7 +146,7 @@ class Federation:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr("fedrank.deploy.hub.PAUSE", 0.01)
+    monkeypatch.setattr("fedrank.deploy.site_calls.PAUSE", 0.01)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

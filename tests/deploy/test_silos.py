@@ -128,7 +128,7 @@ class Hospitals:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr("fedrank.deploy.hub.PAUSE", 0.01)
+    monkeypatch.setattr("fedrank.deploy.site_calls.PAUSE", 0.01)
 
 
 @pytest.fixture(scope="module")

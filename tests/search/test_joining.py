@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedrank.data.live_features import LIVE_1
-from fedrank.deploy import hub
+from fedrank.deploy import site_calls
 from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, read_invitation
 from fedrank.deploy.outbox import used_searches
 from fedrank.ranking.model import load_weights
@@ -84,7 +84,7 @@ def take_part_until(group, done, seconds=60.0):
 @pytest.mark.long
 def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypatch):
     monkeypatch.setattr(coordinator, "ROUNDS", 2)
-    monkeypatch.setattr(hub, "PAUSE", 0.05)
+    monkeypatch.setattr(site_calls, "PAUSE", 0.05)
     before = group.files()
     for name in group.clients:
         group.search(name, 3)
@@ -212,9 +212,9 @@ def test_the_built_in_question_keeps_its_epsilon(tmp_path):
 
 
 COORDINATOR = """
-from fedrank.deploy import hub
+from fedrank.deploy import site_calls
 from fedrank.search import coordinator
-coordinator.ROUNDS, hub.PAUSE = 1, 0.1
+coordinator.ROUNDS, site_calls.PAUSE = 1, 0.1
 from fedrank.cli import main
 main()
 """

@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.deploy.hub import Exchange, Hub, Send
+from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.site_calls import Exchange, Send
 from fedrank.experiments.runner.cards import issued
 from fedrank.experiments.runner.data import clients_of, described, judged, load_fold
 from fedrank.experiments.runner.federated import (

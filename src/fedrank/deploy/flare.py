@@ -192,7 +192,7 @@ class HubController(Controller):  # type: ignore[misc]
         return self._threads[site].submit(self._carry, site, request, patience)
 
     def _carry(self, site: str, request: bytes, patience: float) -> bytes:
-        from fedrank.deploy.hub import Silent
+        from fedrank.deploy.site_calls import Silent
 
         began = time.monotonic()
         if len(request) > LARGEST_MESSAGE - OVERHEAD:

@@ -37,7 +37,6 @@ from fedrank.deploy.folder_members import (
     note_departures,
     publish,
 )
-from fedrank.deploy.hub import Silent
 from fedrank.deploy.identity import IdentityKey, read_identity
 from fedrank.deploy.plan import LARGEST as LARGEST_PLAN
 from fedrank.deploy.plan import Plan
@@ -52,6 +51,7 @@ from fedrank.deploy.signed_files import (
     read_signed,
     write_signed,
 )
+from fedrank.deploy.site_calls import Silent
 from fedrank.experiments.spec.families import name_of
 from fedrank.files import locked, told
 from fedrank.privacy.mechanisms import AtServer

@@ -16,8 +16,9 @@ from fedrank.data.catalog import Fold
 from fedrank.deploy import protocol
 from fedrank.deploy.coordinate import Books
 from fedrank.deploy.forests import GROWS, ROUND, largest_forest, merged_files, portions_of, read_trees
-from fedrank.deploy.hub import MOST_QUERIES, Differs, Exchange, Hub, Send
+from fedrank.deploy.hub import MOST_QUERIES, Differs, Hub
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.site_calls import Exchange, Send
 from fedrank.experiments.runner.cards import forest_card, issued
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card
 from fedrank.experiments.runner.merge import CONVENTIONS, finish_merge, save_merged

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.deploy import protocol
-from fedrank.deploy.plan import PROTOCOL, Plan, PlannedSite
+from fedrank.deploy import protocol, site_calls
+from fedrank.deploy.plan import PROTOCOL, PlannedSite
 from fedrank.deploy.protocol import ASKED, Answers
 from fedrank.deploy.site import sum_terms
+from fedrank.deploy.site_calls import MOST_REFUSALS, Exchange, SiteCalls, once_each
 from fedrank.federated.asynchronous import Schedule
 from fedrank.federated.messages import Message
 from fedrank.federated.round import Outcome, mean_over, root_update, taking_part
@@ -29,33 +30,12 @@ from fedrank.privacy.mechanisms import AtServer, SecureAggregation
 from fedrank.types import Memory, Messages, SimulatedClients, Weights, has_trait
 from fedrank.wire import Label, Refused
 
-Send = Callable[[str, bytes, float], "Future[bytes]"]  # site, request, patience in seconds
-MOST_REFUSALS = 3  # in a row, after which a site is left out until an operator says otherwise
-PAUSE = 2.0  # seconds before a round is asked for again
 LONGEST_PAUSE = 300.0  # seconds before a secure sum that failed again and again is tried once more
 MOST_QUERIES = 1 << 40  # behind a sum of measures; more is nonsense
-LATE = 5.0  # seconds, at least, that the others have when enough have answered
-SLOW = 5.0  # seconds without an answer after which the hub says for whom it waits, and again and again
-LOOK = 0.25  # seconds between looks whether somebody asked the run to stop
-GRACE = 2.0  # seconds beyond the patience, for an engine that keeps no time
-
-
-class Silent(Exception):
-    """A site that did not answer; the text says why, as far as is known."""
 
 
 class Differs(Exception):
     """Sites that do not fit together, so that no round begins; the text lists who has what."""
-
-
-class Exchange(NamedTuple):
-    """What became of one request."""
-
-    site: str
-    bytes_down: int
-    bytes_up: int
-    seconds: float
-    reason: str = ""  # why it was of no use; "": it was
 
 
 class RoundAnswers(NamedTuple):
@@ -68,24 +48,16 @@ class RoundAnswers(NamedTuple):
 
 
 @dataclass
-class Hub:
+class Hub(SiteCalls):
     """A coordinator at work on one plan."""
 
-    plan: Plan
-    send: Send
-    patience: float = 60.0  # seconds that a site has for a request
-    note: Callable[[int, Exchange], None] = lambda round, asked: None  # told of every request
-    waiting: Callable[[int, Mapping[str, str]], None] = lambda round, why: None  # told for whom a round waits
-    stop: Callable[[], bool] = lambda: False
     begin_attempt: Callable[[int], int] = lambda round: 0  # the number of a new attempt, durable when it returns
-    left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must let in again, and why
     watch: Callable[[Messages], None] | None = None  # shown what reached the coordinator
     reshape: Callable[[Messages], Messages] | None = None  # changes what came, before it is added up
     crowd: SimulatedClients | None = (
         None  # what a trial simulates, or the coordinator's own queries, where a rule asks for them
     )
     identities: dict[int, bytes] = field(default_factory=dict)
-    _refused: dict[str, int] = field(default_factory=dict)  # in a row
     _dealt_badly: dict[str, int] = field(default_factory=dict)  # sums that a site spoiled
     _over: int = 0  # rounds that are over
     _reporting: set[str] = field(default_factory=set)  # sites that tell measures of their own queries
@@ -140,10 +112,6 @@ class Hub:
         """Greet every site after so many rounds, without waiting for those who do not answer; why they did not."""
         self._over = over
         return self._greet(self.sites(), set())
-
-    def sites(self) -> list[PlannedSite]:
-        """Who is asked at all."""
-        return [site for site in self.plan.sites if site.name not in self.left_out]
 
     def _compare(self, found: Mapping[str, Mapping[str, Any]]) -> None:
         plan = self.plan
@@ -210,9 +178,9 @@ class Hub:
                 after, answers, why = self._plain(state, asked, rows, traffic)
             if after is not None:
                 break
-            traffic[:] = _once_each(traffic)
+            traffic[:] = once_each(traffic)
             # Whoever masked numbers in a sum that failed has paid for them: the longer it fails, the longer the pause.
-            self._wait(number, why, 1.0 if self.place is None else min(2.0**tries, LONGEST_PAUSE / PAUSE))
+            self._wait(number, why, 1.0 if self.place is None else min(2.0**tries, LONGEST_PAUSE / site_calls.PAUSE))
             tries += 1
         for one in traffic:
             self.note(number, one)
@@ -521,7 +489,7 @@ class Hub:
                     self._greet_again([site])
                 self.waiting(state.round + 1, {**self.left_out, site.name: one.reason})
                 if site.name not in self.left_out:
-                    later[site.name] = time.monotonic() + (0 if one.reason == protocol.SAY_HELLO else PAUSE)
+                    later[site.name] = time.monotonic() + (0 if one.reason == protocol.SAY_HELLO else site_calls.PAUSE)
             while len(ready) >= min(gathers, len(self.sites())) and ready and state.round < last:
                 rows = np.array(list(ready)[:gathers])
                 taken = [ready.pop(int(row)) for row in rows]
@@ -559,63 +527,6 @@ class Hub:
 
     # Asking
 
-    def _ask(
-        self,
-        requests: Mapping[str, bytes],
-        round: int,
-        read: Callable[[bytes, Label], Any],
-        kind: str,
-        attempt: int = 0,
-        traffic: list[Exchange] | None = None,
-        enough: int | None = None,
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What sites answered, read and checked; and of those who did not, why.
-
-        Where so many are `enough`, the others are not waited for much longer than those took.
-        """
-        self._check_stop()
-        began = time.monotonic()
-        sent = {name: self.send(name, content, self.patience) for name, content in requests.items()}
-        self._wait_for(sent, round, began, enough)
-        found: dict[str, Any] = {}
-        why: dict[str, str] = {}
-        for site in self.plan.sites:
-            if site.name not in sent:
-                continue
-            future, up = sent[site.name], 0
-            label = Label(kind, self.plan.run, round, attempt, site.clients[0])
-            try:
-                if not future.done():
-                    future.cancel()
-                    raise Silent(f"no answer within {time.monotonic() - began:.3g} s")
-                content = future.result()
-                up = len(content)
-                found[site.name] = read(content, label)
-                self._refused[site.name] = 0
-            except Exception as problem:
-                why[site.name] = self._blame(site.name, problem)
-            one = Exchange(site.name, len(requests[site.name]), up, time.monotonic() - began, why.get(site.name, ""))
-            if traffic is not None:
-                traffic.append(one)
-            elif one.reason:
-                self.note(round, one)
-        return found, why
-
-    def _wait_for(self, sent: Mapping[str, Future[bytes]], round: int, began: float, enough: int | None) -> None:
-        pending, deadline, came, told = set(sent.values()), began + self.patience + GRACE, 0, began
-        while pending and time.monotonic() < deadline:
-            self._check_stop()
-            left = deadline - time.monotonic()
-            done, pending = wait(pending, timeout=max(0.0, min(left, LOOK)), return_when=FIRST_COMPLETED)
-            came += sum(future.exception() is None for future in done)
-            now = time.monotonic()
-            if enough is not None and came >= enough:
-                deadline, enough = min(deadline, now + max(LATE, 2 * (now - began))), None
-            if pending and now - told > SLOW:
-                told = now
-                slow = [name for name, future in sent.items() if future in pending]
-                self.waiting(round, self.left_out | dict.fromkeys(slow, f"no answer for {now - began:.0f} s"))
-
     def _ask_known(
         self,
         requests: Mapping[str, bytes],
@@ -642,32 +553,6 @@ class Hub:
             return self._greet(sites, set())
         except Differs as problem:
             return {site.name: str(problem) for site in sites}
-
-    def _blame(self, name: str, problem: Exception) -> str:
-        """Why a site's answer is of no use. Who sends nonsense three times in a row is left out.
-
-        Silence is no sin, and neither is a refusal of the site's own: it may have room, or a yes, an hour later.
-        """
-        reason = protocol.printable(str(problem) or type(problem).__name__)
-        if isinstance(problem, Refused) and not isinstance(problem, protocol.Objection):
-            self._refused[name] = self._refused.get(name, 0) + 1
-            if self._refused[name] >= MOST_REFUSALS:
-                self.left_out[name] = f"left out after {MOST_REFUSALS} refusals in a row, the last: {reason}"
-        return reason
-
-    def _wait(self, round: int, why: Mapping[str, str], pauses: float = 1.0) -> None:
-        """Say for whom the run waits, and give them time."""
-        self.waiting(round, {**self.left_out, **why})
-        until = time.monotonic() + pauses * PAUSE
-        while time.monotonic() < until:
-            self._check_stop()
-            time.sleep(0.05)
-
-    def _check_stop(self) -> None:
-        if self.stop():
-            from fedrank.experiments.runner.writer import Stopped
-
-            raise Stopped
 
     # What a round left behind
 
@@ -704,12 +589,6 @@ class Hub:
             sum(one.bytes_down for one in traffic),
             reward,
         )
-
-
-def _once_each(traffic: Sequence[Exchange]) -> list[Exchange]:
-    """Requests, those that failed for the same reason once each: a run may wait for days."""
-    found = {(one.site, one.reason) if one.reason else number: one for number, one in enumerate(traffic)}
-    return list(found.values())
 
 
 def _read_letters(content: bytes, label: Label) -> bytes:

@@ -29,10 +29,11 @@ from fedrank.deploy.backup import Restored
 from fedrank.deploy.coordinate import Books
 from fedrank.deploy.forest_hub import ForestHub, result_files, site_card
 from fedrank.deploy.forests import ROUND, ForestRun
-from fedrank.deploy.hub import Differs, Send
+from fedrank.deploy.hub import Differs
 from fedrank.deploy.identity import IdentityKey
 from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.site_calls import Send
 from fedrank.experiments.runner.cards import GROWN_FOREST, GROWN_IN_SUM, TREES, issued
 from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.merge import NOISED_TREES, finish_merge, noised_card, save_merged

@@ -18,9 +18,10 @@ from fedrank.data.collection import load_collection
 from fedrank.data.text import Tokeniser
 from fedrank.deploy import protocol
 from fedrank.deploy.coordinate import Books, give_result
-from fedrank.deploy.hub import Differs, Exchange, Hub, Send
+from fedrank.deploy.hub import Differs, Hub
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.silos import FIRST_TURN, MOST_LETTERS, STEPS, checked_keys, turns_of
+from fedrank.deploy.site_calls import Exchange, Send
 from fedrank.experiments.runner.cards import issued
 from fedrank.experiments.runner.data import described
 from fedrank.experiments.runner.federated import per_query

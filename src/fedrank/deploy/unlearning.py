@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.deploy.coordinate import PLAN, first_state_of
-from fedrank.deploy.hub import Hub, Send
+from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.site_calls import Send
 from fedrank.experiments.runner.cards import issuer, sha256, versions
 from fedrank.experiments.runner.data import judged, load_fold
 from fedrank.experiments.runner.federated import per_query
