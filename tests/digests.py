@@ -49,7 +49,8 @@ from fedrank.trees.mergers import WeightedSum
 from fedrank.trees.private_growing import PrivateRowStore, TreeNoise, grow_private
 from fedrank.trees.row_store import RowStore
 from fedrank.trees.splits import Topics
-from fedrank.unlearning.methods import UNLEARNERS
+from fedrank.unlearning.history import History, HistoryWriter
+from fedrank.unlearning.methods import UNLEARNERS, Case
 from tests.made_up import made_up_log
 
 USERS = np.random.default_rng(7).integers(120, size=1500).tolist()  # of each entry of a made-up log
@@ -410,7 +411,7 @@ def of_unlearning(unlearner: Any) -> str:
     first = np.zeros(_train().features.shape[1])
     last = None
     with tempfile.TemporaryDirectory() as folder:
-        with fr.HistoryWriter(folder, len(clients), first.size, 2) as writer:
+        with HistoryWriter(folder, len(clients), first.size, 2) as writer:
 
             def note(arrived: fr.Messages) -> None:
                 if writer.wants(arrived.round):
@@ -418,8 +419,8 @@ def of_unlearning(unlearner: Any) -> str:
 
             for outcome in fr.simulate(federation, clients, 8, 1, watch=note):
                 last = outcome.state
-        history = fr.History.open(folder)
-        return digest(unlearner(fr.Case(federation, clients, (2,), 1, first, last, 8, history)).weights)
+        history = History.open(folder)
+        return digest(unlearner(Case(federation, clients, (2,), 1, first, last, 8, history)).weights)
 
 
 def main() -> None:

@@ -3,17 +3,14 @@
 This is the only list of them: type checkers read it, and so does `__init__.py`.
 """
 
-from fedrank.attacks.poison import promotion as promotion
 from fedrank.data.build_log import build_log as build_log
 from fedrank.data.catalog import Fold as Fold
 from fedrank.data.catalog import load as load
 from fedrank.data.catalog import load_files as load_files
-from fedrank.data.collection import Collection as Collection
 from fedrank.data.collection import load_collection as load_collection
 from fedrank.data.letor import read_letor as read_letor
 from fedrank.data.logs import load_log as load_log
 from fedrank.data.normalise import normalise as normalise
-from fedrank.data.published_log import convert_published as convert_published
 from fedrank.data.ranking import RankingData as RankingData
 from fedrank.data.synthetic import synthetic as synthetic
 from fedrank.experiments.report import plot as plot
@@ -22,27 +19,13 @@ from fedrank.experiments.runner.runs import load_runs as load_runs
 from fedrank.experiments.runner.schedule import run_experiment as run_experiment
 from fedrank.experiments.spec.source import read_experiment as read_experiment
 from fedrank.experiments.spec.source import read_spec as read_spec
-from fedrank.federated.client import ClientTask as ClientTask
-from fedrank.federated.client import Simulated as Simulated
-from fedrank.federated.client import answer as answer
-from fedrank.federated.client import first_memory as first_memory
 from fedrank.federated.clients import make_clients as make_clients
 from fedrank.federated.federation import Federation as Federation
 from fedrank.federated.heterogeneity import differences as differences
-from fedrank.federated.messages import Call as Call
-from fedrank.federated.messages import ExpectedCall as ExpectedCall
-from fedrank.federated.messages import ExpectedMessage as ExpectedMessage
-from fedrank.federated.messages import Message as Message
 from fedrank.federated.quality import quality_by_client as quality_by_client
-from fedrank.federated.round import federated_round as federated_round
-from fedrank.federated.round import first_state as first_state
 from fedrank.federated.round import personal_models as personal_models
 from fedrank.federated.round import simulate as simulate
 from fedrank.federated.round import simulate_arrivals as simulate_arrivals
-from fedrank.federated.server import ServerTask as ServerTask
-from fedrank.federated.server import State as State
-from fedrank.federated.server import receive as receive
-from fedrank.federated.server import settle as settle
 from fedrank.ranking.click_models import ClickModel as ClickModel
 from fedrank.ranking.learners import fine_tune as fine_tune
 from fedrank.ranking.measures import Evaluator as Evaluator
@@ -51,20 +34,14 @@ from fedrank.ranking.measures import measure as measure
 from fedrank.ranking.measures import per_query as per_query
 from fedrank.ranking.model import Model as Model
 from fedrank.ranking.model import save_model as save_model
-from fedrank.silo.silos import SilosRule as SilosRule
 from fedrank.silo.silos import make_silos as make_silos
-from fedrank.silo.sketch import Sketcher as Sketcher
 from fedrank.trees.export import export as export
 from fedrank.trees.forest import Forest as Forest
 from fedrank.trees.model_files import load_model as load_model
 from fedrank.trees.training import train_and_merge as train_and_merge
-from fedrank.types import ClientData as ClientData
 from fedrank.types import Impression as Impression
 from fedrank.types import Messages as Messages
 from fedrank.types import SimulatedClients as SimulatedClients
-from fedrank.unlearning.history import History as History
-from fedrank.unlearning.history import HistoryWriter as HistoryWriter
-from fedrank.unlearning.methods import Case as Case
 
 __version__: str
 
