@@ -194,6 +194,9 @@ KINDS = ("code", "Popen", "argument")
 ATTACKERS = {**PEOPLE_THERE, "project_admin": "admin@evil.org"}
 
 
+FAILED = "FINISHED:FAILED_TO_RUN"
+
+
 def attack(home, folder, role, who):
     """What somebody was told: of jobs their last state, of commands the answer."""
     found, ids = {}, {}
@@ -209,9 +212,11 @@ def attack(home, folder, role, who):
             found[role, name] = json.dumps(session.command(words.format(site=SITES[0])))
         deadline = time.monotonic() + 60
         for kind, id in ids.items():
-            while not (state := session.state(id))[0].startswith("FINISHED") and time.monotonic() < deadline:
-                time.sleep(0.5)
-            found[role, kind] = str(state)
+            state, said = session.state(id)
+            while not (state.startswith("FINISHED") and (said or state != FAILED)) and time.monotonic() < deadline:
+                time.sleep(0.5)  # what sites said is known a moment after the state
+                state, said = session.state(id)
+            found[role, kind] = str((state, said))
     return found
 
 

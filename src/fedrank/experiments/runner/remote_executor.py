@@ -40,7 +40,7 @@ SECONDS_TO_SEE = 90.0  # until what a worker wrote is visible here: file systems
 PAUSE = 0.1  # seconds
 TRIES = 3  # times that a run is sent without getting any further
 MOST_CAUSES = 10  # of a problem that are looked at
-NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_errand'", "cannot import name 'do_errand'")
+NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_remote_task'", "cannot import name 'do_remote_task'")
 
 
 class SentRuns(NamedTuple):
