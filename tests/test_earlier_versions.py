@@ -147,3 +147,18 @@ def test_kits_name_the_classes_of_this_version(own, monkeypatch):
         rename_classes(kit)
         assert json.loads(path.read_text()) == before | {"class_allow_list": [kind]}
         assert not [one for one in kit_problems(kit) if "another version" in one.what]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"class_allow_list": 5}', '{"class_allow_list": [1]}', "[" * 100_000])
+def test_a_damaged_kit_is_named(own, text):
+    pytest.importorskip("nvflare", reason="kits need the extra fedrank[deploy]")
+    from fedrank.deploy.flare_certificates import kit_problems
+    from fedrank.deploy.flare_hardening import rename_classes
+
+    kit = own / "network" / "clinic-a" / "kit"
+    path = kit / "local" / "resources.json"
+    path.write_text(text)
+    assert [one for one in kit_problems(kit) if "resources.json cannot be read" in one.what]
+    with pytest.raises(ValueError, match="cannot be read"):
+        rename_classes(kit)
+    assert path.read_text() == text, "nothing is lost"

@@ -89,7 +89,7 @@ def test_its_code_is_not_imported_without_trust(lab):
 
 def test_it_is_listed_and_a_typing_error_is_corrected(lab):
     [found] = search("aggregator", "shrunk-median")
-    assert found.meaning == "of a plug-in, fedrank_lab:ShrunkMedian"
+    assert found.meaning == "Method of a plug-in: fedrank_lab:ShrunkMedian"
     (lab / "spec.toml").write_text(SPEC.replace("shrunk-median", "shrunk-medain"))
     with pytest.raises(ValueError, match=r"no 'shrunk-medain'.*shrunk-median"):
         read_spec(lab / "spec.toml")
@@ -109,6 +109,13 @@ def test_a_command_of_a_plugin(lab, monkeypatch):
         ("search", "import typer; app = typer.Typer()", "search is a command of fedrank already"),
         ("run", "import typer; app = typer.Typer()", "run is a command of fedrank already"),
         ("empty", "", "has no attribute 'app'"),
+        ("text", "app = 'fedrank'", "it is a str, and must be a typer.Typer"),
+        ("ending", "raise SystemExit('the end')", "the end"),
+        (
+            "unbuilt",
+            "import typer\napp = typer.Typer()\n@app.command()\ndef one(x: 'NoSuch') -> None: ...",
+            "name 'NoSuch' is not defined",
+        ),
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_ignored(lab, monkeypatch, capsys, name, module, reason):
@@ -120,3 +127,15 @@ def test_a_plugin_that_cannot_be_used_is_ignored(lab, monkeypatch, capsys, name,
     assert f"note: the plug-in {name} = fedrank_other:app is ignored: " in (err := capsys.readouterr().err)
     assert reason in err
     assert {"search", "deploy", "weights"} <= {group.name for group in cli.app.registered_groups}
+
+
+def test_a_method_cannot_take_the_name_of_another_or_a_family_of_its_own(lab):
+    entries = "[fedrank.methods]\naggregator.mean = os:system\nfamily.qqzz = os:system\nbare = os:system\n"
+    installed(lab, "fedrank_other", "", entries)
+    plugins.methods.cache_clear()
+    assert len(search("aggregator", "mean")) == 1
+    with pytest.raises(ValueError, match="no family or method 'qqzz'"):
+        search("qqzz")
+    (lab / "spec.toml").write_text(SPEC.replace('{ name = "shrunk-median", shrink = 0.25 }', '"mean"'))
+    [variant] = read_spec(lab / "spec.toml").variants
+    assert type(variant.experiment.aggregator).__module__ == "fedrank.federated.aggregators"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.main import get_group
 
 from fedrank import plugins
 from fedrank.cli.estimate import estimate
@@ -622,9 +623,13 @@ def _add_applications() -> None:
         try:
             if entry.name in taken:
                 raise ValueError(f"{entry.name} is a command of fedrank already")
-            app.add_typer(entry.load(), name=entry.name, rich_help_panel="Plug-ins")
+            added = entry.load()
+            if not isinstance(added, typer.Typer):
+                raise TypeError(f"it is a {type(added).__name__}, and must be a typer.Typer")
+            get_group(added)  # commands that cannot be built would break all others
+            app.add_typer(added, name=entry.name, rich_help_panel="Plug-ins")
             taken.add(entry.name)
-        except Exception as problem:  # whatever the code of others may raise while it is imported
+        except (Exception, SystemExit) as problem:  # whatever the code of others may raise while it is imported
             reason = " ".join(str(problem).split())[:200]
             typer.echo(f"note: the plug-in {entry.name} = {entry.value} is ignored: {reason}", err=True)
 

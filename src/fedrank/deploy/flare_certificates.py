@@ -145,11 +145,7 @@ def kit_problems(
     if end is not None and facts.not_after < end:
         found.append(KitFinding(f"{path} ends on {facts.not_after:%Y-%m-%d}, before {end:%Y-%m-%d}", _renewal(path)))
     found += _key(path, certificate)
-    if outdated := outdated_classes(kit):
-        says = (
-            f"{kit} was made by another version of fedrank: it allows {outdated[0][:100]}, which is not there any more"
-        )
-        found.append(KitFinding(says, "run `fedrank deploy renew` in its folder"))
+    found += _classes(kit)
     if name and facts.subject != name:
         found.append(KitFinding(f"{path} is the certificate of {facts.subject!r}, not of {name!r}", "use your own kit"))
     if facts.role == "server" and facts.host != facts.subject:
@@ -160,6 +156,18 @@ def kit_problems(
             )
         )
     return found
+
+
+def _classes(kit: Path) -> list[KitFinding]:
+    """What is wrong with the classes that a kit allows."""
+    try:
+        outdated = outdated_classes(kit)
+    except ValueError as problem:
+        return [KitFinding(str(problem), "restore the kit from a backup, or join anew")]
+    if not outdated:
+        return []
+    says = f"{kit} was made by another version of fedrank: it allows {outdated[0][:100]}, which does not exist here"
+    return [KitFinding(says, "run `fedrank deploy renew` in its folder")]
 
 
 def host_problems(kit: Path) -> list[KitFinding]:

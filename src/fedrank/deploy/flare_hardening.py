@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedrank.files import parse_json, write_whole
+from fedrank.files import parse_json, read_text, write_whole
 
 LARGEST_MESSAGE = 64 << 20  # bytes
 EXECUTOR, CONTROLLER = "fedrank.deploy.flare.SiteExecutor", "fedrank.deploy.flare.HubController"
@@ -51,20 +51,26 @@ def harden(kit: Path, executor: str = EXECUTOR, controller: str = CONTROLLER) ->
 
 
 def outdated_classes(kit: Path) -> list[str]:
-    """Classes of another version of fedrank that a kit allows, and nobody has any more."""
+    """Classes that a kit allows and that this version of fedrank does not have; ValueError where it cannot be read."""
+    path = kit / "local" / "resources.json"
     try:
-        allowed = parse_json((kit / "local" / "resources.json").read_bytes())["class_allow_list"]
-    except (FileNotFoundError, KeyError):  # of an administrator, or not hardened yet
+        resources = parse_json(read_text(path))
+    except FileNotFoundError:  # the kit of an administrator, or not hardened yet
         return []
+    except ValueError as problem:
+        raise ValueError(f"{path} cannot be read ({problem})") from None
+    allowed = resources.get("class_allow_list", []) if isinstance(resources, dict) else None
+    if not isinstance(allowed, list) or not all(isinstance(name, str) for name in allowed):
+        raise ValueError(f"{path} cannot be read (class_allow_list is not a list of names)")
     return [name for name in allowed if name.startswith("fedrank.") and name not in (EXECUTOR, CONTROLLER)]
 
 
 def rename_classes(kit: Path) -> None:
-    """Let a kit that another version of fedrank made allow the class of this one."""
+    """Let a kit of another version of fedrank allow the class of this version."""
     if outdated_classes(kit):
         path = kit / "local" / "resources.json"
         server = (kit / "startup" / "fed_server.json").exists()
-        _write(path, parse_json(path.read_bytes()) | {"class_allow_list": [CONTROLLER if server else EXECUTOR]})
+        _write(path, parse_json(read_text(path)) | {"class_allow_list": [CONTROLLER if server else EXECUTOR]})
 
 
 def strip(kit: Path) -> None:

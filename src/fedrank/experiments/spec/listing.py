@@ -50,9 +50,11 @@ def methods() -> list[ListedMethod]:
         for family in FAMILIES.values()
         for name, kind in family.methods.items()
     ]
+    known = {(row.family, row.name) for row in rows}
     for full, home in plugins.methods().items():
         family, _, name = full.partition(".")
-        rows.append(ListedMethod(family, name, f"of a plug-in, {home}"))
+        if family in {one.name for one in FAMILIES.values()} and (family, name) not in known:
+            rows.append(ListedMethod(family, name, f"Method of a plug-in: {home}"))
     for kind, names in LISTS.items():
         rows += [ListedMethod(kind, name, meaning) for name, meaning in names.items()]
     return rows
