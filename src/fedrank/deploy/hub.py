@@ -54,9 +54,7 @@ class Hub(SiteCalls):
     begin_attempt: Callable[[int], int] = lambda round: 0  # the number of a new attempt, durable when it returns
     watch: Callable[[Messages], None] | None = None  # shown what reached the coordinator
     reshape: Callable[[Messages], Messages] | None = None  # changes what came, before it is added up
-    crowd: SimulatedClients | None = (
-        None  # what a trial simulates, or the coordinator's own queries, where a rule asks for them
-    )
+    crowd: SimulatedClients | None = None  # of a trial, or the coordinator's own queries where a rule needs them
     identities: dict[int, bytes] = field(default_factory=dict)
     _dealt_badly: dict[str, int] = field(default_factory=dict)  # sums that a site spoiled
     _over: int = 0  # rounds that are over

@@ -1,4 +1,4 @@
-"""Calls to sites: send requests, wait for answers, read them, and leave out sites that keep sending nonsense."""
+"""Calls to sites: send requests, wait for answers, read them, and leave out sites that keep sending invalid ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_REFUSALS = 3  # in a row, after which a site is left out until an operator 
 PAUSE = 2.0  # seconds before a round is asked for again
 LATE = 5.0  # seconds, at least, that the others have when enough have answered
 SLOW = 5.0  # seconds without an answer after which the hub says for whom it waits, and again and again
-LOOK = 0.25  # seconds between looks whether somebody asked the run to stop
+LOOK = 0.25  # seconds between checks for a request to stop
 GRACE = 2.0  # seconds beyond the patience, for an engine that keeps no time
 
 
@@ -110,9 +110,9 @@ class SiteCalls:
                 self.waiting(round, self.left_out | dict.fromkeys(slow, f"no answer for {now - began:.0f} s"))
 
     def _blame(self, name: str, problem: Exception) -> str:
-        """Why a site's answer is of no use. Who sends nonsense three times in a row is left out.
+        """Why a site's answer cannot be used. A site that sends invalid answers three times in a row is left out.
 
-        Silence is no sin, and neither is a refusal of the site's own: it may have room, or a yes, an hour later.
+        A site that is silent, or that refuses by its own decision, is asked again: it may answer later.
         """
         reason = protocol.printable(str(problem) or type(problem).__name__)
         if isinstance(problem, Refused) and not isinstance(problem, protocol.Objection):

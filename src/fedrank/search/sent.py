@@ -1,4 +1,4 @@
-"""What left this device, and what a person is told about sharing: notes that are written before anything leaves."""
+"""The record of what this device sent, written before anything is sent, and the status of sharing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SentRecord:
                 self.store.set(federation_problem=problem)
 
     def about_sharing(self) -> tuple[str, ...]:
-        """What a person is told who joined a federation."""
+        """Notes on sharing for the status page; empty for a person who has not joined a federation."""
         try:
             joined = sharing.Sharing.read(self.folder)
         except SearchError as damaged:

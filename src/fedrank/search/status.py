@@ -1,4 +1,4 @@
-"""The status of a search client: what there is, what was learned, and every byte that ever left."""
+"""The status of a search client: documents, searches, the learned model, and every byte that was sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTES = ("Nothing is encrypted: whoever can read the folder can read your docume
 def status_of(
     folder: Path, rows: ImpressionRows, trials: Trials, record: SentRecord, learns: bool, encoder: str
 ) -> SearchStatus:
-    """What a person is told about their folder."""
+    """The status of a folder."""
     store, features = rows.store, rows.features
     model, weights = rows.model()
     origin, start, learned = store.one("SELECT origin, start, learned FROM models WHERE id = ?", model)
